@@ -1,0 +1,1 @@
+"""What the user's machine does: config, plan, registry, submit, follow. Knows no concrete backend."""

@@ -1,0 +1,153 @@
+"""What can go wrong, said in three lines: what happened, where, how to mend it.
+
+    CloudtrainError            1
+    ├── UsageError             2   the command line asks for something that makes no sense
+    ├── ConfigError            3   the config file, the code folder or a file they name; carries every fault found
+    ├── CredentialError        4   no credentials, or no permission
+    ├── CapacityError          5   no quota, no capacity
+    ├── BudgetError            6   the budget refuses it, or was reached
+    ├── UnreachableError       7   the backend does not answer: says nothing about the job
+    └── NoSuchJobError         8
+
+The number is the exit code of a command that ends with the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "BudgetError",
+    "CapacityError",
+    "CloudtrainError",
+    "ConfigError",
+    "CredentialError",
+    "Fault",
+    "NoSuchJobError",
+    "Place",
+    "UnreachableError",
+    "UsageError",
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A spot in a text file: line and column count from 1; `excerpt` is that line without its newline."""
+
+    file: str
+    line: int
+    column: int
+    excerpt: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong: the message, the key it is about (`resources.spot`), where, and how to mend it.
+
+    A rule that spans keys gives the other key's place as `also`. What has no place in the file (a
+    command-line override, a missing key's parent at top level) leaves `place` out.
+    """
+
+    message: str
+    key: str = ""
+    place: Place | None = None
+    hint: str = ""
+    also: tuple[Place, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.place is not None:
+            lines.append(f"  at {self.place}" + (f", {self.key}" if self.key else ""))
+            lines += _excerpt(self.place)
+        elif self.key:
+            lines.append(f"  at {self.key}")
+        for other in self.also:
+            lines.append(f"  and {other}")
+            lines += _excerpt(other)
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class CloudtrainError(Exception):
+    """Root of everything a command reports without a traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return the report, without the leading `error:`."""
+        where = f"\n  at {self.where}" if self.where else ""
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{self.message}{where}{hint}"
+
+
+class UsageError(CloudtrainError):
+    """The command line asks for something that makes no sense."""
+
+    exit_code = 2
+
+
+class ConfigError(CloudtrainError):
+    """The config, or what it names, is wrong. Carries all faults found, in the file's order."""
+
+    exit_code = 3
+
+    def __init__(self, faults: Sequence[Fault] | str, *, where: str | Path = "", hint: str = "") -> None:
+        self.faults = (Fault(faults, hint=hint),) if isinstance(faults, str) else tuple(faults)
+        super().__init__(self.faults[0].message, where=str(where), hint=hint)
+
+    def __str__(self) -> str:
+        if self.where:
+            return super().__str__()
+        return "\nerror: ".join(str(fault) for fault in self.faults)
+
+
+class CredentialError(CloudtrainError):
+    """No credentials, or no permission."""
+
+    exit_code = 4
+
+
+class CapacityError(CloudtrainError):
+    """No quota, or no capacity."""
+
+    exit_code = 5
+
+
+class BudgetError(CloudtrainError):
+    """The budget refuses it, or was reached."""
+
+    exit_code = 6
+
+
+class UnreachableError(CloudtrainError):
+    """The backend does not answer, which says nothing about the job."""
+
+    exit_code = 7
+
+
+class NoSuchJobError(CloudtrainError):
+    """No job of that name, id or prefix."""
+
+    exit_code = 8
+
+
+def _excerpt(place: Place) -> list[str]:
+    """Return the line and a caret under its column; a tab counts as one column, as in the file."""
+    text = place.excerpt.rstrip()
+    if not text:
+        return []
+    gutter = f"{place.line:>5} | "
+    indent = "".join("\t" if c == "\t" else " " for c in text[: place.column - 1])
+    return [gutter + text, " " * (len(gutter) - 2) + "| " + indent + "^"]

@@ -1,0 +1,1 @@
+"""Job specs and starter projects: data read with `importlib.resources`, no decisions."""
