@@ -1,0 +1,234 @@
+"""The local backend: agents on this machine, each one node. What `ssh` does, without ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.local import check as rules
+from cloudtrain.backends.local import logs as logfiles
+from cloudtrain.backends.local import request as requests
+from cloudtrain.entrypoints import durable, processes
+from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.job import State
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.schema import Config
+
+__all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
+
+START_LOCK, NEVER_SENT = "start.lock", "never-sent"  # as in entrypoints.agent, which is not imported to ask
+
+
+def capacity(config: Config) -> Capacity:
+    """Return this machine's GPUs, shared out evenly over the instances."""
+    gpus = sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
+    price = config.local.price_per_hour if config.local else None
+    if price is None:
+        return Capacity(gpus // config.resources.instances, 0.0, "your own machine")
+    return Capacity(gpus // config.resources.instances, price / 1e6, "local.price_per_hour")
+
+
+def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return what the agents are told."""
+    return requests.build(plan, config, job_id, attempt, bundle_sha256)
+
+
+def check(request: Request) -> list[Fault]:
+    """Return what this machine would refuse."""
+    return list(rules.faults(request.body))
+
+
+def send(request: Request, shipment: Shipment) -> JobRef:
+    """Start one detached agent a node, all or none. Raises ConfigError where the machine lacks something."""
+    body = request.body
+    python = body["python"] or sys.executable
+    _require_torch(python)
+    job_folder = shipment.home / "local" / body["job"]
+    folder = job_folder / f"attempt-{body['attempt']}"
+    checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
+    ref: JobRef = {"folder": str(folder), "nodes": len(body["nodes"]), "checkpoint_dir": str(checkpoints)}
+    try:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
+        durable.write_json(folder / "request.json", body)
+        durable.write_json(folder / "ref.json", ref)
+    except OSError as error:
+        raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
+    _start_agents(folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
+    return ref
+
+
+def find(name: str, home: Path) -> JobRef | None:
+    """Return the job of that name, or close the door to one that has not started: then None is final."""
+    job, _, attempt = name.rpartition("-")
+    folder = home / "local" / job / f"attempt-{attempt}"
+    if not folder.is_dir():
+        return None
+    with _locked(folder / START_LOCK):
+        if any(folder.glob("node-*/state.json")):
+            ref: JobRef = durable.read_json(folder / "ref.json")
+            return ref
+        (folder / NEVER_SENT).touch()
+    return None
+
+
+def state(ref: JobRef) -> State:
+    """Return the fold of the nodes' states. A node whose agent is gone without a word is lost."""
+    folder, nodes = Path(ref["folder"]), range(ref["nodes"])
+    states = [durable.read_json(folder / f"node-{node}" / "state.json") for node in nodes]
+    exits = [durable.read_json(folder / f"node-{node}" / "exit.json") for node in nodes]
+    started_s = next((s["started_s"] for s in states if s), None)
+    restarts = max([s["generation"] - 1 for s in states if s and s["generation"]], default=0)
+    if any(s is not None and processes.alive(s["pid"], s["stamp"]) for s in states):
+        if any(exits) or any((folder / f"node-{node}" / "stop.json").exists() for node in nodes):
+            return State("stopping", started_s=started_s, restarts=restarts)
+        busy = any(s and s["generation"] for s in states)
+        return State("running" if busy else "pending", started_s=started_s, restarts=restarts)
+    verdict = exits[0] or next((e for e in exits if e), None)
+    if verdict is None:
+        return _lost(ref, started_s, restarts)
+    return State(
+        verdict["state"],
+        verdict["reason"],
+        verdict["resumable"],
+        verdict["error"],
+        started_s,
+        verdict["ended_s"],
+        verdict["restarts"],
+    )
+
+
+def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
+    """Return the lines after the cursor."""
+    return logfiles.page(Path(ref["folder"]), ref["nodes"], cursor, ranks)
+
+
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Leave each agent the word; kill what dead agents have left behind."""
+    folder = Path(ref["folder"])
+    for node in range(ref["nodes"]):
+        with contextlib.suppress(FileNotFoundError):
+            durable.write_json(folder / f"node-{node}" / "stop.json", {"reason": "now" if now else "user"})
+    if state(ref).state not in ("pending", "running", "stopping"):
+        name, attempt = folder.parent.name, folder.name.removeprefix("attempt-")
+        for pid in processes.with_environment(CLOUDTRAIN_JOB=name, CLOUDTRAIN_ATTEMPT=attempt):
+            processes.kill(pid, 9)
+
+
+def doctor() -> list[Check]:
+    """Return what stands in the way of a job on this machine."""
+    from importlib.util import find_spec
+
+    linux = sys.platform == "linux"
+    torch = find_spec("torch") is not None
+    free_gb = shutil.disk_usage(Path.home()).free / 1e9
+    return [
+        Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
+        Check("torch", "ok" if torch else "fail", sys.executable, "" if torch else "pip install 'cloudtrain[local]'"),
+        Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
+    ]
+
+
+def _require_torch(python: str) -> None:
+    if sys.platform != "linux":
+        raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
+    from importlib.util import find_spec
+
+    if python == sys.executable and find_spec("torch") is None:
+        raise ConfigError(
+            "torch is not installed here, and the local backend trains with it",
+            hint="pip install 'cloudtrain[local]', or name an interpreter that has it: local.python",
+        )
+    if shutil.which(python) is None:
+        raise ConfigError(f"there is no interpreter `{python}`", hint="mend local.python")
+
+
+def _places(body: dict[str, Any], base: Path, output: Path, checkpoints: Path) -> dict[str, str]:
+    """Return the folders that the job sees; an output with a place of its own is a link to it."""
+    output.mkdir(parents=True, exist_ok=True)
+    for name, target in body["outputs"].items():
+        (base / target).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (output / name).symlink_to(base / target)
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(base / uri) for name, uri in body["inputs"].items()}
+    return {**inputs, "CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints), "CLOUDTRAIN_OUTPUT_DIR": str(output)}
+
+
+def _agent_spec(
+    node: dict[str, Any],
+    body: dict[str, Any],
+    shipment: Shipment,
+    environment: dict[str, str],
+    python: str,
+    folder: Path,
+) -> dict[str, Any]:
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, node["gpus"]))} if node["gpus"] else {}
+    return {
+        "job": body["job"],
+        "attempt": body["attempt"],
+        "node": node["node"],
+        "address": node["address"],
+        "root": str(folder / f"node-{node['node']}"),
+        "bundle": str(shipment.bundle.path),
+        "sha256": shipment.bundle.sha256,
+        "python": python,
+        "environment": {**gpus, **environment},
+        "secrets": dict(shipment.secrets),
+        "max_duration_s": body["max_duration_s"],
+        "grace_s": body["grace_s"],
+        "max_restarts": body["max_restarts"],
+        "colocated": len(body["nodes"]),
+        "spec": body["spec"],
+    }
+
+
+def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
+    """Hand everything over in one breath: a launcher killed meanwhile has started all nodes or none."""
+    token = secrets.token_hex(16)
+    starter = subprocess.Popen(
+        [sys.executable, "-m", "cloudtrain.entrypoints.agent", "start"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    message = {"folder": str(folder), "nodes": [{**spec, "token": token} for spec in specs]}
+    answer, complaint = starter.communicate(json.dumps(message))
+    if starter.returncode != 0:
+        last = complaint.strip().splitlines()[-1:] or ["no reason given"]
+        raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
+    told = json.loads(answer)
+    if not told["started"] and told["why"] != "already started":
+        raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
+
+
+def _lost(ref: JobRef, started_s: float | None, restarts: int) -> State:
+    with contextlib.suppress(OSError):
+        saved = any(not name.endswith(".tmp") for name in os.listdir(ref["checkpoint_dir"]))
+        message = "all agents are gone without a word: killed, or the machine was restarted"
+        error = {"rank": None, "kind": "lost", "message": message}
+        return State("failed", "node_failure", saved, error, started_s, time.time(), restarts)
+    return State("failed", "node_failure", False, None, started_s, time.time(), restarts)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

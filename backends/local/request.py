@@ -1,0 +1,52 @@
+"""The local request: what each node's agent on this machine is told, but for where things lie on it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher import render
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import STOP_TAIL_S
+from cloudtrain.launcher.spec import job_spec
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.schema import Config
+
+__all__ = ["build"]
+
+
+def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request; relative paths in it count from the config file's folder."""
+    name = platform_name(job_id, attempt)
+    text, body = render.render_json(
+        "local/request.json",
+        name=name,
+        plan=plan,
+        spec=job_spec(plan, config, job_id, attempt),
+        bundle_sha256=bundle_sha256,
+        grace_s=STOP_TAIL_S,
+        python=config.local.python if config.local else None,
+        environment=dict(config.env),
+        secrets=list(config.secrets),
+        checkpoint_dir=_plain(config.checkpoint.uri),
+        inputs={key: _plain(value) for key, value in config.inputs.items()},
+        outputs={key: _plain(value) for key, value in config.outputs.items()},
+        nodes=[_node(rank, plan) for rank in range(plan.instances)],
+    )
+    return Request(name, body, text, {"request.json": text})
+
+
+def _node(rank: int, plan: Plan) -> dict[str, Any]:
+    """Return one node: an address of its own in 127/8, and its share of the machine's GPUs."""
+    high, low = divmod(rank + 1, 254)
+    first = rank * plan.gpus_per_instance
+    gpus = list(range(first, first + plan.gpus_per_instance))
+    return {"node": rank, "address": f"127.0.{high}.{low + 1 if high else low}", "gpus": gpus}
+
+
+def _plain(uri: str | None) -> str | None:
+    """Return a path without `file://`."""
+    return None if uri is None else re.sub(r"^file://", "", uri)

@@ -1,0 +1,331 @@
+"""The supervisor of one node: detached from whoever started it, it runs boot, restarts it, and ends it cleanly.
+
+    python agent.py start < specs.json      starts one agent for each node in the file, and answers when they live
+
+An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (written by who
+wants the job stopped), `log/` (one file a rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle).
+Node 0's agent decides (see coordinate.py); an agent that no longer hears it fences itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import bundlefile, durable, logtimes, peers, processes
+from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
+from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
+
+__all__ = ["NEVER_SENT", "START_LOCK", "main", "start"]
+
+TICK_S = 0.1
+JOIN_TIMEOUT_S = 120.0
+START_LOCK, NEVER_SENT = "start.lock", "never-sent"
+FIRST_PORT, PORTS = 20000, 8000  # below the ephemeral range, where outgoing connections come and go
+
+
+def main(argv: list[str]) -> int:
+    """Start the agents that standard input describes; print their pids as JSON."""
+    if argv != ["start"]:
+        print("usage: agent.py start < specs.json", file=sys.stderr)
+        return 2
+    print(json.dumps(start(json.load(sys.stdin))))
+    return 0
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork one detached agent for each of `request["nodes"]`; return when each has written its state.
+
+    All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
+    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so.
+    """
+    os.umask(0o077)
+    folder = Path(request["folder"])
+    with (folder / START_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / NEVER_SENT).exists():
+            return {"started": False, "why": "given up before it started"}
+        if any((Path(spec["root"]) / "state.json").exists() for spec in request["nodes"]):
+            return {"started": False, "why": "already started"}
+        server = None
+        for spec in request["nodes"]:
+            if spec["node"] == 0:
+                server = peers.listen(spec["address"])
+        if server is not None:
+            for spec in request["nodes"]:
+                spec["head"] = server.getsockname()[:2]
+        return {"started": True, "pids": [_fork_agent(spec, server, lock.fileno()) for spec in request["nodes"]]}
+
+
+def _fork_agent(spec: dict[str, Any], server: socket.socket | None, lock: int) -> int:
+    """Fork twice, so that init is the agent's parent; return its pid once its state is on disk."""
+    ready, announce = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(announce)
+        with os.fdopen(ready) as pipe:
+            line = pipe.readline()
+        os.waitpid(child, 0)
+        if not line:
+            raise RuntimeError(f"the agent of node {spec['node']} did not start; see {spec['root']}/log/agent.txt")
+        return int(line)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(ready)
+    os.close(lock)
+    if spec["node"] != 0 and server is not None:
+        server.close()
+    code = 1
+    try:
+        _detach(Path(spec["root"]))
+        Agent(spec, server if spec["node"] == 0 else None).run(announce)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        processes.kill_descendants()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _detach(root: Path) -> None:
+    (root / "log").mkdir(parents=True, exist_ok=True)
+    os.chdir(root)
+    log = os.open(root / "log" / "agent.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    processes.become_subreaper()
+    for signum in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+class Agent:
+    """One node's life, from the first state on disk to exit.json."""
+
+    def __init__(self, spec: dict[str, Any], server: socket.socket | None) -> None:
+        self.spec = spec
+        self.root = Path(spec["root"])
+        self.started_s = time.time()
+        self.clock_zero = time.monotonic()
+        self.report = Report(spec["node"])
+        self.boot: subprocess.Popen[bytes] | None = None
+        self.asked_to_stop = False
+        self.head = peers.Head(server, spec["token"]) if server else None
+        self.member = None if server else peers.Member(tuple(spec["head"]), spec["token"])
+        self.coordinator = Coordinator(_rules(spec))
+        self.times = logtimes.TimeIndex(self.root / "log")
+        self.stop_file = self.root / "stop.json"
+        self.terminated = False
+
+    def run(self, announce: int) -> None:
+        """Supervise to the end."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._write_state()
+        os.write(announce, b"%d\n" % os.getpid())
+        os.close(announce)
+        try:
+            bundlefile.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
+            durable.write_json(self.root / "spec.json", self.spec["spec"])
+        except (OSError, bundlefile.BundleError) as error:
+            self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec['node']}: {error}"),))
+        while not self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Look, tell, obey, once; return whether the job is over."""
+        self._look()
+        desired = self._hear()
+        self.times.note(time.time())
+        if desired is None:
+            self._end(_lost_contact(self.member.silent_s() if self.member else 0.0))
+            return True
+        if desired.want == "end":
+            assert desired.verdict is not None
+            self._end(desired.verdict)
+            return True
+        self._obey(desired)
+        return False
+
+    def _look(self) -> None:
+        """Bring the report up to date: has boot ended, has somebody asked to stop?"""
+        if self.boot is not None and self._boot_code() is not None:
+            self._collect()
+        if self.report.stop is None and (self.terminated or self.stop_file.exists()):
+            request = durable.read_json(self.stop_file) or {}
+            self._set(stop=str(request.get("reason", "user" if self.stop_file.exists() else "preempted")))
+
+    def _hear(self) -> Desired | None:
+        """Exchange states with the other nodes; return what should be, None once node 0 is silent for too long."""
+        if self.member is not None:
+            self.member.listen(TICK_S)
+            self.member.tell(self.report)
+            if self.member.silent_s() > (peers.SILENCE_S if self.member.desired else JOIN_TIMEOUT_S):
+                return None
+            return self.member.desired or Desired()
+        assert self.head is not None
+        self.head.listen(TICK_S)
+        reports = {**self.head.reports, self.report.node: self.report}
+        now_s = time.monotonic() - self.clock_zero
+        desired = self.coordinator.decide(reports, self.head.lost(), now_s, self._fresh_port)
+        self.head.tell(desired)
+        return desired
+
+    def _fresh_port(self) -> int:
+        return _free_port(self.spec["address"], f"{self.spec['job']}-{self.report.generation}")
+
+    def _obey(self, desired: Desired) -> None:
+        if desired.want == "run" and desired.generation > self.report.generation:
+            self._start_boot(desired)
+        elif desired.want == "stop" and not self.asked_to_stop:
+            self.asked_to_stop = True
+            if self.boot is not None and self.report.phase == "running":
+                processes.kill(self.boot.pid, signal.SIGTERM)
+        elif desired.want == "kill" and self.report.phase == "running":
+            processes.kill_descendants()
+
+    def _start_boot(self, desired: Desired) -> None:
+        processes.kill_descendants()
+        result = self.root / "result" / str(desired.generation)
+        result.mkdir(parents=True, exist_ok=True)
+        env = self._environment(desired, result)
+        with (self.root / "log" / "boot.log").open("ab") as log:
+            self.boot = subprocess.Popen(
+                [self.spec["python"], "-m", "cloudtrain.entrypoints.boot"],
+                cwd=self.root / "code",
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
+
+    def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
+        """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
+        spec = self.spec
+        beside = {
+            "CLOUDTRAIN_JOB": spec["job"],
+            "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
+            "CLOUDTRAIN_NODE_RANK": str(spec["node"]),
+            "CLOUDTRAIN_NUM_NODES": str(spec["spec"]["nodes"]),
+            "CLOUDTRAIN_HEAD": f"{spec['head'][0]}:{desired.port}",
+            "CLOUDTRAIN_ADDRESS": spec["address"],
+            "CLOUDTRAIN_SPEC": str(self.root / "spec.json"),
+            "CLOUDTRAIN_RESTART": str(desired.generation - 1),
+            "CLOUDTRAIN_RESULT_DIR": str(result),
+            "CLOUDTRAIN_LOG_DIR": str(self.root / "log"),
+            "CLOUDTRAIN_BEAT": str(result / "beat-"),
+            "CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}",
+        }
+        path = os.pathsep.join(filter(None, [str(self.root / "runtime"), os.environ.get("PYTHONPATH")]))
+        # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
+        threads = max(1, (os.cpu_count() or 1) // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
+        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
+        return {**defaults, **os.environ, "PYTHONPATH": path, **spec["environment"], **spec["secrets"], **beside}
+
+    def _boot_code(self) -> int | None:
+        """Reap every ended child of the subreaper; return boot's exit code once it has one."""
+        assert self.boot is not None
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.boot.pid:
+                    self.boot.returncode = os.waitstatus_to_exitcode(ended[1])
+        if self.boot.returncode is None and not processes.stamp(self.boot.pid):
+            self.boot.returncode = -signal.SIGKILL  # reaped by kill_descendants
+        return self.boot.returncode
+
+    def _collect(self) -> None:
+        assert self.boot is not None
+        code, self.boot = self.boot.returncode, None
+        if code == -signal.SIGTERM and self.asked_to_stop:
+            code = EXIT_STOPPED  # asked before it could listen
+        processes.kill_descendants()
+        result = self.root / "result" / str(self.report.generation)
+        told = durable.read_json(result / "result.json") or {}
+        failures = tuple(told.get("failures", ()))
+        if code < 0 and not failures:
+            name = signal.Signals(-code).name
+            failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
+        outcome = durable.read_json(result / "outcome.json")
+        saved = outcome if code == EXIT_SAVED else None
+        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, failures=failures, saved=saved)
+
+    def _end(self, verdict: dict[str, Any]) -> None:
+        stuck = processes.kill_descendants()
+        self.times.note(time.time())
+        if self.head is not None:
+            self.head.close()
+        durable.write_json(
+            self.root / "exit.json",
+            {**verdict, "resumable": verdict["state"] != "succeeded" and _has_checkpoint(self.spec["environment"])}
+            | {"started_s": self.started_s, "ended_s": time.time(), "unkillable": stuck},
+        )
+        self._set(phase="ended")
+
+    def _set(self, **changes: Any) -> None:
+        self.report = Report(**{**self.report.__dict__, **changes})
+        if "stop" not in changes:
+            self._write_state()
+
+    def _write_state(self) -> None:
+        durable.write_json(
+            self.root / "state.json",
+            {
+                "pid": os.getpid(),
+                "stamp": processes.stamp(os.getpid()),
+                "phase": self.report.phase,
+                "generation": self.report.generation,
+                "started_s": self.started_s,
+            },
+        )
+
+    def _on_sigterm(self, signum: int, frame: object) -> None:
+        self.terminated = True  # the machine shuts down, or somebody asks by hand: stop the job, saving first
+
+
+def _rules(spec: dict[str, Any]) -> Rules:
+    hard_s, grace_s = spec["max_duration_s"], spec["grace_s"]
+    # The trainer saves before its deadline by itself; this signal is for scripts, a quarter of a short cap at most.
+    soft_s = hard_s - min(grace_s, hard_s / 4)
+    return Rules(spec["spec"]["nodes"], spec["max_restarts"], soft_s, hard_s, grace_s, JOIN_TIMEOUT_S)
+
+
+def _failure(message: str, kind: str = "config") -> dict[str, Any]:
+    return {"rank": None, "kind": kind, "message": message, "time_s": time.time()}
+
+
+def _lost_contact(silent_s: float) -> dict[str, Any]:
+    error = {"rank": None, "kind": "lost", "message": f"lost contact with node 0 for {silent_s:.0f} s"}
+    return {"state": "failed", "reason": "node_failure", "error": error, "restarts": 0, "restarted_after": []}
+
+
+def _has_checkpoint(environment: dict[str, str]) -> bool:
+    folder = environment.get("CLOUDTRAIN_CHECKPOINT_DIR")
+    with contextlib.suppress(OSError):
+        return folder is not None and any(not name.endswith(".tmp") for name in os.listdir(folder))
+    return False
+
+
+def _free_port(address: str, seed: str) -> int:
+    """Return a port that is free on the address now; the same first candidate for the same seed."""
+    first = int.from_bytes(seed.encode()[-8:], "big") * 2654435761 % PORTS
+    for step in range(PORTS):
+        port = FIRST_PORT + (first + step) % PORTS
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            return port
+    raise OSError(f"no free port between {FIRST_PORT} and {FIRST_PORT + PORTS} on {address}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""The first process on every node, whatever started it: finds out who it is, runs torchrun, says how it ended.
+
+Standard library only, so that a broken torch installation is still reported. Exit codes: 0 done, 75 saved and
+resumable, 64 bad config, 69 the nodes did not find each other, 70 the training failed, 143 stopped by a signal
+before it had saved anything.
+
+What it says goes to standard output; torchrun's own chatter to CLOUDTRAIN_LOG_DIR/torchrun.log where that is set.
+CLOUDTRAIN_RESULT_DIR/result.json holds the code and every failure known, the root cause first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from cloudtrain.entrypoints import durable, events, processes
+from cloudtrain.entrypoints import node as nodes
+
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_DONE",
+    "EXIT_FAILED",
+    "EXIT_RENDEZVOUS",
+    "EXIT_SAVED",
+    "EXIT_STOPPED",
+    "main",
+    "root_cause_first",
+]
+
+EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED = 0, 64, 69, 70, 75, 143
+
+RESOLVE_PATIENCE_S = 300  # a cluster's DNS and its slowest node's image pull
+JOIN_TIMEOUT_S = 900
+SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; SageMaker gives 120 s
+
+
+def main() -> int:
+    """Run this node's part of the job; return its exit code."""
+    processes.die_with_parent()
+    processes.become_subreaper()
+    try:
+        spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
+        node = nodes.identify(os.environ)
+    except (OSError, KeyError, ValueError) as error:
+        return _refuse(f"boot: cannot tell what to run: {error!r}")
+    try:
+        head = nodes.resolve(node.head, RESOLVE_PATIENCE_S)
+    except TimeoutError as error:
+        return _finish(EXIT_RENDEZVOUS, [{"rank": None, "kind": "rendezvous", "message": str(error)}])
+    events.emit(
+        "boot",
+        f"node {node.rank} of {node.count} at {node.address}, head {head} ({node.platform}: {node.evidence})",
+        node=node.rank,
+        nodes=node.count,
+        address=node.address,
+        head=head,
+        platform=node.platform,
+        python=sys.version.split()[0],
+    )
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        folder = Path(os.environ.setdefault("CLOUDTRAIN_RESULT_DIR", scratch))
+        code, was_stopped = _run_torchrun(torchrun_command(spec, node, head), torchrun_environment(node))
+        stuck = processes.kill_descendants()
+        if stuck:
+            print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
+        return _finish(*_outcome(folder, code, was_stopped))
+
+
+def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str) -> list[str]:
+    """Return the command line of torchrun on this node.
+
+    Static rendezvous with ranks in node order where a supervisor of ours restarts the whole job (it hands out the
+    port); c10d with torchrun's own restarts elsewhere. `--` guards the script's flags: torchrun takes ambiguous
+    prefixes of its own options (`--log`, `--max`) even behind the script's name.
+    """
+    count, nproc = node.count, str(spec["nproc_per_node"])
+    if node.platform == "agent":
+        meet = ["--rdzv-backend=static", f"--node-rank={node.rank}", f"--master-addr={head}"]
+        meet += [f"--master-port={node.port}", "--max-restarts=0", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}"]
+    elif count == 1:
+        meet = ["--standalone", f"--max-restarts={spec['max_restarts']}"]
+    else:
+        conf = f"is_host={int(node.rank == 0)},join_timeout={JOIN_TIMEOUT_S},read_timeout=120"
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{node.port}", f"--rdzv-conf={conf}"]
+        meet += [f"--rdzv-id={spec['job']}-{spec['attempt']}", f"--max-restarts={spec['max_restarts']}"]
+    run = spec["run"]
+    what = [run["kind"]] if run["kind"] == "task" else [run["kind"], run["target"], *run["args"]]
+    return [
+        *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.elastic"),
+        *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
+        *(f"--local-addr={node.address}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}"),
+        *("-m", "cloudtrain.entrypoints.worker", "--", *what),
+    ]
+
+
+def torchrun_environment(node: nodes.Node) -> dict[str, str]:
+    """Return the environment for torchrun: without the platform's misleading variables, with what torch needs."""
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in nodes.MISLEADING and not key.startswith(nodes.MISLEADING_PREFIXES)
+    }
+    env |= {"CLOUDTRAIN_NODE_RANK": str(node.rank), "CLOUDTRAIN_NUM_NODES": str(node.count)}
+    # A restarted rank would read the dead generation's addresses from the shared store (torch 2.13: half of all
+    # restarts in place failed; with this, none of six).
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    interface = nodes.interface_of(node.address)
+    if interface:  # gloo falls back to loopback, and on Debian the own name is 127.0.1.1
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
+        env.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return env
+
+
+def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort failures: what broke by itself before what broke because a peer was gone, then by time."""
+    return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
+
+
+def _run_torchrun(command: list[str], env: dict[str, str]) -> tuple[int, bool]:
+    """Run torchrun to its end, passing signals on; return its exit code and whether a signal asked it to stop."""
+    asked: list[int] = []
+    with _torchrun_log() as log:
+        child = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+        def relay(signum: int, frame: FrameType | None) -> None:
+            # Once: a second signal makes torchrun give up waiting for the workers' save.
+            if not asked:
+                processes.kill(child.pid, signal.SIGTERM)
+            asked.append(signum)
+
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(signum, relay)
+        return child.wait(), bool(asked)
+
+
+def _torchrun_log() -> AbstractContextManager[TextIO | None]:
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
+
+
+def _outcome(folder: Path, torchrun_code: int, was_stopped: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
+    if torchrun_code == 0:
+        return EXIT_DONE, []
+    by_rank = {f["rank"]: f for path in sorted(folder.glob("rank-*.json")) if (f := durable.read_json(path))}
+    for failure in durable.read_json(folder / "torchrun.json") or []:
+        by_rank.setdefault(failure["rank"], failure)  # a rank's own account says more than its exit code
+    saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
+    outcome = durable.read_json(folder / "outcome.json") or {}
+    failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
+    if was_stopped:  # a rank that died of the very signal that asked it to stop has not failed
+        failures = [f for f in failures if f.get("signal") != "SIGTERM"]
+    if failures:
+        failures = root_cause_first(failures)
+        codes = {"config": EXIT_CONFIG, "rendezvous": EXIT_RENDEZVOUS}
+        return codes.get(failures[0]["kind"], EXIT_FAILED), failures
+    if saved_ranks or outcome.get("outcome") == "saved":
+        return EXIT_SAVED, []
+    if was_stopped:
+        return EXIT_STOPPED, []
+    kind = "signal" if torchrun_code < 0 else "exit"
+    message = f"torchrun ended with code {torchrun_code}; see torchrun.log"
+    return EXIT_FAILED, [{"rank": None, "kind": kind, "message": message}]
+
+
+def _finish(code: int, failures: list[dict[str, Any]]) -> int:
+    if failures:
+        first = failures[0]
+        who = f"rank {first['rank']}: " if first.get("rank") is not None else ""
+        kind = f"{first['type']}: " if first.get("type") else ""
+        events.emit(
+            "error",
+            f"{who}{kind}{first['message']}",
+            rank=first.get("rank"),
+            type=first.get("type"),
+            message=first["message"],
+            code=code,
+        )
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        durable.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
+    return code
+
+
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return _finish(EXIT_CONFIG, [{"rank": None, "kind": "config", "message": message}])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

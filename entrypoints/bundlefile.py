@@ -1,0 +1,49 @@
+"""Unpacking what was shipped: verified by its hash, and nothing outside the folder whatever the archive says."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from pathlib import Path, PurePosixPath
+
+__all__ = ["BundleError", "unpack"]
+
+
+class BundleError(Exception):
+    """The archive is not what was announced, or reaches outside its folder."""
+
+
+def unpack(archive: Path, sha256: str, folder: Path) -> None:
+    """Unpack a gzipped tar below `folder`.
+
+    Raises BundleError where the hash differs, or a member is absolute, climbs out, or is neither a file, a folder nor
+    a link that stays inside. (Python 3.11.2 and older lack tarfile's data filter.)
+    """
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if found != sha256:
+        raise BundleError(f"{archive.name} arrived damaged: its sha256 is {found[:12]}, not {sha256[:12]}")
+    folder.mkdir(parents=True, exist_ok=True)
+    links: set[PurePosixPath] = set()
+    with tarfile.open(archive, "r:gz") as tar:
+        tar.extraction_filter = lambda member, _: member  # ours is _check: Python 3.11.3 and older have no filters
+        for member in tar:
+            _check(member, links)
+            member.mode &= 0o755
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            tar.extract(member, folder, set_attrs=not member.issym())
+
+
+def _check(member: tarfile.TarInfo, links: set[PurePosixPath]) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or links & set(path.parents):
+        raise BundleError(f"{member.name!r} reaches outside the bundle")
+    if member.issym():
+        links.add(path)
+        target = PurePosixPath(member.linkname)
+        ups = [part == ".." for part in target.parts]
+        # Upward steps at the start only, and no more than the link lies deep.
+        if target.is_absolute() or any(ups[sum(ups) :]) or sum(ups) > len(path.parts) - 1:
+            raise BundleError(f"the link {member.name!r} points outside the bundle")
+    elif not (member.isreg() or member.isdir()):
+        raise BundleError(f"{member.name!r} is neither a file, a folder nor a link")

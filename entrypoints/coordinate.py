@@ -1,0 +1,180 @@
+"""What a job's nodes should be doing, decided by node 0 from what every node reports. No clock, no socket, no process.
+
+Both directions carry states, not commands: each node says what it is, node 0 says what should be, and a message lost
+or repeated changes nothing. A generation is one start of all nodes' torchrun; a restart is the next generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
+
+__all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
+
+COLLECT_S = 5.0  # how long the first failure waits for the others' accounts, which may hold the root cause
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a node says of itself. `phase`: idle running exited; `stop`: the reason somebody gave this node to stop."""
+
+    node: int
+    generation: int = 0
+    phase: str = "idle"
+    code: int | None = None
+    failures: tuple[dict[str, Any], ...] = ()
+    saved: dict[str, Any] | None = None
+    stop: str | None = None
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Report:
+        """Return the report that `dataclasses.asdict` and JSON have carried."""
+        return cls(**{**data, "failures": tuple(data.get("failures", ()))})
+
+
+@dataclass(frozen=True)
+class Desired:
+    """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only."""
+
+    want: str = "wait"
+    generation: int = 0
+    port: int = 0
+    reason: str | None = None
+    verdict: dict[str, Any] | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+WAIT = Desired()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The job's limits. Times are seconds since its start."""
+
+    nodes: int
+    max_restarts: int
+    soft_deadline_s: float
+    hard_deadline_s: float
+    grace_s: float
+    join_timeout_s: float
+
+
+@dataclass
+class Coordinator:
+    """Node 0's memory: what it wants now, and since when."""
+
+    rules: Rules
+    desired: Desired = WAIT
+    since_s: float = 0.0
+    first_failure_s: float | None = None
+    restarts: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def decide(
+        self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
+    ) -> Desired:
+        """Return what should be, given every node's last report and the nodes that went silent.
+
+        `now_s` counts from the job's start; `fresh_port` finds one that is free on node 0, when a generation starts.
+        """
+        before = self.desired
+        if before.want != "end":
+            self.desired = self._next(reports, lost, now_s, fresh_port)
+        if self.desired != before:
+            self.since_s = now_s
+        return self.desired
+
+    def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
+        current = [r for r in reports.values() if r.generation == self.desired.generation and r.node not in lost]
+        everyone = len(current) == self.rules.nodes
+        exited = [r for r in current if r.phase == "exited"]
+        waited_s = now_s - self.since_s
+        if self.desired.want == "wait":
+            return self._start(current, everyone, now_s, port)
+        if self.desired.want == "stop":
+            return self._stopping(exited, lost, waited_s, now_s)
+        if everyone and len(exited) == self.rules.nodes and all(r.code == EXIT_DONE for r in exited):
+            return self._end("succeeded", None)
+        if self.desired.want == "kill":
+            return self._after_kill(exited, lost, waited_s, port)
+        reason = next((r.stop for r in current if r.stop), None)
+        if reason or now_s >= self.rules.soft_deadline_s:
+            return replace(self.desired, want="stop", reason=reason or "time_limit")
+        failed = [r for r in exited if r.code != EXIT_DONE]
+        if lost or failed:
+            return self._failing(failed, len(exited) + len(lost) == self.rules.nodes, lost, now_s)
+        return self.desired
+
+    def _start(self, current: list[Report], everyone: bool, now_s: float, port: Callable[[], int]) -> Desired:
+        reason = next((r.stop for r in current if r.stop), None)
+        if reason:
+            return self._end("stopped", reason)
+        if everyone:
+            return Desired("run", self.desired.generation + 1, port())
+        if now_s > self.rules.join_timeout_s:
+            here = {r.node for r in current}
+            missing = ", ".join(str(n) for n in range(self.rules.nodes) if n not in here)
+            message = f"node {missing} did not join within {self.rules.join_timeout_s:.0f} s"
+            return self._end("failed", "node_failure", {"rank": None, "kind": "rendezvous", "message": message})
+        return self.desired
+
+    def _failing(self, failed: list[Report], all_over: bool, lost: set[int], now_s: float) -> Desired:
+        """The first failure waits a moment for the other nodes' accounts, then all are killed."""
+        if self.first_failure_s is None:
+            self.first_failure_s = now_s
+        if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):
+            saved = next((r.saved for r in failed if r.saved), None) or {}
+            reason = "time_limit" if saved.get("reason") == "deadline" else "preempted"
+            return self._end("stopped", reason)
+        broken = [r for r in failed if r.code != EXIT_SAVED]
+        certain = any(not f.get("peer_lost") for r in broken for f in r.failures)
+        patience_s = COLLECT_S if broken else self.rules.grace_s  # nodes that saved wait for those still saving
+        if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
+            return replace(self.desired, want="kill")
+        return self.desired
+
+    def _after_kill(self, exited: list[Report], lost: set[int], waited_s: float, port: Callable[[], int]) -> Desired:
+        if len(exited) + len(lost) < self.rules.nodes and waited_s < self.rules.grace_s:
+            return self.desired
+        failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
+        if lost and all(f.get("peer_lost") for f in failures):
+            gone = ", ".join(str(n) for n in sorted(lost))
+            failures.insert(0, {"rank": None, "kind": "lost", "message": f"node {gone} was lost: its agent is silent"})
+        first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
+        # What code raised it would raise again; a killed worker, a lost peer or a failed rendezvous may well mend.
+        is_fault = first["kind"] in ("signal", "rendezvous") or bool(first.get("peer_lost"))
+        is_config = any(r.code == EXIT_CONFIG for r in exited)
+        if is_fault and not is_config and not lost and self.restarts < self.rules.max_restarts:
+            self.restarts += 1
+            self.first_failure_s = None
+            self.history.append(first)
+            return Desired("run", self.desired.generation + 1, port())
+        return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
+
+    def _stopping(self, exited: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
+        over = len(exited) + len(lost) == self.rules.nodes
+        if over and not lost and all(r.code == EXIT_DONE for r in exited):
+            return self._end("succeeded", None)
+        if over:
+            failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
+            return self._end("stopped", self.desired.reason, failures[0] if failures else None)
+        if self.desired.reason == "now" or waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
+            # The agents kill at `end`: whoever has not saved by now has had its time.
+            return self._end("stopped", self.desired.reason)
+        return self.desired
+
+    def _end(self, state: str, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
+        verdict = {
+            "state": state,
+            "reason": "user" if reason == "now" else reason,
+            "error": error,
+            "restarts": self.restarts,
+            "restarted_after": self.history,
+        }
+        return replace(self.desired, want="end", verdict=verdict)

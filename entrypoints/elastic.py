@@ -1,0 +1,64 @@
+"""torchrun, called as a library, so that how each rank ended is known as data.
+
+The command line is torchrun's own. What it prints on failure says neither the signal that killed a rank nor which
+failed first in a form to rely on; `ChildFailedError` does. The failures go to CLOUDTRAIN_RESULT_DIR/torchrun.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import durable, processes
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with these arguments; return 0, or 1 where a worker failed or a signal stopped it."""
+    processes.die_with_parent()
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(argv))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        _write([_failure(rank, failure) for rank, failure in error.failures.items()])
+        return 1
+    except SignalException as stop:
+        print(f"torchrun: stopped by signal {int(stop.sigval)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        # Only what torchrun itself raises comes here: the nodes did not find each other, a port was taken.
+        message = f"{type(error).__name__}: {error}"
+        print(message, file=sys.stderr)
+        _write([{"rank": None, "kind": "rendezvous", "message": message, "time_s": time.time()}])
+        return 1
+    return 0
+
+
+def _failure(rank: int, failure: Any) -> dict[str, Any]:
+    killed = failure.exitcode < 0
+    return {
+        "rank": rank,
+        "kind": "signal" if killed else "exit",
+        "signal": failure.signal_name() if killed else None,
+        "exit_code": failure.exitcode,
+        "message": f"killed by {failure.signal_name()}" if killed else f"exited with code {failure.exitcode}",
+        "time_s": float(failure.timestamp),
+    }
+
+
+def _write(failures: list[dict[str, Any]]) -> None:
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        durable.write_json(Path(folder) / "torchrun.json", failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

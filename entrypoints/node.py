@@ -1,0 +1,106 @@
+"""Who is this node: its index, how many there are, where the head is. One function a platform."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["MISLEADING", "Node", "identify", "interface_of", "local_address", "resolve"]
+
+# Set by platforms and outer launchers; to torchrun's workers and to torchrun itself (PET_*) they would be lies:
+# on Vertex and Azure ML, RANK and WORLD_SIZE count nodes, not processes.
+MISLEADING = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+MISLEADING_PREFIXES = ("PET_", "TORCHELASTIC_")
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node among `count`: `rank` is its index, `head` the name or address of node 0, `evidence` what said so.
+
+    `port` is where the head's rendezvous listens; `address` this node's own, on the network that reaches the head.
+    """
+
+    platform: str
+    rank: int
+    count: int
+    head: str
+    port: int
+    address: str
+    evidence: str
+
+
+def identify(environ: Mapping[str, str]) -> Node:
+    """Return the node that the environment describes; a machine that nobody told anything is a job of one node.
+
+    Raises ValueError where a platform's variables contradict themselves.
+    """
+    for detect in _PLATFORMS:
+        node = detect(environ)
+        if node is not None:
+            if not 0 <= node.rank < node.count:
+                raise ValueError(f"{node.evidence}: node {node.rank} of {node.count} makes no sense")
+            return node
+    return Node("single machine", 0, 1, "127.0.0.1", 0, "127.0.0.1", "no platform's variables")
+
+
+def resolve(name: str, patience_s: float) -> str:
+    """Return the IPv4 address of `name`, waiting for it to appear: cluster DNS is often half a minute late.
+
+    Raises TimeoutError with the last answer of the resolver.
+    """
+    end = time.monotonic() + patience_s
+    pause_s = 0.1
+    while True:
+        try:
+            return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
+        except socket.gaierror as error:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"the name {name} did not resolve in {patience_s:.0f} s: {error.strerror}"
+                ) from error
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 5.0)
+
+
+def local_address(head: str) -> str:
+    """Return this node's address on the route to `head`; a UDP connect sends no packet."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((head, 9))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has the address, None where it cannot be told (Linux)."""
+    if address.startswith("127."):
+        return "lo" if sys.platform == "linux" else "lo0"
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+def _from_agent(environ: Mapping[str, str]) -> Node | None:
+    """Our own agent says everything (local, ssh)."""
+    if "CLOUDTRAIN_HEAD" not in environ:
+        return None
+    head, _, port = environ["CLOUDTRAIN_HEAD"].rpartition(":")
+    rank, count = int(environ["CLOUDTRAIN_NODE_RANK"]), int(environ["CLOUDTRAIN_NUM_NODES"])
+    return Node("agent", rank, count, head, int(port), environ["CLOUDTRAIN_ADDRESS"], "CLOUDTRAIN_HEAD")
+
+
+_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent,)

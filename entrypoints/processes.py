@@ -1,0 +1,136 @@
+"""Process trees on Linux: whose child is whose, and how to leave none behind.
+
+torchrun starts each worker in a session of its own, so neither a process group nor a session holds a job; only the
+tree of parents does. A subreaper keeps that tree whole when something in the middle dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+__all__ = [
+    "alive",
+    "become_subreaper",
+    "descendants",
+    "die_with_parent",
+    "kill",
+    "kill_descendants",
+    "stamp",
+    "with_environment",
+]
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def stamp(pid: int) -> str | None:
+    """Return what tells this process from a later one of the same pid, or None where it is gone.
+
+    Boot id and start time: a reboot or a reused pid is never mistaken for the process. Without /proc (macOS) only
+    the pid's existence is known.
+    """
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return f"{pid}" if _exists(pid) else None
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else f"{boot_id}:{fields[19]}"
+
+
+def alive(pid: int, known_stamp: str | None) -> bool:
+    """Return whether the very process that had this stamp still runs."""
+    return known_stamp is not None and stamp(pid) == known_stamp
+
+
+def become_subreaper() -> None:
+    """Have orphaned descendants become children of this process instead of init's (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send `signum` to this process when its parent dies (Linux); survives exec."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all living descendants of `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields is not None and fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def kill_descendants(patience_s: float = 10.0) -> list[int]:
+    """SIGKILL everything below this process until nothing is left; return what could not be killed (D state)."""
+    end = time.monotonic() + patience_s
+    while left := descendants(os.getpid()):
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        _reap()
+        if time.monotonic() > end:
+            return left
+        time.sleep(0.01)
+    _reap()
+    return []
+
+
+def with_environment(**variables: str) -> list[int]:
+    """Return the pids of our own processes whose environment holds all of these: what a dead agent left."""
+    wanted = {f"{key}={value}".encode() for key, value in variables.items()}
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) and pid != os.getpid():
+                found.append(pid)
+    return found
+
+
+def kill(pid: int, signum: int) -> None:
+    """Send a signal; a process that is already gone is no error."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()] if Path("/proc/self").exists() else []
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on: [0] state, [1] parent, [19] start time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

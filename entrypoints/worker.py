@@ -1,0 +1,132 @@
+"""One rank: the thin shell between torchrun and what the user runs.
+
+    torchrun ... worker.py task                     the shared trainer, with the task file that the spec names
+    torchrun ... worker.py script train.py --lr 1   any script, as `python train.py --lr 1` would run it
+    torchrun ... worker.py module pkg.train --lr 1  any module, as `python -m pkg.train --lr 1` would
+
+It gives the rank a log file of its own, ties its life to torchrun's, and records the exception that ends it: a plain
+script leaves torchrun with an exit code and nothing to say about it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import re
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from cloudtrain.entrypoints import durable, processes
+
+__all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
+
+EXIT_CONFIG = 64
+EXIT_SAVED = 75
+
+# What a rank raises because another one died: never the root cause where anything else failed.
+_PEER_LOST = re.compile(
+    r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket (timeout|closed|error)|timed out waiting"
+    r"|store.*timeout|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError")
+
+
+def main(argv: list[str]) -> int:
+    """Run the rank and return its exit code; what a script raises has been recorded and printed."""
+    processes.die_with_parent()
+    _open_log()
+    kind, *rest = argv
+    try:
+        if kind == "task":
+            return _run_task()
+        _run_user_code(kind, rest)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        return _record(error)
+    return 0
+
+
+def _run_task() -> int:
+    from cloudtrain.entrypoints import train
+
+    code = train.main()
+    # Tearing gloo down aborts or hangs one time in nine (torch 2.13): everything durable is written, so leave.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_user_code(kind: str, command: list[str]) -> None:
+    """Run the script or module as the interpreter itself would, in the real `__main__`."""
+    target = command[0]
+    sys.argv = command
+    if kind == "module":
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = str(Path(target).resolve().parent)  # it held the current folder, as under `python -m`
+    # In __main__ itself, not through runpy.run_path: pickled classes and spawned data-loader workers look there.
+    scope = sys.modules["__main__"].__dict__
+    for name in [name for name in scope if not name.startswith("__")]:
+        del scope[name]
+    scope.update(__file__=target, __package__=None, __spec__=None, __cached__=None, __doc__=None, __builtins__=builtins)
+    exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
+
+
+def _open_log() -> None:
+    """Point standard output and error at this rank's own file, where a supervisor reads them (else: keep them)."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    if not folder:
+        return
+    path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.log"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _record(error: BaseException) -> int:
+    """Print the traceback, without our own frames; write it where boot looks; return the exit code."""
+    lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
+    sys.stdout.flush()
+    os.write(2, "".join(lines).encode(errors="replace"))
+    is_config = type(error).__name__ == "TaskError"
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        rank = int(os.environ.get("RANK", "0"))
+        peer_lost = type(error).__name__ in _PEER_TYPES or bool(
+            isinstance(error, (RuntimeError, OSError)) and _PEER_LOST.search(str(error))
+        )
+        failure = {
+            "rank": rank,
+            "kind": "config" if is_config else "exception",
+            "type": type(error).__name__,
+            "message": str(error)[:4000],
+            "traceback": "".join(lines)[-16000:],
+            "peer_lost": peer_lost,
+            "time_s": time.time(),
+        }
+        with contextlib.suppress(OSError):  # a full disk must not hide the exception itself
+            durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+    return EXIT_CONFIG if is_config else 1
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Skip this file's and runpy's frames at the top."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    from cloudtrain.entrypoints import worker
+
+    # The script takes over `__main__`, so what runs it lives in the module of that name.
+    sys.exit(worker.main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""What a backend is, and where to find one by name.
+
+A backend is a module with the functions of `Backend`; it is imported on first use. Other packages join through the
+entry-point group `cloudtrain.backends` (name -> module), next to the built-in ones, never in place of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.job import State
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.schema import Config
+
+__all__ = [
+    "BUILT_IN",
+    "GROUP",
+    "Backend",
+    "Capacity",
+    "Check",
+    "JobRef",
+    "LogLine",
+    "LogPage",
+    "Request",
+    "Shipment",
+    "load",
+    "names",
+]
+
+GROUP = "cloudtrain.backends"
+BUILT_IN = {"local": "cloudtrain.backends.local.backend"}
+# Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
+ANNOUNCED = ("ssh", "sagemaker", "azureml", "vertex")
+
+JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one instance brings: GPUs (0: train on the CPU), and its price, None where nobody can say.
+
+    `price_source` says where the price is from, with its date.
+    """
+
+    gpus: int
+    hourly_usd: float | None
+    price_source: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is sent: `body` as the backend takes it; `files` what `-o DIR` writes for the vendor's own CLI.
+
+    `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML).
+    """
+
+    name: str
+    body: dict[str, Any]
+    text: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What travels beside the request: the archive, where local state is kept, and the secrets' values.
+
+    Relative paths of the config count from `base`, its file's folder.
+    """
+
+    bundle: Bundle
+    home: Path
+    base: Path
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line as it was written, without its newline. `rank` is None for the node's own messages."""
+
+    text: str
+    node: int
+    rank: int | None
+    time_s: float
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """Lines, and where the next page begins: a cursor is JSON, so that a stream can be taken up again later."""
+
+    lines: list[LogLine]
+    cursor: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `doctor`: verdict ok, warn or fail, and the cure."""
+
+    name: str
+    verdict: str
+    found: str
+    cure: str = ""
+
+
+class Backend(Protocol):
+    """What every backend can do. `request` and `check` are pure: no network, no SDK, no clock."""
+
+    def capacity(self, config: Config) -> Capacity:
+        """Return what one instance of the configured kind brings."""
+
+    def request(self, plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+        """Return the request, the same bytes for the same input."""
+
+    def check(self, request: Request) -> list[Fault]:
+        """Return what the vendor would refuse."""
+
+    def send(self, request: Request, shipment: Shipment) -> JobRef:
+        """Start the job. Raises CredentialError, CapacityError, UnreachableError, ConfigError."""
+
+    def find(self, name: str, home: Path) -> JobRef | None:
+        """Return the job that the platform knows by this name, None where there is none.
+
+        None is final where the platform allows it: a send still under way finds the door closed.
+        """
+
+    def state(self, ref: JobRef) -> State:
+        """Return what the platform says of the job. Raises UnreachableError."""
+
+    def logs(self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
+        """Return the lines after the cursor, at most a page of them, in each stream's own order.
+
+        With `ranks` only theirs: without what the nodes themselves say.
+        """
+
+    def stop(self, ref: JobRef, *, now: bool) -> None:
+        """Ask the job to save and stop; `now` does not wait for the save. Returns at once."""
+
+    def doctor(self) -> list[Check]:
+        """Return what stands in the way of a job here."""
+
+
+def names() -> list[str]:
+    """Return the names of the backends that can be used: the built-in ones, then plug-ins."""
+    return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
+
+
+def load(name: str) -> Backend:
+    """Import and return a backend. Raises ConfigError where there is none of that name."""
+    path = BUILT_IN.get(name) or _plugins().get(name)
+    if path is None:
+        if name in ANNOUNCED:
+            raise ConfigError(
+                f"the backend `{name}` is not part of this version of cloudtrain",
+                hint=f"this version runs jobs on: {', '.join(names())}; its `{name}:` block is checked all the same",
+            )
+        raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")
+    return cast("Backend", importlib.import_module(path))
+
+
+def _plugins() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}

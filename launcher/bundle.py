@@ -1,0 +1,283 @@
+"""The code that is shipped: one archive, named by its content, the same bytes for the same files.
+
+    code/...                          the user's folder, ignore files honoured
+    runtime/cloudtrain/entrypoints/   what runs on the nodes
+
+Names are sorted, times, owners and permissions fixed, gzip's header empty: one changed byte in one file, and only
+that, changes the hash.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+__all__ = ["IGNORE_FILES", "Bundle", "collect", "pack"]
+
+IGNORE_FILES = (".gitignore", ".cloudtrainignore")
+# Never code, often large: left out before any ignore file is read.
+ALWAYS_IGNORED = (
+    *(".git/", ".hg/", ".svn/", "__pycache__/", "*.pyc", ".venv/", "venv/", ".DS_Store", "node_modules/"),
+    *(".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", "*.egg-info/"),
+)
+# Names that hold secrets often enough to ask first. Examples and templates of them are fine.
+SECRETS = (
+    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.keytab", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"),
+    *(".netrc", ".pypirc", ".npmrc", ".aws/", ".azure/", ".ssh/", ".kube/", "credentials.json", ".git-credentials"),
+    *("service-account*.json", "service_account*.json", ".htpasswd", "*.kdbx", "token.json", "secrets.y*ml"),
+)
+NOT_SECRETS = ("*.example", "*.sample", "*.template", "*.dist", ".env.example*", "*.pub")
+MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to."""
+
+    sha256: str
+    path: Path
+    bytes: int
+    files: int
+    code_bytes: int
+    largest: tuple[tuple[str, int], ...] = ()
+    git: dict[str, Any] = field(default_factory=dict)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    def summary(self) -> str:
+        """Return one line: size, files, commit."""
+        size = f"{self.bytes / MB:.1f} MB" if self.bytes >= MB / 10 else f"{self.bytes / 1000:.0f} kB"
+        commit = f", commit {self.git['commit'][:10]}" if self.git.get("commit") else ""
+        dirty = " with uncommitted changes" if self.git.get("dirty") else ""
+        return f"{size}, {self.files} files{commit}{dirty}"
+
+
+def collect(folder: Path, exclude: Iterable[str] = ()) -> list[PurePosixPath]:
+    """Return the files to ship, sorted, relative to `folder`.
+
+    .gitignore and .cloudtrainignore count in the folder, below it, and above it up to the git root; a later, deeper
+    line wins, and .cloudtrainignore wins over .gitignore (`!name` brings a file back).
+    """
+    rules = _Rules(folder, exclude)
+    return sorted(_walk(folder, PurePosixPath(), rules))
+
+
+def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, scratch: bool = False) -> Bundle:
+    """Write the archive to `into`/SHA256.tar.gz, unless it is there, and return it; `scratch` writes nothing.
+
+    Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (it names the largest files),
+    for unreadable files, links that leave the folder, and a folder with nothing to ship.
+    """
+    folder = folder.resolve()
+    names = collect(folder, exclude)
+    sizes = _check(folder, names, max_bytes)
+    partial = into / f"partial-{os.getpid()}.tar.gz"
+    try:
+        if scratch:
+            sha256, packed = _write(folder, names, io.BytesIO())
+        else:
+            into.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with partial.open("xb") as file:
+                sha256, packed = _write(folder, names, file)
+                file.flush()
+                os.fsync(file.fileno())
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(
+            f"the code could not be packed: {error.strerror or error}", where=error.filename or into
+        ) from error
+    path = into / f"{sha256}.tar.gz"
+    if not scratch:
+        partial.replace(path)
+    largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
+    return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder))
+
+
+class _Rules:
+    """The ignore files that apply, read once a folder."""
+
+    def __init__(self, root: Path, exclude: Iterable[str]) -> None:
+        # pathspec's matcher costs 20 ms of processor time: only where code is packed
+        from pathspec import GitIgnoreSpec
+
+        self._spec = GitIgnoreSpec
+        self.root = root
+        self.always = GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
+        self.exclude = GitIgnoreSpec.from_lines(list(exclude))
+        self._cache: dict[Path, list[GitIgnoreSpec]] = {}
+        self.above = self._above(root)
+
+    def ignores(self, path: PurePosixPath, is_dir: bool) -> bool:
+        """Return whether the path below the root is left out."""
+        name = f"{path}/" if is_dir else str(path)
+        if self.always.match_file(name) or self.exclude.match_file(name):
+            return True
+        verdict = False
+        absolute = self.root / path
+        for base in [*self.above, *(self.root / p for p in reversed(path.parents))]:
+            relative = absolute.relative_to(base).as_posix() + ("/" if is_dir else "")
+            for spec in self._specs(base):
+                answer = spec.check_file(relative).include
+                verdict = verdict if answer is None else answer
+        return verdict
+
+    def _specs(self, base: Path) -> list[GitIgnoreSpec]:
+        if base not in self._cache:
+            found = [base / name for name in IGNORE_FILES]
+            self._cache[base] = [
+                self._spec.from_lines(path.read_text(errors="replace").splitlines()) for path in found if path.is_file()
+            ]
+        return self._cache[base]
+
+    @staticmethod
+    def _above(root: Path) -> list[Path]:
+        """Return the folders above the root up to the git root, which is last to be outermost: outer first."""
+        above: list[Path] = []
+        for folder in root.parents:
+            if (root / ".git").exists():
+                return []
+            above.insert(0, folder)
+            if (folder / ".git").exists():
+                return above
+        return []
+
+
+def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosixPath]:
+    with os.scandir(root / below) as entries:
+        for entry in entries:
+            path = below / entry.name
+            is_dir = entry.is_dir(follow_symlinks=False)
+            if rules.ignores(path, is_dir):
+                continue
+            if is_dir:
+                yield from _walk(root, path, rules)
+            elif entry.is_symlink() or entry.is_file():
+                yield path
+
+
+def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str, int]:
+    """Return each file's size. Raises ConfigError with every fault found."""
+    from pathspec import GitIgnoreSpec
+
+    if not names:
+        raise ConfigError("there is nothing to ship: every file is ignored", where=folder)
+    secret, innocent = GitIgnoreSpec.from_lines(SECRETS), GitIgnoreSpec.from_lines(NOT_SECRETS)
+    faults = [
+        Fault(
+            f"`{name}` looks like a secret, and would be uploaded with the code",
+            key="code.exclude",
+            hint=f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`",
+        )
+        for name in map(str, names)
+        if secret.match_file(name) and not innocent.match_file(name)
+    ]
+    sizes: dict[str, int] = {}
+    for name in names:
+        path = folder / name
+        if path.is_symlink() and not path.resolve().is_relative_to(folder):
+            faults.append(
+                Fault(
+                    f"the link `{name}` points outside the code folder",
+                    key="code.dir",
+                    hint="copy what it points to, or exclude it",
+                )
+            )
+            continue
+        sizes[str(name)] = path.lstat().st_size
+        if not os.access(path, os.R_OK, follow_symlinks=not path.is_symlink()):
+            faults.append(Fault(f"`{name}` cannot be read", key="code.dir", hint="change its mode, or exclude it"))
+    total = sum(sizes.values())
+    if total > max_bytes:
+        top = sorted(sizes.items(), key=lambda item: -item[1])[:5]
+        listed = ", ".join(f"{name} {size / MB:.1f} MB" for name, size in top)
+        faults.append(
+            Fault(
+                f"the code folder holds {total / MB:.1f} MB, over the cap of {max_bytes / MB:.0f} MB: {listed}",
+                key="code.max_size_mb",
+                hint="put data under `inputs:`, exclude the files, or raise code.max_size_mb",
+            )
+        )
+    if faults:
+        raise ConfigError(faults)
+    return sizes
+
+
+def _write(folder: Path, names: list[PurePosixPath], out: BinaryIO) -> tuple[str, int]:
+    """Write the archive; return its sha256 and its size in bytes."""
+    counted = _Hashing(out)
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=counted, mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in names:
+            _add(tar, f"code/{name}", folder / name)
+        runtime = Path(str(files("cloudtrain.entrypoints")))
+        for path in sorted(runtime.glob("*.py")):
+            _add(tar, f"runtime/cloudtrain/entrypoints/{path.name}", path)
+    return counted.hash.hexdigest(), counted.bytes
+
+
+def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
+    member = tarfile.TarInfo(name)
+    info = path.lstat()
+    if stat.S_ISLNK(info.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.path.relpath(path.resolve(), path.parent)
+        tar.addfile(member)
+        return
+    member.mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
+    with path.open("rb") as file:
+        member.size = os.fstat(file.fileno()).st_size
+        tar.addfile(member, file)
+
+
+class _Hashing(io.RawIOBase):
+    """A file that hashes what passes through."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+        self.hash = hashlib.sha256()
+        self.bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.bytes += len(data)
+        return self.out.write(data)
+
+
+def _git(folder: Path) -> dict[str, Any]:
+    """Return the folder's commit and whether it has uncommitted changes; empty where git says nothing."""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--", "."],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        ).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
+    branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
+    dirty = any(not line.startswith("#") for line in answer)
+    return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}

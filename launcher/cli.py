@@ -1,0 +1,117 @@
+"""The `cloudtrain` command: a table of commands, each imported when it is called, and one place for errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from cloudtrain.launcher.errors import CloudtrainError
+
+__all__ = ["ALIASES", "COMMANDS", "cli", "main"]
+
+# name -> its line in `cloudtrain --help`; the module of that name below `commands` holds `command`
+COMMANDS = {
+    "init": "Write a starter project that runs as it is.",
+    "validate": "Check a config file and the files that it names.",
+    "plan": "Show ranks, batch split, time limit and price.",
+    "submit": "Send a job, and follow it.",
+    "logs": "Print a job's lines.",
+    "status": "Show how a job is.",
+    "list": "List jobs, the newest first.",
+    "wait": "Wait for jobs to end.",
+    "stop": "Have a job save and stop.",
+    "resume": "Go on from a job's newest checkpoint.",
+    "doctor": "Check what stands in the way of a job.",
+    "explain": "Explain a key of the config file.",
+    "schema": "Print the config file's JSON schema, for editors.",
+    "backends": "List the backends.",
+    "completion": "Print the shell's completion script.",
+}
+ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop"}
+
+
+class _Commands(click.Group):
+    """Imports a command on its call, so that help and completion stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"cloudtrain.launcher.commands.{name}")
+        command: click.Command = module.render if cmd_name == "render" else module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+        with formatter.section("Aliases"):
+            formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop")
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and args[0] not in ALIASES and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], [*COMMANDS, *ALIASES], 1)
+            hint = f" Did you mean `{close[0]}`?" if close else ""
+            ctx.fail(f"There is no command `{args[0]}`.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cloudtrain", prog_name="cloudtrain", message="%(prog)s %(version)s")
+def cli() -> None:
+    """One config, one command, a distributed PyTorch run: here, on your machines, on the managed clouds.
+
+    A job's exit code is the command's: 0 done, 1 failed, 2 usage, 3 config, 4 credentials, 5 capacity, 6 budget,
+    7 backend unreachable, 8 no such job, 9 stopped by a user, 124 wait timed out, 130 interrupted (the job runs on).
+
+    --debug, anywhere, shows the traceback of an error.
+    """
+
+
+def main() -> None:
+    """Run the command line and exit with the code that the errors module lists."""
+    argv = sys.argv[1:]
+    before_dashes = argv.index("--") if "--" in argv else len(argv)
+    debug = "--debug" in argv[:before_dashes] or bool(os.environ.get("CLOUDTRAIN_DEBUG"))
+    argv = [arg for i, arg in enumerate(argv) if arg != "--debug" or i > before_dashes]
+    sys.exit(_run(argv, debug))
+
+
+def _run(argv: list[str], debug: bool) -> int:
+    try:
+        result: Any = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
+        sys.stdout.flush()
+    except CloudtrainError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 130
+    except BrokenPipeError:
+        # Whoever read us has gone (`cloudtrain logs | head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(f"error: cloudtrain itself failed: {type(error).__name__}: {error}", err=True)
+        click.echo(
+            "  hint: this is our fault, not yours; run it again with --debug and report what it prints", err=True
+        )
+        return 1
+    return result if isinstance(result, int) else 0

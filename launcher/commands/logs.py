@@ -1,0 +1,82 @@
+"""`cloudtrain logs`: a job's lines, all nodes and ranks merged."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import job_argument, json_option
+
+__all__ = ["command"]
+
+
+@click.command("logs")
+@job_argument
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends; the exit code is the job's.")
+@click.option("--rank", "ranks", metavar="RANKS", help="Only these ranks: `0` or `0,3-5`.")
+@click.option("--node", type=click.IntRange(min=0), help="Only this node.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), help="Only the last lines.")
+@click.option("--since", metavar="DURATION", help="Only lines younger than this: `10m`.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--timestamps", is_flag=True, help="The time before each line.")
+@click.option("--raw", is_flag=True, help="Lines as they were written, event tails included.")
+@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt's lines.")
+@json_option
+def command(
+    job: str,
+    following: bool,
+    ranks: str | None,
+    node: int | None,
+    tail: int | None,
+    since: str | None,
+    grep: str | None,
+    timestamps: bool,
+    raw: bool,
+    attempt: int | None,
+    as_json: bool,
+) -> int:
+    """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`."""
+    from cloudtrain.launcher.follow import follow, show, view_of
+    from cloudtrain.launcher.logs import View, parse_ranks
+    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.registry import Registry
+
+    view = View(
+        ranks=parse_ranks(ranks) if ranks else None,
+        node=node,
+        grep=_pattern(grep),
+        since_s=_since(since),
+        timestamps=timestamps,
+        raw=raw,
+        as_json=as_json,
+    )
+    registry = Registry()
+    found = refresh(registry, registry.find(job))
+    if attempt is not None and attempt != found.attempt.number:
+        chosen = registry.attempt(found, attempt)
+        show(found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
+        return 0
+    if following:
+        return follow(registry, found, view_of(found, view), tail=tail)
+    show(found, found.attempt, view_of(found, view), tail=tail)
+    return 0
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text is not None else None
+    except re.error as error:
+        raise UsageError(f"--grep {text}: {error}", hint="escape special characters with \\") from error
+
+
+def _since(text: str | None) -> float | None:
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        return time.time() - parse_duration(text) if text is not None else None
+    except ValueError as error:
+        raise UsageError(f"--since {text}: expected {error}") from error

@@ -1,0 +1,61 @@
+"""`cloudtrain resume`: a new attempt of a job, from its newest checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.options import job_argument, json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, say
+
+__all__ = ["command"]
+
+
+@click.command("resume")
+@job_argument
+@click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML.")
+@click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
+@yes_option
+@json_option
+def command(job: str, instances: int | None, settings: tuple[str, ...], detach: bool, yes: bool, as_json: bool) -> int:
+    """Go on from a job's newest checkpoint, with the code and config as they are now in its folder."""
+    from cloudtrain.launcher import config as configs
+    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    found = refresh(registry, registry.find(job))
+    _require_ended(found)
+    typed = [f"resources.instances={instances}"] if instances is not None else []
+    stored = configs.stored(found.config, overrides=[*settings, *typed])
+    prepared = submit.prepare(stored, Path(found.config_file), registry.folder / "bundles", dry=False, job_id=found.id)
+    for line in prepared.plan.lines():
+        say(line)
+    worst = prepared.plan.worst_case_usd
+    if worst and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
+        raise click.Abort
+    if prepared.bundle.sha256 != found.bundle["sha256"]:
+        say("the code has changed since the last attempt")
+    found = submit.resend(registry, found, prepared)
+    say(f"sent: {found.id}, attempt {found.attempt.number}")
+    if as_json:
+        print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
+    return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _require_ended(job: Job) -> None:
+    if job.active:
+        raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
+    if job.attempt.state.state == "succeeded":
+        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    if job.attempt.phase == "never_sent" and job.attempt.number == 1:
+        raise UsageError(f"{job.id} was never sent", hint="submit it again")
+    if not Path(job.config_file).parent.is_dir():
+        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it anew")

@@ -1,0 +1,48 @@
+"""`cloudtrain stop`: save, then stop."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.launcher.options import job_argument, json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
+
+__all__ = ["command"]
+
+
+@click.command("stop")
+@job_argument
+@click.option("--now", is_flag=True, help="Kill at once, without saving; goes on from the last checkpoint.")
+@click.option("-d", "--detach", is_flag=True, help="Ask, and return; else wait until it has stopped.")
+@yes_option
+@json_option
+def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
+    """Have a job save and stop, and wait until it has. `resume` goes on from there."""
+    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher.describe import as_json as describe
+    from cloudtrain.launcher.describe import as_lines
+    from cloudtrain.launcher.follow import wait
+    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    found = refresh(registry, registry.find(job))
+    if not found.active:
+        say(f"{found.id} has ended already")
+    elif found.attempt.ref is None:
+        say(f"{found.id} is just being submitted; try again in a moment")
+        return 1
+    else:
+        how = "at once, without saving" if now else "after saving"
+        if not confirm(f"Stop {found.id} {how}?", yes=yes or not now):
+            raise click.Abort
+        backends.load(found.backend).stop(found.attempt.ref, now=now)
+        say(f"stopping {found.id} {how}")
+        if not detach:
+            wait(registry, [found], None, lambda _: None)
+    found = refresh(registry, registry.find(found.id))
+    if as_json:
+        print_json(describe(found))
+    else:
+        print_lines(as_lines(found))
+    return 0

@@ -1,0 +1,149 @@
+"""`cloudtrain submit`: plan, send, follow. With --dry-run, print the request and touch nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cloudtrain.launcher import submit
+from cloudtrain.launcher.backend import names
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.options import Overrides, config_options, json_option, overrides_of, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, say
+
+__all__ = ["command", "render"]
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+
+
+@click.command("submit")
+@config_options
+@click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Dry run: write the request's files here too.")
+@click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
+)
+@yes_option
+@json_option
+def command(
+    file: Path,
+    backend: str | None,
+    instances: int | None,
+    instance_type: str | None,
+    spot: bool | None,
+    settings: tuple[str, ...],
+    name: str | None,
+    dry_run: bool,
+    output: Path | None,
+    detach: bool,
+    idempotency_key: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Send a job, and follow it to its end; Ctrl-C leaves it running.
+
+    The exit code is the job's. A job is a process tree a node, detached: closing the terminal does not touch it.
+    """
+    overrides = overrides_of(file, backend, instances, instance_type, spot, settings)
+    if name is not None and not NAME.fullmatch(name):
+        raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
+    if dry_run:
+        return _dry_run(overrides, output, as_json)
+    if output is not None:
+        raise UsageError("-o writes a dry run's files", hint="add --dry-run")
+    if backend == "all":
+        raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
+    return _submit(overrides, name, idempotency_key, detach=detach, yes=yes, as_json=as_json)
+
+
+@click.command("render")
+@config_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
+@json_option
+def render(
+    file: Path,
+    backend: str | None,
+    instances: int | None,
+    instance_type: str | None,
+    spot: bool | None,
+    settings: tuple[str, ...],
+    output: Path | None,
+    as_json: bool,
+) -> int:
+    """Print the request exactly as submit would send it: `submit --dry-run`."""
+    return _dry_run(overrides_of(file, backend, instances, instance_type, spot, settings), output, as_json)
+
+
+def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: bool, yes: bool, as_json: bool) -> int:
+    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.home import home
+    from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.registry import Registry
+
+    folder = home()
+    prepared = submit.prepare(overrides.load(), overrides.file, folder / "bundles", dry=False)
+    for line in prepared.plan.lines():
+        say(line)
+    say(f"code: {prepared.bundle.summary()}")
+    worst = prepared.plan.worst_case_usd
+    if worst and not confirm(f"This job may cost up to {worst:.2f} USD. Send it?", yes=yes):
+        raise click.Abort
+    registry = Registry(folder)
+    job, is_new = submit.send(registry, prepared, name=name, key=key)
+    say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
+    if as_json:
+        print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
+    if detach:
+        say(f"  follow it   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
+        return 0
+    return follow(registry, job, view_of(job, View(as_json=as_json)))
+
+
+def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
+    chosen = _configured(overrides) if overrides.backend == "all" else [overrides.backend]
+    shown: list[dict[str, Any]] = []
+    for backend in chosen:
+        config = overrides.load(backend)
+        prepared = submit.prepare(config, overrides.file, Path(), dry=True)
+        request = prepared.request
+        for line in [*prepared.plan.lines(), f"code: {prepared.bundle.summary()}"]:
+            say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
+        say("dry run: nothing was sent")
+        if output is not None:
+            _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
+        if as_json:
+            plan = prepared.plan.dump()
+            shown.append({"job": request.name, "backend": config.backend, "request": request.body, "plan": plan})
+        else:
+            click.echo(request.text, nl=False)
+    if as_json:
+        print_json(shown if overrides.backend == "all" else shown[0])
+    return 0
+
+
+def _configured(overrides: Overrides) -> list[str | None]:
+    """Return the usable backends that the file names or has a block for; say which have to be left out."""
+    config = overrides.load(overrides.load("local").backend)
+    blocks = ("ssh", "sagemaker", "azureml", "vertex")
+    wanted = ["local", *(block for block in blocks if getattr(config, block) is not None)]
+    missing = [name for name in wanted if name not in names()]
+    if missing:
+        say(f"left out, not part of this version: {', '.join(missing)}")
+    return [name for name in wanted if name in names()]
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+            say(f"wrote {folder / name}")
+    except OSError as error:
+        raise ConfigError(f"the files cannot be written: {error.strerror}", where=error.filename) from error

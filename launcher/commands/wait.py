@@ -1,0 +1,41 @@
+"""`cloudtrain wait`: until jobs have ended."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.terminal import print_json, say
+
+__all__ = ["command"]
+
+
+@click.command("wait")
+@click.argument("jobs", nargs=-1, required=True)
+@click.option("--timeout", metavar="DURATION", help="Give up after this long, with exit code 124: `10m`.")
+@json_option
+def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
+    """Wait for jobs to end. The exit code is the job's; of several, the first that is not 0."""
+    from cloudtrain.launcher.describe import as_json as describe
+    from cloudtrain.launcher.describe import outcome
+    from cloudtrain.launcher.follow import wait
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        timeout_s = parse_duration(timeout) if timeout is not None else None
+    except ValueError as error:
+        raise UsageError(f"--timeout {timeout}: expected {error}") from error
+    registry = Registry()
+    found = {job.id: job for job in map(registry.find, jobs)}
+
+    def tell(job: Job) -> None:
+        print_json(describe(job)) if as_json else say(f"{job.id}  {outcome(job)}")
+
+    try:
+        return wait(registry, list(found.values()), timeout_s, tell)
+    except KeyboardInterrupt:
+        say("no longer waiting; the jobs run on")
+        return 130

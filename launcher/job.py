@@ -1,0 +1,93 @@
+"""A job and its attempts, as the registry holds them and as people and scripts see them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name"]
+
+JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
+ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
+
+# Without 0/o, 1/l/i and vowels: nothing to misread, no words.
+_ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a backend says of an attempt; times in unix seconds. `error`: the first failing rank's account.
+
+    `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words.
+    """
+
+    state: JobState
+    reason: str | None = None
+    resumable: bool = False
+    error: dict[str, Any] | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    restarts: int = 0
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One sending of a job. `phase`: intent (journalled), sent, or never_sent; `ref` is the backend's handle."""
+
+    job_id: str
+    number: int
+    phase: str
+    plan: dict[str, Any]
+    request: dict[str, Any]
+    created_s: float
+    submitter: dict[str, Any]
+    ref: dict[str, Any] | None = None
+    state: State = field(default_factory=lambda: State("pending"))
+    progress: dict[str, Any] = field(default_factory=dict)
+    unreachable_since_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The platform's name for this attempt."""
+        return platform_name(self.job_id, self.number)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the user submitted: the config as loaded, the bundle and the folder's git state at that moment."""
+
+    id: str
+    name: str
+    backend: str
+    created_s: float
+    config: dict[str, Any]
+    config_file: str
+    bundle: dict[str, Any]
+    attempt: Attempt
+    idempotency_key: str | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether it may still be running."""
+        return self.attempt.state.state in ACTIVE
+
+
+def new_id(name: str) -> str:
+    """Return a job id for a config's name: unlikely to be taken, short enough to type."""
+    return f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+
+
+def platform_name(job_id: str, attempt: int) -> str:
+    """Return the name under which a platform knows the attempt: fixed, so that a lost answer can be asked for."""
+    return f"{job_id}-{attempt}"
+
+
+def exit_code(state: State) -> int:
+    """Return the exit code of a command that followed the job to this state (DESIGN: 0 1 6 9)."""
+    if state.state == "succeeded":
+        return 0
+    if state.state == "stopped":
+        return {"user": 9, "budget": 6}.get(state.reason or "", 1)
+    return 1

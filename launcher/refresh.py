@@ -1,0 +1,71 @@
+"""Bringing the registry up to what the backends say, and settling submits that died half-way.
+
+A poll that fails says nothing about the job: it stays what it was, and is shown as unreachable.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import progress as progresses
+from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.registry import Registry, submitter_lives
+
+__all__ = ["NEVER_SENT", "refresh"]
+
+NEVER_SENT = "the submit was interrupted before the job was sent; nothing runs"
+
+
+def refresh(registry: Registry, job: Job) -> Job:
+    """Return the job as its backend describes it now, and store that."""
+    attempt = job.attempt
+    if not job.active:
+        return job
+    backend = backends.load(job.backend)
+    try:
+        if attempt.phase == "intent":
+            if submitter_lives(attempt):
+                return job
+            attempt = _settle(registry, attempt, backend)
+        if attempt.phase == "sent":
+            attempt = _update(registry, attempt, backend)
+    except UnreachableError:
+        registry.set_unreachable(attempt)
+        attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
+    return replace(job, attempt=attempt)
+
+
+def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+    """Adopt what the dead submitter has sent, or close the attempt: never send again."""
+    ref = backend.find(attempt.name, registry.folder)
+    if ref is not None:
+        registry.mark_sent(attempt, ref)
+        return replace(attempt, phase="sent", ref=ref)
+    state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
+    registry.mark_never_sent(attempt, state)
+    return replace(attempt, phase="never_sent", state=state)
+
+
+def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+    assert attempt.ref is not None
+    # The state first: lines written before the end are then all there to be read.
+    state = backend.state(attempt.ref)
+    progress = _follow_events(attempt, backend)
+    if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
+        registry.set_state(attempt, state, progress)
+    return replace(attempt, state=state, progress=progress, unreachable_since_s=None)
+
+
+def _follow_events(attempt: Attempt, backend: backends.Backend) -> dict[str, Any]:
+    """Read on in rank 0's log from where the last look ended."""
+    assert attempt.ref is not None
+    progress = dict(attempt.progress)
+    while True:
+        page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
+        progress = progresses.fold(progress, (line.text for line in page.lines)) | {"cursor": page.cursor}
+        if not page.lines:
+            return progress

@@ -1,0 +1,288 @@
+"""The jobs of this user on this machine: one SQLite file, safe for many processes, true after any crash.
+
+An attempt is journalled as an intent before anything is sent, and marked as sent after the backend has answered. What
+dies between the two leaves an intent whose submitter is gone; `refresh` settles it by asking the backend.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
+from cloudtrain.launcher.home import home
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
+
+__all__ = ["Registry", "submitter_lives", "this_process"]
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 60.0
+
+_SCHEMA = """
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    config TEXT NOT NULL,
+    config_file TEXT NOT NULL,
+    bundle TEXT NOT NULL,
+    idempotency_key TEXT UNIQUE,
+    seq INTEGER NOT NULL UNIQUE
+);
+CREATE TABLE attempts (
+    job_id TEXT NOT NULL REFERENCES jobs(id),
+    number INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    request TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    submitter TEXT NOT NULL,
+    ref TEXT,
+    state TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    progress TEXT NOT NULL DEFAULT '{}',
+    unreachable_since_s REAL,
+    PRIMARY KEY (job_id, number)
+);
+CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'stopping');
+CREATE INDEX by_name ON jobs(name);
+"""
+
+_JOB_WITH_LAST_ATTEMPT = """
+SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
+       a.unreachable_since_s
+FROM jobs JOIN attempts a ON a.job_id = jobs.id
+WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
+"""
+
+
+class Registry:
+    """The open file. Raises ConfigError where it cannot be opened."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home()
+        self.path = self.folder / "registry.sqlite"
+        try:
+            self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._prepare()
+        except (sqlite3.Error, OSError) as error:
+            raise ConfigError(
+                f"the job registry cannot be used: {error}",
+                where=self.path,
+                hint="set CLOUDTRAIN_HOME to a folder that you can write, or move the damaged file away",
+            ) from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, make: Callable[[str], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
+        """Journal a job and the intent to send its first attempt; return it, and whether it is new.
+
+        `make` gets the job's id and returns the job. The id is the name itself where `exclusive` (the user chose it;
+        UsageError if it is taken), else a fresh one. A known idempotency key returns the job that has it.
+        """
+        with self._transaction():
+            if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
+                return known[0], False
+            if exclusive and self._select("AND (jobs.id = ?1 OR jobs.name = ?1) LIMIT 1", name):
+                raise UsageError(
+                    f"a job named `{name}` exists already",
+                    hint=f"choose another --name, or look at it: cloudtrain status {name}",
+                )
+            job_id = name if exclusive else new_id(name)
+            while not exclusive and self._select("AND jobs.id = ?", job_id):
+                job_id = new_id(name)
+            job = make(job_id)
+            seq = self._db.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs").fetchone()[0]
+            self._db.execute(
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
+                    *(json.dumps(job.bundle), key, seq),
+                ),
+            )
+            self._insert(job.attempt)
+        return job, True
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Journal the intent to send a further attempt. Raises UsageError where the last one is still active."""
+        with self._transaction():
+            row = self._db.execute(
+                "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
+            ).fetchone()
+            if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
+                raise UsageError(
+                    f"`{attempt.job_id}` is being resumed already",
+                    hint=f"cloudtrain logs -f {attempt.job_id}",
+                )
+            self._insert(attempt)
+
+    def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
+        """Store the backend's handle: the attempt exists there."""
+        self._update(attempt, phase="sent", ref=json.dumps(ref))
+
+    def mark_never_sent(self, attempt: Attempt, state: State) -> None:
+        """Store that nothing was sent, and never will be."""
+        self._update(attempt, phase="never_sent", state=state.state, outcome=json.dumps(asdict(state)))
+
+    def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> None:
+        """Store what the backend says now."""
+        self._update(
+            attempt,
+            state=state.state,
+            outcome=json.dumps(asdict(state)),
+            progress=json.dumps(progress),
+            unreachable_since_s=None,
+        )
+
+    def set_unreachable(self, attempt: Attempt) -> None:
+        """Store since when the backend has not answered; the state stays what it was."""
+        if attempt.unreachable_since_s is None:
+            self._update(attempt, unreachable_since_s=time.time())
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, key: str) -> Job:
+        """Return the job of that id, name (its newest), unique prefix, or `last`. Raises NoSuchJobError."""
+        if key in ("last", "-"):
+            rows = self._select("ORDER BY jobs.seq DESC LIMIT 1")
+            if not rows:
+                raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
+            return rows[0]
+        rows = self._select("AND jobs.id = ?", key) or self._select(
+            "AND jobs.name = ? ORDER BY jobs.seq DESC LIMIT 1", key
+        )
+        if not rows:
+            rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
+        if len(rows) == 1 and key:
+            return rows[0]
+        if not rows or not key:
+            raise NoSuchJobError(f"no job `{key}`", hint="cloudtrain list --all shows every job")
+        names = ", ".join(job.id for job in rows)
+        raise NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
+
+    def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
+        """Return jobs, the newest first."""
+        only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
+        return self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
+
+    def attempt(self, job: Job, number: int) -> Attempt:
+        """Return an earlier attempt. Raises NoSuchJobError."""
+        row = self._db.execute(
+            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
+        ).fetchone()
+        if row is None:
+            last = job.attempt.number
+            raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
+        return _attempt(row, job.id)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            # SQLite's busy handler does not cover the switch to WAL, so the first of many processes does it alone.
+            with (self.folder / "registry.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                version = self._db.execute("PRAGMA user_version").fetchone()[0]
+                if version == 0:
+                    self._db.execute("PRAGMA journal_mode = WAL")
+                    self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+                    version = SCHEMA_VERSION
+        if version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"it was written by another version of cloudtrain (schema {version})")
+        # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def _insert(self, attempt: Attempt) -> None:
+        self._db.execute(
+            "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(attempt.job_id, attempt.number, attempt.phase),
+                *(json.dumps(attempt.plan), json.dumps(attempt.request), attempt.created_s),
+                *(json.dumps(attempt.submitter), attempt.state.state, json.dumps(asdict(attempt.state))),
+            ),
+        )
+
+    def _update(self, attempt: Attempt, **columns: Any) -> None:
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self._db.execute(
+            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ?",
+            (*columns.values(), attempt.job_id, attempt.number),
+        )
+
+    def _select(self, rest: str, *values: Any) -> list[Job]:
+        return [_job(row) for row in self._db.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+
+
+def this_process() -> dict[str, Any]:
+    """Return what identifies this process to a later one, on this or another machine."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
+
+
+def submitter_lives(attempt: Attempt) -> bool:
+    """Return whether the process that journalled the attempt may still be sending it.
+
+    One on another machine (a home folder on a network) is believed for ten minutes.
+    """
+    who = attempt.submitter
+    if who.get("host") != socket.gethostname():
+        return time.time() - attempt.created_s < 600
+    return processes.alive(who["pid"], who["stamp"])
+
+
+def _job(row: sqlite3.Row) -> Job:
+    return Job(
+        id=row["id"],
+        name=row["name"],
+        backend=row["backend"],
+        created_s=row["created_s"],
+        config=json.loads(row["config"]),
+        config_file=row["config_file"],
+        bundle=json.loads(row["bundle"]),
+        idempotency_key=row["idempotency_key"],
+        attempt=_attempt(row, row["id"]),
+    )
+
+
+def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
+    return Attempt(
+        job_id=job_id,
+        number=row["number"],
+        phase=row["phase"],
+        plan=json.loads(row["plan"]),
+        request=json.loads(row["request"]),
+        created_s=row["sent_s"],
+        submitter=json.loads(row["submitter"]),
+        ref=json.loads(row["ref"]) if row["ref"] else None,
+        state=State(**json.loads(row["outcome"])),
+        progress=json.loads(row["progress"]),
+        unreachable_since_s=row["unreachable_since_s"],
+    )

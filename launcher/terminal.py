@@ -1,0 +1,74 @@
+"""Data on standard output, everything else on standard error; colour only on a terminal, and never with NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+__all__ = ["confirm", "coloured", "is_terminal", "print_json", "print_lines", "say", "table", "when"]
+
+_RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+
+
+def say(message: str) -> None:
+    """Tell the user something: on standard error."""
+    click.echo(message, err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print data, in one write."""
+    if lines:
+        click.echo("\n".join(lines))
+
+
+def is_terminal() -> bool:
+    """Return whether a person can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def coloured(text: str, number: int) -> str:
+    """Return the text in a colour of its own for each number, on a terminal that wants colour."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, fg=_RANK_COLOURS[number % len(_RANK_COLOURS)])
+
+
+def confirm(question: str, *, yes: bool) -> bool:
+    """Ask, on a terminal. Raises UsageError where nobody can be asked and `--yes` was not given."""
+    if yes:
+        return True
+    if not is_terminal():
+        from cloudtrain.launcher.errors import UsageError
+
+        raise UsageError(f"{question} There is nobody to ask here", hint="add --yes")
+    return click.confirm(question, err=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return aligned lines, the head first."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+    ]
+
+
+def when(time_s: float | None) -> str:
+    """Return how long ago, in the largest whole unit."""
+    if time_s is None:
+        return "-"
+    ago = max(0, int(time.time() - time_s))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if ago >= 2 * size:
+            return f"{ago // size}{unit} ago"
+    return f"{ago}s ago"
