@@ -171,7 +171,7 @@ class Agent:
         if self.member is not None:
             self.member.listen(TICK_S)
             self.member.tell(self.report)
-            if self.member.silent_s() > (peers.SILENCE_S if self.member.desired else JOIN_TIMEOUT_S):
+            if self.member.lost(JOIN_TIMEOUT_S):
                 return None
             return self.member.desired or Desired()
         assert self.head is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 __all__ = ["BundleError", "unpack"]
@@ -23,6 +24,13 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
     if found != sha256:
         raise BundleError(f"{archive.name} arrived damaged: its sha256 is {found[:12]}, not {sha256[:12]}")
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        _extract(archive, folder)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise BundleError(f"{archive.name} is no archive that can be unpacked: {error}") from error
+
+
+def _extract(archive: Path, folder: Path) -> None:
     links: set[PurePosixPath] = set()
     with tarfile.open(archive, "r:gz") as tar:
         tar.extraction_filter = lambda member, _: member  # ours is _check: Python 3.11.3 and older have no filters

@@ -17,10 +17,11 @@ from typing import Any
 
 from cloudtrain.entrypoints.coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "SILENCE_S", "Head", "Member", "listen"]
+__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen"]
 
 BEAT_S = 1.0
 SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importing torch
+CLOSED_S = 5.0  # a connection that was closed comes back at once, or its other end is gone
 MAX_LINE = 1 << 20
 
 
@@ -69,6 +70,8 @@ class Head:
         self.token = token
         self.reports: dict[int, Report] = {}
         self._heard: dict[int, float] = {}
+        self.address: tuple[str, int] = server.getsockname()[:2]
+        self._server = server
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
         self._wires: list[_Wire] = []
@@ -86,9 +89,14 @@ class Head:
                     self._take(key.data, message)
 
     def lost(self) -> set[int]:
-        """Return the nodes that joined and have been silent for SILENCE_S."""
+        """Return the nodes that joined and are gone: silent for SILENCE_S, or closed for CLOSED_S."""
         now = time.monotonic()
-        return {node for node, heard in self._heard.items() if now - heard > SILENCE_S}
+        connected = {wire.node for wire in self._wires}
+        return {
+            node
+            for node, heard in self._heard.items()
+            if now - heard > (SILENCE_S if node in connected else BEAT_S + CLOSED_S)
+        }
 
     def tell(self, desired: Desired) -> None:
         """Send everyone what should be: at once when it changed, else every beat."""
@@ -108,6 +116,14 @@ class Head:
         end = time.monotonic() + patience_s
         while self._wires and time.monotonic() < end:
             self.listen(0.1)
+        self.release()
+
+    def release(self) -> None:
+        """Close everything."""
+        for wire in list(self._wires):
+            self._drop(wire)
+        self._selector.close()
+        self._server.close()
 
     def _accept(self, server: Any) -> None:
         with contextlib.suppress(OSError):
@@ -138,7 +154,7 @@ class Member:
         self.head = head
         self.token = token
         self.desired: Desired | None = None
-        self.heard = time.monotonic()
+        self._heard = time.monotonic()
         self._wire: _Wire | None = None
         self._sent: tuple[float, Report | None] = (0.0, None)
 
@@ -154,15 +170,20 @@ class Member:
                 return
         messages = self._wire.read()
         if messages is None:
-            self._wire.sock.close()
-            self._wire = None
+            self.release()
             return
         for message in messages:
-            self.desired, self.heard = Desired(**message), time.monotonic()
+            self.desired, self._heard = Desired(**message), time.monotonic()
 
     def silent_s(self) -> float:
         """Return the seconds since node 0 was last heard."""
-        return time.monotonic() - self.heard
+        return time.monotonic() - self._heard
+
+    def lost(self, join_timeout_s: float) -> bool:
+        """Return whether node 0 is gone, or was never reached within the time to join."""
+        if self.desired is None:
+            return self.silent_s() > join_timeout_s
+        return self.silent_s() > (SILENCE_S if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
         """Send node 0 how this node is: at once when it changed, else every beat."""
@@ -171,6 +192,12 @@ class Member:
             return
         self._sent = (now, report)
         self._wire.send({**asdict(report), "token": self.token})
+
+    def release(self) -> None:
+        """Close the connection."""
+        if self._wire is not None:
+            self._wire.sock.close()
+            self._wire = None
 
     def _connect(self) -> bool:
         try:

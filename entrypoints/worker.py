@@ -75,7 +75,14 @@ def _run_user_code(kind: str, command: list[str]) -> None:
     scope = sys.modules["__main__"].__dict__
     for name in [name for name in scope if not name.startswith("__")]:
         del scope[name]
-    scope.update(__file__=target, __package__=None, __spec__=None, __cached__=None, __doc__=None, __builtins__=builtins)
+    scope.update(
+        __file__=str(Path(target).absolute()),
+        __package__=None,
+        __spec__=None,
+        __cached__=None,
+        __doc__=None,
+        __builtins__=builtins,
+    )
     exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.job import State
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.schema import Config
 

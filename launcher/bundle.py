@@ -30,18 +30,21 @@ if TYPE_CHECKING:
 __all__ = ["IGNORE_FILES", "Bundle", "collect", "pack"]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
-# Never code, often large: left out before any ignore file is read.
+# Never code, often large: left out before any ignore file is read. Names, then endings.
 ALWAYS_IGNORED = (
-    *(".git/", ".hg/", ".svn/", "__pycache__/", "*.pyc", ".venv/", "venv/", ".DS_Store", "node_modules/"),
-    *(".ipynb_checkpoints/", ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", "*.egg-info/"),
+    *(".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".DS_Store", "node_modules", ".ipynb_checkpoints"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
-# Names that hold secrets often enough to ask first. Examples and templates of them are fine.
-SECRETS = (
-    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.keytab", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519"),
-    *(".netrc", ".pypirc", ".npmrc", ".aws/", ".azure/", ".ssh/", ".kube/", "credentials.json", ".git-credentials"),
-    *("service-account*.json", "service_account*.json", ".htpasswd", "*.kdbx", "token.json", "secrets.y*ml"),
+ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
+# Names that hold secrets often enough to ask first, and their endings; templates of them and public keys are fine.
+SECRET_NAMES = (
+    *(".env", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".pypirc", ".npmrc", ".git-credentials"),
+    *("credentials.json", "token.json", "secrets.yaml", "secrets.yml", ".htpasswd"),
 )
-NOT_SECRETS = ("*.example", "*.sample", "*.template", "*.dist", ".env.example*", "*.pub")
+SECRET_FOLDERS = (".aws", ".azure", ".ssh", ".kube", ".gnupg")
+SECRET_BEGINNINGS = (".env.", "service-account", "service_account")
+SECRET_ENDINGS = (".pem", ".key", ".p12", ".pfx", ".keytab", ".kdbx", ".jks")
+NOT_SECRET_ENDINGS = (".example", ".sample", ".template", ".dist", ".pub", ".py", ".md")
 MB = 1_000_000
 
 
@@ -60,6 +63,12 @@ class Bundle:
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
         return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Bundle:
+        """Return the bundle that `dump` described."""
+        largest = tuple((name, size) for name, size in data["largest"])
+        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
 
     def summary(self) -> str:
         """Return one line: size, files, commit."""
@@ -86,7 +95,13 @@ def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, sc
     for unreadable files, links that leave the folder, and a folder with nothing to ship.
     """
     folder = folder.resolve()
-    names = collect(folder, exclude)
+    try:
+        names = collect(folder, exclude)
+    except OSError as error:
+        hint = "change its mode, or exclude it"
+        raise ConfigError(
+            f"the code folder cannot be read: {error.strerror}", where=error.filename, hint=hint
+        ) from error
     sizes = _check(folder, names, max_bytes)
     partial = into / f"partial-{os.getpid()}.tar.gz"
     try:
@@ -94,7 +109,7 @@ def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, sc
             sha256, packed = _write(folder, names, io.BytesIO())
         else:
             into.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with partial.open("xb") as file:
+            with partial.open("wb") as file:
                 sha256, packed = _write(folder, names, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -111,29 +126,26 @@ def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, sc
 
 
 class _Rules:
-    """The ignore files that apply, read once a folder."""
+    """The ignore files that apply, each read once."""
 
     def __init__(self, root: Path, exclude: Iterable[str]) -> None:
-        # pathspec's matcher costs 20 ms of processor time: only where code is packed
-        from pathspec import GitIgnoreSpec
-
-        self._spec = GitIgnoreSpec
         self.root = root
-        self.always = GitIgnoreSpec.from_lines(ALWAYS_IGNORED)
-        self.exclude = GitIgnoreSpec.from_lines(list(exclude))
+        self.exclude = _matcher(list(exclude))
         self._cache: dict[Path, list[GitIgnoreSpec]] = {}
         self.above = self._above(root)
 
     def ignores(self, path: PurePosixPath, is_dir: bool) -> bool:
         """Return whether the path below the root is left out."""
+        if path.name in ALWAYS_IGNORED or path.name.endswith(ALWAYS_IGNORED_ENDINGS):
+            return True
         name = f"{path}/" if is_dir else str(path)
-        if self.always.match_file(name) or self.exclude.match_file(name):
+        if self.exclude is not None and self.exclude.match_file(name):
             return True
         verdict = False
         absolute = self.root / path
         for base in [*self.above, *(self.root / p for p in reversed(path.parents))]:
-            relative = absolute.relative_to(base).as_posix() + ("/" if is_dir else "")
             for spec in self._specs(base):
+                relative = absolute.relative_to(base).as_posix() + ("/" if is_dir else "")
                 answer = spec.check_file(relative).include
                 verdict = verdict if answer is None else answer
         return verdict
@@ -141,9 +153,8 @@ class _Rules:
     def _specs(self, base: Path) -> list[GitIgnoreSpec]:
         if base not in self._cache:
             found = [base / name for name in IGNORE_FILES]
-            self._cache[base] = [
-                self._spec.from_lines(path.read_text(errors="replace").splitlines()) for path in found if path.is_file()
-            ]
+            read = [_matcher(path.read_text(errors="replace").splitlines()) for path in found if path.is_file()]
+            self._cache[base] = [spec for spec in read if spec is not None]
         return self._cache[base]
 
     @staticmethod
@@ -157,6 +168,23 @@ class _Rules:
             if (folder / ".git").exists():
                 return above
         return []
+
+
+def _matcher(lines: list[str]) -> GitIgnoreSpec | None:
+    if not lines:
+        return None
+    from pathspec import GitIgnoreSpec  # 20 ms of processor time, only where there is a rule to follow
+
+    return GitIgnoreSpec.from_lines(lines)
+
+
+def _looks_secret(path: PurePosixPath) -> bool:
+    name = path.name
+    if any(folder in SECRET_FOLDERS for folder in path.parts[:-1]):
+        return True
+    if name.endswith(NOT_SECRET_ENDINGS):
+        return False
+    return name in SECRET_NAMES or name.startswith(SECRET_BEGINNINGS) or name.endswith(SECRET_ENDINGS)
 
 
 def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosixPath]:
@@ -174,24 +202,21 @@ def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosix
 
 def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str, int]:
     """Return each file's size. Raises ConfigError with every fault found."""
-    from pathspec import GitIgnoreSpec
-
     if not names:
         raise ConfigError("there is nothing to ship: every file is ignored", where=folder)
-    secret, innocent = GitIgnoreSpec.from_lines(SECRETS), GitIgnoreSpec.from_lines(NOT_SECRETS)
     faults = [
         Fault(
             f"`{name}` looks like a secret, and would be uploaded with the code",
             key="code.exclude",
             hint=f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`",
         )
-        for name in map(str, names)
-        if secret.match_file(name) and not innocent.match_file(name)
+        for name in names
+        if _looks_secret(name)
     ]
     sizes: dict[str, int] = {}
     for name in names:
         path = folder / name
-        if path.is_symlink() and not path.resolve().is_relative_to(folder):
+        if path.is_symlink() and not _stays_inside(path, folder):
             faults.append(
                 Fault(
                     f"the link `{name}` points outside the code folder",
@@ -217,6 +242,13 @@ def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str
     if faults:
         raise ConfigError(faults)
     return sizes
+
+
+def _stays_inside(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(folder)
+    except (OSError, RuntimeError):  # a loop; RuntimeError before Python 3.13
+        return False
 
 
 def _write(folder: Path, names: list[PurePosixPath], out: BinaryIO) -> tuple[str, int]:

@@ -46,12 +46,14 @@ def as_json(job: Job) -> dict[str, Any]:
 
 def spend_usd(job: Job) -> float | None:
     """Return what this attempt's running time has cost so far, None where the price is unknown."""
-    hourly, state = job.attempt.plan["hourly_usd"], job.attempt.state
+    hourly: float | None = job.attempt.plan["hourly_usd"]
+    state = job.attempt.state
     if hourly is None:
         return None
     if state.started_s is None:
         return 0.0
-    return round(hourly * ((state.ended_s or time.time()) - state.started_s) / 3600, 6)
+    seconds = (state.ended_s or time.time()) - state.started_s
+    return round(hourly * seconds / 3600, 6)
 
 
 def as_lines(job: Job) -> list[str]:

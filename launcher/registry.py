@@ -12,7 +12,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -78,11 +78,7 @@ class Registry:
             self._db.row_factory = sqlite3.Row
             self._prepare()
         except (sqlite3.Error, OSError) as error:
-            raise ConfigError(
-                f"the job registry cannot be used: {error}",
-                where=self.path,
-                hint="set CLOUDTRAIN_HOME to a folder that you can write, or move the damaged file away",
-            ) from error
+            raise self._unusable(error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -108,8 +104,8 @@ class Registry:
             while not exclusive and self._select("AND jobs.id = ?", job_id):
                 job_id = new_id(name)
             job = make(job_id)
-            seq = self._db.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs").fetchone()[0]
-            self._db.execute(
+            seq = self._execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
+            self._execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
@@ -122,9 +118,9 @@ class Registry:
     def add_attempt(self, attempt: Attempt) -> None:
         """Journal the intent to send a further attempt. Raises UsageError where the last one is still active."""
         with self._transaction():
-            row = self._db.execute(
+            row = self._execute(
                 "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
-            ).fetchone()
+            )[0]
             if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
                 raise UsageError(
                     f"`{attempt.job_id}` is being resumed already",
@@ -183,13 +179,13 @@ class Registry:
 
     def attempt(self, job: Job, number: int) -> Attempt:
         """Return an earlier attempt. Raises NoSuchJobError."""
-        row = self._db.execute(
+        rows = self._execute(
             "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
-        ).fetchone()
-        if row is None:
+        )
+        if not rows:
             last = job.attempt.number
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
-        return _attempt(row, job.id)
+        return _attempt(rows[0], job.id)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -210,18 +206,31 @@ class Registry:
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
 
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the job registry cannot be used: {error}",
+            where=self.path,
+            hint="set CLOUDTRAIN_HOME to a folder that you can write, or move the damaged file away",
+        )
+
+    def _execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:  # a damaged page, a full disk: seen only when it is touched
+            raise self._unusable(error) from error
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
+        self._execute("BEGIN IMMEDIATE")
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            self._execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
+        self._execute("COMMIT")
 
     def _insert(self, attempt: Attempt) -> None:
-        self._db.execute(
+        self._execute(
             "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -233,13 +242,13 @@ class Registry:
 
     def _update(self, attempt: Attempt, **columns: Any) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
-        self._db.execute(
+        self._execute(
             f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ?",
             (*columns.values(), attempt.job_id, attempt.number),
         )
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
-        return [_job(row) for row in self._db.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+        return [_job(row) for row in self._execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
 
 
 def this_process() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""From a config to a running job: plan, pack, render, check, journal the intent, send, mark as sent.
+"""From a prepared job to a running one: journal the intent, send, mark as sent.
 
-Everything before the journal changes nothing outside this machine. The platform's name for the job is fixed in the
-journal, so a process that dies anywhere leaves at most one job, and `refresh` finds it by that name.
+The platform's name for the job is fixed in the journal, so a process that dies anywhere leaves at most one job, and
+`refresh` finds it by that name.
 """
 
 from __future__ import annotations
@@ -9,52 +9,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import bundle as bundles
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.registry import Registry, this_process
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.schema import Config
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "resend", "send"]
-
-DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything a submit needs that changes nothing yet. `request` is for the id `NAME-00000`."""
-
-    config: Config
-    config_file: Path
-    backend: backends.Backend
-    plan: plans.Plan
-    bundle: bundles.Bundle
-    request: backends.Request
-
-
-def prepare(config: Config, config_file: Path, cache: Path, *, dry: bool, job_id: str | None = None) -> Prepared:
-    """Plan, pack, render and check. Raises ConfigError with all that the backend would refuse.
-
-    A dry run writes no archive.
-    """
-    backend = backends.load(config.backend)
-    plan = plans.make(config, backend.capacity(config))
-    folder = config_file.parent / config.code.dir
-    bundle = bundles.pack(folder, config.code.exclude, config.code.max_size_mb * bundles.MB, cache, scratch=dry)
-    job_id = job_id or f"{config.name}-{DRY_SUFFIX}"
-    request = backend.request(plan, config, job_id, 1, bundle.sha256)
-    faults = backend.check(request)
-    if faults:
-        raise ConfigError(faults)
-    return Prepared(config, config_file, backend, plan, bundle, request)
+__all__ = ["resend", "send"]
 
 
 def send(

@@ -25,10 +25,10 @@ def command(
     as_json: bool,
 ) -> None:
     """Show ranks, batch split, time limit and price; sends nothing."""
-    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.prepare import prepare
 
     overrides = overrides_of(file, backend, instances, instance_type, spot, settings)
-    prepared = submit.prepare(overrides.load(), file, Path(), dry=True)
+    prepared = prepare(overrides.load(), file, Path(), dry=True)
     if as_json:
         print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
         return

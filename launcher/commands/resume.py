@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
@@ -18,6 +19,7 @@ __all__ = ["command"]
 @job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML.")
+@click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not as it was submitted.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
 @json_option
@@ -27,6 +29,7 @@ def command(job: str, instances: int | None, settings: tuple[str, ...], detach: 
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.prepare import prepare
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
@@ -35,19 +38,34 @@ def command(job: str, instances: int | None, settings: tuple[str, ...], detach: 
     _require_ended(found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     stored = configs.stored(found.config, overrides=[*settings, *typed])
-    prepared = submit.prepare(stored, Path(found.config_file), registry.folder / "bundles", dry=False, job_id=found.id)
+    prepared = prepare(
+        stored,
+        Path(found.config_file),
+        registry.folder / "bundles",
+        dry=False,
+        shipped=None if update_code else _shipped(found),
+    )
     for line in prepared.plan.lines():
         say(line)
     worst = prepared.plan.worst_case_usd
     if worst and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
         raise click.Abort
-    if prepared.bundle.sha256 != found.bundle["sha256"]:
-        say("the code has changed since the last attempt")
     found = submit.resend(registry, found, prepared)
     say(f"sent: {found.id}, attempt {found.attempt.number}")
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
     return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _shipped(job: Job) -> Bundle:
+    bundle = Bundle.load(job.bundle)
+    if not bundle.path.exists():
+        raise ConfigError(
+            "the code as it was submitted is no longer here",
+            where=bundle.path,
+            hint="--update-code takes the code folder as it is now",
+        )
+    return bundle
 
 
 def _require_ended(job: Job) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher import submit
 from cloudtrain.launcher.backend import names
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, overrides_of, yes_option
+from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import confirm, print_json, say
 
 __all__ = ["command", "render"]
@@ -82,13 +82,14 @@ def render(
 
 
 def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: bool, yes: bool, as_json: bool) -> int:
+    from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
     from cloudtrain.launcher.logs import View
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    prepared = submit.prepare(overrides.load(), overrides.file, folder / "bundles", dry=False)
+    prepared = prepare(overrides.load(), overrides.file, folder / "bundles", dry=False)
     for line in prepared.plan.lines():
         say(line)
     say(f"code: {prepared.bundle.summary()}")
@@ -111,7 +112,7 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     shown: list[dict[str, Any]] = []
     for backend in chosen:
         config = overrides.load(backend)
-        prepared = submit.prepare(config, overrides.file, Path(), dry=True)
+        prepared = prepare(config, overrides.file, Path(), dry=True)
         request = prepared.request
         for line in [*prepared.plan.lines(), f"code: {prepared.bundle.summary()}"]:
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)

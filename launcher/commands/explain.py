@@ -1,0 +1,130 @@
+"""`cloudtrain explain resources.spot`: a config key's type, default, help and example."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+__all__ = ["command", "type_name"]
+
+_WIDTH = 100
+_PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+
+
+@click.command("explain", short_help="Explain a key of the config file.")
+@click.argument("path", default="")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(path: str, as_json: bool) -> None:
+    """Explain a key of the config file, such as `resources.spot`; without PATH, list the top level."""
+    from cloudtrain.launcher import schema
+
+    steps = tuple(int(step) if step.isascii() and step.isdigit() else step for step in path.split(".") if step)
+    field = schema.field_at(steps) if steps else None
+    if steps and field is None:
+        raise UsageError(f"no key `{path}`", hint=_closest(path))
+    model = schema.section(field) if field is not None else schema.Config
+    keys = {key: _facts(inner) for key, inner in model.model_fields.items()} if model is not None else {}
+    if as_json:
+        facts = _facts(field) if field is not None else {"type": "mapping", "help": schema.Config.__doc__}
+        click.echo(json.dumps({"key": path, **facts, **({"keys": keys} if keys else {})}, indent=2))
+        return
+    if field is not None:
+        click.echo(_described(path, _facts(field), is_section=model is not None))
+    if keys:
+        click.echo(("\n" if field is not None else "") + _listed(keys))
+
+
+def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+    """Return a type in words: `list of text`, `ddp | fsdp`, `duration`."""
+    from cloudtrain.launcher.kinds import Kind, Shorthand
+
+    kind = next((item for item in metadata if isinstance(item, Kind)), None)
+    if kind is not None:
+        return kind.name
+    shorthand = next((item.name for item in metadata if isinstance(item, Shorthand)), "")
+    if shorthand:
+        return f"{type_name(annotation, tuple(m for m in metadata if not isinstance(m, Shorthand)))} or {shorthand}"
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(args[0], args[1:])
+    if origin is Literal:
+        return " | ".join(str(choice) for choice in args)
+    if origin is tuple:
+        return f"list of {type_name(args[0])}"
+    if origin is dict:
+        return f"mapping of {type_name(args[0])} to {type_name(args[1])}"
+    if args:  # a union: the only ones in the schema are with None
+        return type_name(next(arg for arg in args if arg is not type(None)))
+    return "any value" if annotation is Any else _PLAIN.get(annotation, "mapping")
+
+
+def _facts(field: FieldInfo) -> dict[str, Any]:
+    from cloudtrain.launcher.schema import written_default
+
+    facts: dict[str, Any] = {
+        "type": type_name(field.annotation, tuple(field.metadata)),
+        "required": field.is_required(),
+    }
+    if not field.is_required():
+        facts["default"] = written_default(field)
+    return {**facts, "help": field.description, "examples": field.examples or []}
+
+
+def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
+    from cloudtrain.launcher.schema import as_yaml
+
+    lines = [f"{path}: {facts['type']}{_default_words(facts) if not is_section else ''}"]
+    lines += textwrap.wrap(facts["help"], _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    name = path.rpartition(".")[2]
+    lines += [f"  example: {name}: {as_yaml(example)}" for example in facts["examples"]]
+    return "\n".join(lines)
+
+
+def _listed(keys: dict[str, dict[str, Any]]) -> str:
+    width = max(map(len, keys)) + 2
+    blocks = []
+    for key, facts in keys.items():
+        blocks.append(f"{key:<{width}}{facts['type']}{_default_words(facts)}")
+        indent = " " * width
+        blocks += textwrap.wrap(facts["help"], _WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(blocks)
+
+
+def _default_words(facts: dict[str, Any]) -> str:
+    if facts["required"]:
+        return ", required"
+    from cloudtrain.launcher.schema import as_yaml
+
+    empty = facts["default"] is None or facts["default"] in ([], {})
+    return "" if empty else f", default {as_yaml(facts['default'])}"
+
+
+def _closest(path: str) -> str:
+    from cloudtrain.launcher.schema import Config, keys_named
+
+    names = list(_every_key(Config))
+    if close := get_close_matches(path, names, 1):
+        return f"did you mean `{close[0]}`?"
+    elsewhere = list(keys_named(path.rpartition(".")[2]))
+    return f"did you mean `{elsewhere[0]}`?" if elsewhere else "`cloudtrain explain` lists the top level"
+
+
+def _every_key(model: type[BaseModel], above: str = "") -> list[str]:
+    from cloudtrain.launcher.schema import section
+
+    keys = []
+    for key, field in model.model_fields.items():
+        keys.append(above + key)
+        if (inner := section(field)) is not None:
+            keys += _every_key(inner, f"{above}{key}.")
+    return keys

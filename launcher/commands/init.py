@@ -1,0 +1,56 @@
+"""`cloudtrain init`: a small project that trains as it is."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+
+__all__ = ["KINDS", "command"]
+
+KINDS = ("task", "script")
+
+
+@click.command("init", short_help="Write a small project that trains as it is.")
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--kind", type=click.Choice(KINDS), default="task", show_default=True,
+    help="task: three functions for the shared trainer; script: a torchrun script of your own.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def command(folder: Path, kind: str, force: bool) -> None:
+    """Write a small project that trains as it is, on this machine, in seconds."""
+    starter = {
+        entry.name: entry.read_text(encoding="utf-8")
+        for entry in sorted(files("cloudtrain.templates").joinpath("starters", kind).iterdir(), key=lambda e: e.name)
+        if entry.is_file()
+    }
+    try:
+        existing = [str(folder / name) for name in starter if (folder / name).exists()]
+        if existing and not force:
+            hint = "`--force` overwrites; `cloudtrain init DIR` writes elsewhere"
+            raise UsageError(f"already there: {', '.join(existing)}", hint=hint)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in starter.items():
+            text = text.replace("name: starter", f"name: {_job_name(folder)}", 1) if name.endswith(".yaml") else text
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
+    click.echo(f"wrote {', '.join(str(folder / name) for name in starter)}")
+    click.echo("\nnext:")
+    if folder.resolve() != Path.cwd():
+        click.echo(f"  cd {folder}")
+    click.echo("  cloudtrain validate                # is the file right?")
+    click.echo("  cloudtrain submit                  # train on this machine")
+    click.echo("  cloudtrain submit --instances 2    # as two instances")
+    click.echo("  cloudtrain explain                 # every key of cloudtrain.yaml")
+
+
+def _job_name(folder: Path) -> str:
+    """Return the folder's name as a job's name."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:41].strip("-")
+    return name or "starter"

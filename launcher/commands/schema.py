@@ -1,0 +1,42 @@
+"""`cloudtrain schema`: the config file's JSON schema, for editors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+__all__ = ["command", "json_schema"]
+
+
+@click.command("schema", short_help="Print the config file's JSON schema.")
+def command() -> None:
+    """Print the config file's JSON schema (draft 2020-12), for completion and checks in an editor.
+
+    Save it, and begin the config with `# yaml-language-server: $schema=cloudtrain.schema.json`.
+    """
+    click.echo(json.dumps(json_schema(), indent=2))
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the schema. It accepts what validation accepts, rules that span keys apart."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    from cloudtrain.launcher.schema import Config, sections, written_default
+
+    class WithoutTitles(GenerateJsonSchema):
+        """A title that repeats the key is noise in an editor's pop-up."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    published = Config.model_json_schema(schema_generator=WithoutTitles)
+    for model in sections(Config):
+        properties = (published if model is Config else published["$defs"][model.__name__])["properties"]
+        for key, field in model.model_fields.items():
+            # pydantic's default is our seconds and micro-dollars; an editor inserts what the file says.
+            properties[key].pop("default", None)
+            if not field.is_required() and (default := written_default(field)) not in (None, [], {}):
+                properties[key]["default"] = default
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **published, "title": "cloudtrain"}

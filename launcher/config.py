@@ -1,0 +1,180 @@
+"""Load `cloudtrain.yaml`: text -> tree -> overrides -> validated Config, or all that is wrong with it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from cloudtrain.launcher import codefiles, rules, schema, schemafaults, yamlfile
+from cloudtrain.launcher import overrides as given_values
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.schema import Config
+from cloudtrain.launcher.yamlfile import KeyPath, Node
+
+__all__ = ["DEFAULT_FILE", "Config", "load", "stored"]
+
+DEFAULT_FILE = "cloudtrain.yaml"
+_LARGEST_FILE = 256_000  # bytes; a job's description is a page
+
+
+def load(
+    path: Path,
+    *,
+    backend: str | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Return the config with every default filled in.
+
+    `overrides` are `a.b=value`, later ones winning; `backend` wins over them all. Files that the config names are
+    looked for beside it. Raises ConfigError with every fault, in the file's order, the command line's last.
+    """
+    environ = os.environ if environ is None else environ
+    parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
+    if parsed.root is None:
+        raise ConfigError(parsed.faults or [_empty(path)])
+    root, faults = parsed.root, list(parsed.faults)
+    if not isinstance(root.value, dict):
+        message = f"expected a mapping of keys, found {schemafaults.found(root)}"
+        raise ConfigError(faults or [Fault(message, place=root.place, hint="begin with `name: my-job`")])
+    for option, assignment in _assignments(backend, overrides):
+        root, more = given_values.apply(root, option, assignment, environ)
+        faults += more
+    config, more = _validated(root)
+    faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
+    if config is None or faults:
+        raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
+    return config
+
+
+def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+    """Return a config that was stored as JSON, with overrides; its variables were filled in when it was loaded.
+
+    Raises ConfigError for what is wrong with the overrides.
+    """
+    unused = ("args",) if data.get("task") else ("params", "training")  # defaults that the rules would find misplaced
+    data = {key: value for key, value in data.items() if key not in unused}
+    root = yamlfile.from_data(data, given_values.Given("the stored config", 0, 0, ""))
+    faults: list[Fault] = []
+    for assignment in overrides:
+        root, more = given_values.apply(root, "--set", assignment, os.environ)
+        faults += more
+    config, more = _validated(root)
+    faults += [*more, *rules.faults_of(root)]
+    if config is None or faults:
+        raise ConfigError(faults)
+    return config
+
+
+def _assignments(backend: str | None, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    chosen = [("--backend", f"backend={backend}")] if backend is not None else []
+    return [*(("--set", assignment) for assignment in overrides), *chosen]
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder", hint=f"name the file: {path / DEFAULT_FILE}")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise ConfigError(f"{path} is larger than 256 kB, which no config is")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"no file {path}", hint=_missing_file_hint(path)) from None
+    except UnicodeDecodeError as exc:
+        line = exc.object.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(f"{path} is not UTF-8 text (line {line})", hint="save it as UTF-8") from None
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{path} cannot be read: {getattr(exc, 'strerror', None) or exc}") from None
+
+
+def _missing_file_hint(path: Path) -> str:
+    folder = path.parent
+    names = sorted(file.name for file in folder.glob("*.y*ml")) if folder.is_dir() else []
+    if close := get_close_matches(path.name, names, 1):
+        return f"did you mean {folder / close[0]}?"
+    return "`cloudtrain init` writes one; `-f FILE` names another"
+
+
+def _empty(path: Path) -> Fault:
+    return Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
+
+
+def _validated(root: Node) -> tuple[Config | None, list[Fault]]:
+    """Return the config, or the faults of single values."""
+    data = _without_nothing(root, Config)
+    _write_numbers_out(data, root)
+    try:
+        return Config.model_validate(data), []
+    except ValidationError as exc:
+        first = exc
+    # Where text is wanted, a plain scalar is text as it was written: a tag `1.10` is not 1.1, nor an env `true` True.
+    changed = False
+    for error in first.errors(include_url=False, include_input=False):
+        node = yamlfile.find(root, tuple(error["loc"]))
+        if error["type"] in {"string_type", "value_error"} and node is not None and _is_plain_value(node):
+            changed = _put(data, tuple(error["loc"]), node.text) or changed
+    if changed:
+        try:
+            return Config.model_validate(data), []
+        except ValidationError as exc:
+            return None, schemafaults.faults_of(exc, root)
+    return None, schemafaults.faults_of(first, root)
+
+
+def _without_nothing(node: Node, model: type[BaseModel] | None) -> Any:
+    """Return plain data, without the keys of ours that have no value: `resources:` with all below it commented out."""
+    if model is None:
+        return node.data()
+    if isinstance(node.value, tuple):
+        return [_without_nothing(item, model) for item in node.value]
+    if not isinstance(node.value, dict):
+        return node.data()
+    data = {}
+    for key, member in node.value.items():
+        field = model.model_fields.get(key)
+        if field is None or member.node.value is not None:
+            data[key] = _without_nothing(member.node, schema.section(field) if field is not None else None)
+    return data
+
+
+def _write_numbers_out(data: dict[str, Any], root: Node) -> None:
+    """Replace the numbers of an `args` mapping by their text, so that `lr: 3e-4` arrives as `--lr 3e-4`."""
+    args = yamlfile.find(root, ("args",))
+    for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
+        items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
+        texts = [item.text if _is_number(item) else item.data() for item in items]
+        data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
+
+
+def _is_plain_value(node: Node) -> bool:
+    return node.plain and isinstance(node.value, bool | int | float)
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.value, int | float) and not isinstance(node.value, bool)
+
+
+def _put(data: Any, path: KeyPath, value: str) -> bool:
+    """Set a value deep inside; say whether there was a place for it."""
+    try:
+        for step in path[:-1]:
+            data = data[step]
+        data[path[-1]] = value
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+def _order(fault: Fault, file: str) -> tuple[int, int, int]:
+    """Sort by the file's order; then what another file says, then the command line, then what has no place."""
+    if fault.place is None:
+        return (3, 0, 0)
+    if isinstance(fault.place, given_values.Given):
+        return (2, 0, 0)
+    place = fault.place if fault.place.file == file else (*fault.also, fault.place)[0]
+    return (0, place.line, place.column)

@@ -1,0 +1,184 @@
+"""The kinds of value a config key can hold beyond YAML's own: durations, money, names.
+
+A kind says what it expects once, for the error message, for `explain` and for an editor's schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
+from pydantic_core import core_schema
+
+from cloudtrain.launcher import units
+
+__all__ = [
+    "Accelerators",
+    "Arguments",
+    "BackendName",
+    "Channel",
+    "Duration",
+    "EnvName",
+    "InputName",
+    "JobName",
+    "Kind",
+    "Many",
+    "Money",
+    "Percent",
+    "ProcessCount",
+    "RelativePath",
+    "Shorthand",
+    "SizeGb",
+    "Text",
+    "Written",
+    "argv",
+]
+
+T = TypeVar("T")
+# Strict models refuse a list for a tuple, and YAML knows only lists.
+Many = Annotated[tuple[T, ...], Strict(False)]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """A scalar read by a function of ours, which raises ValueError with what it expected."""
+
+    name: str
+    read: Callable[[Any], Any]
+    json_schema: dict[str, Any]
+    write: Callable[[Any], Any] | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        writer = core_schema.plain_serializer_function_ser_schema(self.write) if self.write else None
+        return core_schema.no_info_plain_validator_function(self.read, serialization=writer)
+
+    def __get_pydantic_json_schema__(self, _: core_schema.CoreSchema, __: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(self.json_schema)
+
+
+@dataclass(frozen=True, eq=False)
+class Shorthand:
+    """A second, shorter way to write a value: `expand` turns it into the long one and leaves other values alone."""
+
+    name: str
+    expand: Callable[[Any], Any]
+    json_schema: dict[str, Any] = field(default_factory=dict)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), dict(self.json_schema)]}
+
+
+def argv(value: Any) -> Any:
+    """Return a mapping of options as an argument list; a list stays as it is.
+
+    `{epochs: 10, flag: true, off: false, x: [1, 2], -v: true}` becomes `--epochs 10 --flag --x 1 2 -v`: true is the
+    option alone, false and nothing leave it out, a list follows its option item by item.
+    """
+    if not isinstance(value, dict):
+        return value
+    wanted = "text, a number, true, false or a list of them for each option"
+    arguments: list[str] = []
+    for name, given in value.items():
+        if given is None or given is False:
+            continue
+        arguments.append(name if name.startswith("-") else f"--{name}")
+        items = given if isinstance(given, list | tuple) else [] if given is True else [given]
+        if any(item is None or isinstance(item, dict | list) for item in items):
+            raise ValueError(wanted)
+        arguments += [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+    return arguments
+
+
+def _matching(name: str, wanted: str, pattern: str) -> Kind:
+    compiled = re.compile(pattern)
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not compiled.fullmatch(value):
+            raise ValueError(wanted)
+        return value
+
+    return Kind(name, read, {"type": "string", "pattern": f"^({pattern})$"})
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("text")
+    if not value.strip():
+        raise ValueError("text that is not empty")
+    return value
+
+
+def _relative_path(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("a path below `code.dir`")
+    return value
+
+
+def _process_count(value: object) -> int | str:
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+        return value
+    raise ValueError("`auto` or a whole number from 1 to 1024")
+
+
+def _accelerators(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(:[1-9][0-9]{0,3})?", value):
+        return value if ":" in value else f"{value}:1"
+    raise ValueError("a type and a count per instance, such as `A100:8`")
+
+
+_DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"type": "integer", "minimum": 0}]}
+_MONEY = {"anyOf": [{"type": "string", "pattern": units.MONEY_PATTERN}, {"type": "number", "minimum": 0}]}
+_SIZE = {"anyOf": [{"type": "string", "pattern": units.SIZE_PATTERN}, {"type": "integer", "minimum": 1}]}
+_COUNT = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}
+_WORD = r"[A-Za-z_][A-Za-z0-9_]*"
+
+Duration = Annotated[int, Kind("duration", units.parse_duration, _DURATION, units.format_duration)]
+Money = Annotated[int, Kind("amount of money", units.parse_money, _MONEY, units.format_money)]
+Percent = Annotated[
+    int,
+    Kind("percentage", units.parse_percent, {"type": "string", "pattern": units.PERCENT_PATTERN}, units.format_percent),
+]
+SizeGb = Annotated[int, Kind("size in GB", units.parse_size_gb, _SIZE)]
+ProcessCount = Annotated[int | Literal["auto"], Kind("whole number or auto", _process_count, _COUNT)]
+Accelerators = Annotated[
+    str,
+    Kind(
+        "accelerators",
+        _accelerators,
+        {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*(:[1-9][0-9]{0,3})?$"},
+    ),
+]
+RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
+# Text that an unquoted number or true may stand for: it arrives as it was written.
+Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
+Arguments = Annotated[
+    Many[Written],
+    Shorthand("mapping", argv, {"type": "object", "additionalProperties": {"not": {"type": "object"}}}),
+]
+
+_NAME = "[a-z0-9][a-z0-9-]{0,40}"
+JobName = Annotated[
+    str, _matching("name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`)", _NAME)
+]
+BackendName = Annotated[
+    str, _matching("backend", "a backend's name, such as `local` or `sagemaker`", r"[a-z][a-z0-9_-]{0,40}")
+]
+EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
+InputName = Annotated[
+    str, _matching("name", "a name of letters, digits and `_`: it becomes part of a variable's name", _WORD)
+]
+Channel = Annotated[
+    str,
+    _matching("address", "`env:NAME` (the address is in that variable) or an http(s) address", r"env:\w+|https?://\S+"),
+]

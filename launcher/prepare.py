@@ -1,0 +1,50 @@
+"""From a config to what a submit would send: plan, pack, render, check. Changes nothing outside this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import bundle as bundles
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.schema import Config
+
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare"]
+
+DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything a submit needs that changes nothing yet. `request` is for the id `NAME-00000`."""
+
+    config: Config
+    config_file: Path
+    backend: backends.Backend
+    plan: plans.Plan
+    bundle: bundles.Bundle
+    request: backends.Request
+
+
+def prepare(
+    config: Config, config_file: Path, cache: Path, *, dry: bool, shipped: bundles.Bundle | None = None
+) -> Prepared:
+    """Plan, pack, render and check. Raises ConfigError with all that the backend would refuse.
+
+    A dry run writes no archive; `shipped` is one to take in place of the folder's code of today.
+    """
+    backend = backends.load(config.backend)
+    plan = plans.make(config, backend.capacity(config))
+    folder = config_file.parent / config.code.dir
+    max_bytes = config.code.max_size_mb * bundles.MB
+    bundle = shipped or bundles.pack(folder, config.code.exclude, max_bytes, cache, scratch=dry)
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+    faults = backend.check(request)
+    if faults:
+        raise ConfigError(faults)
+    return Prepared(config, config_file, backend, plan, bundle, request)

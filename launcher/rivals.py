@@ -1,0 +1,154 @@
+"""Keys that people bring along from other launchers and trainers, and what to write instead."""
+
+from __future__ import annotations
+
+__all__ = ["RUNNABLE", "advice"]
+
+# Our key, then what others call the same thing.
+_CALLED = """
+resources.instances: num_nodes nodes nnodes instance_count num_instances num_machines machines replicas
+        replica_count node_count numNodes InstanceCount
+resources.min_instances: min_nodes min_replicas
+resources.instance_type: machine_type vm_size ec2_instance_type InstanceType machineType
+resources.spot: use_spot use_spot_instances spot_policy preemptible low_priority job_tier EnableManagedSpotTraining
+resources.disk_gb: disk_size volume_size volume_size_in_gb boot_disk_size_gb disk storage
+distributed.nproc_per_node: nproc num_proc ntasks_per_node procs_per_node num_processes_per_node
+        process_count_per_instance numProcPerNode
+distributed.max_restarts: max_restarts_on_errors restarts
+distributed.timeout_s: ddp_timeout nccl_timeout rdzv_timeout
+env: envs environment env_vars environment_variables Environment
+secrets: secret secret_env
+image: docker docker_image container container_image image_uri image_id imageUri TrainingImage
+code.dir: workdir work_dir working_dir source_dir code_dir project_dir root_dir
+code.exclude: ignore excludes
+name: job_name experiment_name display_name
+tags: labels
+inputs: input data datasets channels input_data file_mounts
+outputs: output output_uri output_path artifacts
+checkpoint.uri: checkpoint_dir checkpoint_path checkpoint_s3_uri checkpoint_uri ckpt_dir save_dir
+checkpoint.every_steps: save_steps save_every checkpoint_every save_interval
+checkpoint.keep: save_total_limit keep_last keep_latest_k max_to_keep
+checkpoint.resume: resume_from_checkpoint resume_from auto_resume autoresume
+limits.max_duration: max_run max_runtime max_time time_limit walltime max_run_time timeout_minutes
+limits.max_wait: wait_timeout max_wait_time max_pending
+budget.limit: max_cost max_spend cost_limit max_budget
+budget.on_limit: on_exceed on_exceeded
+budget.alert_at: alerts thresholds alert_thresholds
+notify: notifications alert webhooks
+retry.max_attempts: max_retries retries attempts retry_count
+retry.on: on_events
+params: hyperparameters hparams hyperparams config model_config
+training.max_steps: steps num_steps total_steps train_steps max_iters
+training.epochs: num_epochs num_train_epochs max_epochs
+training.micro_batch_size: per_device_train_batch_size micro_batch train_micro_batch_size_per_gpu
+        per_device_batch_size local_batch_size
+training.global_batch_size: train_batch_size total_batch_size effective_batch_size
+training.optimizer.lr: learning_rate base_lr
+training.optimizer.name: optim optimizer_name
+training.schedule.warmup_steps: warmup num_warmup_steps
+training.schedule.name: lr_scheduler scheduler lr_scheduler_type lr_schedule
+training.clip_norm: max_grad_norm grad_clip gradient_clip_val clip_grad_norm gradient_clipping
+training.log_every: logging_steps log_interval log_every_n_steps
+training.eval_every: eval_steps eval_interval val_check_interval
+training.num_workers: dataloader_num_workers data_workers loader_workers
+training.precision: dtype mixed_precision amp
+sagemaker.role: role_arn iam_role iam_role_name execution_role RoleArn
+azureml.subscription: subscription_id
+azureml.workspace: workspace_name
+vertex.project: project_id gcp_project
+ssh.hosts: hosts hostfile host_list nodes_list
+ssh.ssh_config: config_file ssh_config_file
+"""
+
+# What others call it, then what to do: no single key of ours says it.
+_SAID: tuple[tuple[str, str], ...] = (
+    (
+        "gpus num_gpus gpus_per_node gpu accelerator accelerator_type accelerator_count gpu_type slots_per_trial",
+        "say type and count per instance, `resources.accelerators: A100:8`, or name a `resources.instance_type`",
+    ),
+    (
+        "entrypoint entry_point script_path main program",
+        "write `script: train.py` or `module: pkg.train`, or `task: task.py` for the shared trainer",
+    ),
+    (
+        "run command commands cmd",
+        "torchrun is started for you: write `script: train.py` (or `module`, `task`), its arguments under `args`",
+    ),
+    (
+        "setup pip requirements dependencies conda packages",
+        "there is no setup step on the nodes: take an `image` that has what the job needs",
+    ),
+    (
+        "batch_size",
+        "write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)",
+    ),
+    (
+        "gradient_accumulation_steps accumulation_steps grad_accum accumulate_grad_batches",
+        "it follows from `training.global_batch_size` / (`training.micro_batch_size` x ranks)",
+    ),
+    (
+        "fp16",
+        "write `training.precision: fp16`",
+    ),
+    (
+        "bf16",
+        "write `training.precision: bf16`",
+    ),
+    (
+        "num_processes world_size nprocs",
+        "the total follows from `resources.instances` x `distributed.nproc_per_node`",
+    ),
+    (
+        "timeout deadline",
+        "write `limits.max_duration` (the job), `limits.max_wait` (machines) or `distributed.timeout_s` (a hung call)",
+    ),
+    (
+        "max_price max_hourly_cost price_cap",
+        "the whole job is capped, not the hour: `budget.limit: 150 USD`",
+    ),
+    (
+        "autostop idle_minutes idle_timeout",
+        "nothing idles: machines live as long as the job. `limits.max_duration` caps it",
+    ),
+    (
+        "cloud provider platform target scheduler_name infra",
+        "write `backend: sagemaker` (or local, ssh, azureml, vertex)",
+    ),
+    (
+        "region zone location",
+        "it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`",
+    ),
+    (
+        "cpus memory mem vcpus cpu",
+        "they come with the machine: name a `resources.instance_type`",
+    ),
+    (
+        "fsdp ddp deepspeed fsdp_config distributed_type",
+        "write `training.strategy: fsdp` (or ddp)",
+    ),
+    (
+        "profiles extends defaults include",
+        "one file says it all; `--set key=value` changes a value for one call",
+    ),
+)
+
+
+def _ours() -> dict[str, str]:
+    """Return their name -> our key. A line that is indented goes on with the key above."""
+    names: dict[str, str] = {}
+    for entry in _CALLED.strip().replace("\n ", " ").splitlines():
+        ours, _, theirs = entry.partition(":")
+        names |= dict.fromkeys(theirs.split(), ours)
+    return names
+
+
+_OURS = _ours()
+_ADVICE = {name: advice for names, advice in _SAID for name in names.split()}
+
+# Theirs for `task`, `script` and `module`: a file that has one names something to run, if in other words.
+RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train.py`" in advice)
+
+
+def advice(name: str) -> str:
+    """Return what to write for a key of another tool, or nothing where the name is not known."""
+    return f"it is `{_OURS[name]}` here" if name in _OURS else _ADVICE.get(name, "")

@@ -1,0 +1,163 @@
+"""Rules that span keys of the config, each pointing at all the keys it is about.
+
+They read the file's tree and not the finished Config: only the tree knows what was written and what is a default.
+A value of the wrong type is somebody else's fault, and passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from cloudtrain.launcher import rivals, schema
+from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.schemafaults import dotted, named, quoted
+from cloudtrain.launcher.yamlfile import KeyPath, Node, find, key_place
+
+__all__ = ["faults_of", "given"]
+
+_RUNNABLES = ("task", "script", "module")
+# What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
+_SET_BY_TORCHRUN = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+
+
+def given(root: Node, *path: str | int) -> Node | None:
+    """Return the node at the path, unless it holds nothing."""
+    node = find(root, path)
+    return node if node is not None and (node.value is not None or node.broken) else None
+
+
+def faults_of(root: Node) -> list[Fault]:
+    """Return every rule broken."""
+    return [
+        *_one_to_run(root),
+        *_only_where_they_count(root),
+        *_exclusive(root),
+        *_numbers(root),
+        *_notify(root),
+        *_environment(root),
+        *_backend(root),
+    ]
+
+
+def _one_to_run(root: Node) -> Iterator[Fault]:
+    present = [name for name in _RUNNABLES if given(root, name)]
+    if len(present) > 1:
+        hint = "keep one: a `task` is run by the shared trainer, a `script` or `module` by torchrun as it is"
+        yield _between(root, f"{_both(present)} exclude each other", hint, *((name,) for name in present))
+    elif not present and not rivals.RUNNABLE & root.value.keys():
+        hint = "add `task: task.py` (the shared trainer), `script: train.py` or `module: pkg.train`"
+        yield Fault("nothing to run: no `task`, `script` or `module`", place=root.place, hint=hint)
+
+
+def _only_where_they_count(root: Node) -> Iterator[Fault]:
+    own = next((name for name in ("script", "module") if given(root, name)), "")
+    if given(root, "task") and not own and given(root, "args"):
+        hint = "a task takes its settings from `params`"
+        yield _between(root, "`args` goes with `script` or `module`, not with `task`", hint, ("args",), ("task",))
+    if own and not given(root, "task"):
+        for name, hint in (
+            ("params", "give them as `args`"),
+            ("training", f"the {own} trains by itself: give settings as `args`, ranks under `distributed`"),
+        ):
+            if given(root, name):
+                yield _between(root, f"`{name}` goes with `task`, not with `{own}`", hint, (name,), (own,))
+
+
+def _exclusive(root: Node) -> Iterator[Fault]:
+    for section, first, second, hint in (
+        ("training", "max_steps", "epochs", "keep one of the two"),
+        ("resources", "accelerators", "instance_type", "an instance type says its accelerators already: keep one"),
+        ("vertex", "network", "network_attachment", "keep one of the two"),
+    ):
+        if given(root, section, first) and given(root, section, second):
+            message = f"`{first}` and `{second}` exclude each other"
+            yield _between(root, message, hint, (section, second), (section, first))
+
+
+def _numbers(root: Node) -> Iterator[Fault]:
+    whole = _whole(root, "training", "global_batch_size")
+    micro = _whole(root, "training", "micro_batch_size")
+    if whole and micro and whole % micro:
+        lower, upper = whole // micro * micro, (whole // micro + 1) * micro
+        yield _between(
+            root,
+            f"`global_batch_size` {whole} is not a multiple of `micro_batch_size` {micro}",
+            f"write {f'{lower} or ' if lower else ''}{upper}",
+            ("training", "global_batch_size"),
+            ("training", "micro_batch_size"),
+        )
+    fewest = _whole(root, "resources", "min_instances")
+    written = given(root, "resources", "instances")
+    instances = _whole(root, "resources", "instances") if written else 1
+    if fewest and instances and fewest > instances:
+        paths: list[KeyPath] = [("resources", "min_instances")]
+        if written:
+            paths.append(("resources", "instances"))
+        message = f"`min_instances` {fewest} is more than `instances` {instances}"
+        yield _between(root, message, "a restart goes on with fewer machines, never with more", *paths)
+
+
+def _notify(root: Node) -> Iterator[Fault]:
+    entries = given(root, "notify")
+    for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
+        entry = find(root, ("notify", index))
+        if entry is None or not isinstance(entry.value, dict):
+            continue
+        ways = [name for name in ("webhook", "slack", "email") if given(root, "notify", index, name)]
+        if not ways:
+            hint = "as in `{slack: env:SLACK_URL}`"
+            message = "nobody to tell: no `webhook`, `slack` or `email`"
+            yield Fault(message, f"notify.{index}", entry.place, hint)
+        elif len(ways) > 1:
+            message = f"{_both(ways)} exclude each other"
+            yield _between(root, message, "write an entry for each", *(("notify", index, way) for way in ways))
+
+
+def _environment(root: Node) -> Iterator[Fault]:
+    env, secrets = given(root, "env"), given(root, "secrets")
+    names = env.value if env and isinstance(env.value, dict) else {}
+    for name in names:
+        if name in _SET_BY_TORCHRUN or name.startswith("CLOUDTRAIN_"):
+            message = f"`{name}` is set on every rank by cloudtrain and torchrun"
+            yield Fault(message, f"env.{name}", key_place(root, ("env", name)), "remove it")
+    for index, item in enumerate(secrets.value if secrets and isinstance(secrets.value, tuple) else ()):
+        if item.value in names if isinstance(item.value, str) else False:
+            hint = "under `env` its value would be sent in clear: remove it there"
+            message = f"`{item.value}` stands under `env` and under `secrets`"
+            yield _between(root, message, hint, ("env", item.value), ("secrets", index))
+
+
+def _backend(root: Node) -> Iterator[Fault]:
+    """Catch a misspelt built-in. Whether a plug-in of another name is there, is asked when it is needed."""
+    node = given(root, "backend")
+    if node is None or not isinstance(node.value, str) or node.value in schema.BACKENDS:
+        return
+    close = get_close_matches(node.value.lower(), (*schema.BACKENDS, "azure-ml", "vertex-ai", "vertexai"), 1, 0.75)
+    if close and not _is_plugin(node.value):
+        name = {"azure-ml": "azureml", "vertex-ai": "vertex", "vertexai": "vertex"}.get(close[0], close[0])
+        yield Fault(f"no backend `{named(node)}`", "backend", node.place, f"did you mean `{name}`?")
+
+
+def _is_plugin(name: str) -> bool:
+    from importlib.metadata import entry_points  # reads every installed package's files: only for an odd name
+
+    return any(point.name == name for point in entry_points(group="cloudtrain.backends"))
+
+
+def _both(names: list[str]) -> str:
+    """Return "`task` and `script`"."""
+    return f"{quoted(names[:-1])} and `{names[-1]}`"
+
+
+def _whole(root: Node, *path: str) -> int:
+    node = given(root, *path)
+    return node.value if node and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
+
+
+def _between(root: Node, message: str, hint: str, *paths: KeyPath) -> Fault:
+    """Return a fault at the first path that points at the others, too."""
+    places: list[Place] = [place for path in paths if (place := key_place(root, path))]
+    return Fault(message, dotted(paths[0]), places[0], hint, tuple(places[1:]))

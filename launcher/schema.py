@@ -1,0 +1,445 @@
+"""The config file's keys: their types, defaults, bounds and help.
+
+One source for four readers: validation, `cloudtrain explain`, the editors' JSON schema and the docs. Rules that span
+keys are in `rules.py`, so that a Config can be stored as JSON with its defaults filled in and be read back.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from cloudtrain.launcher.kinds import (
+    Accelerators,
+    Arguments,
+    BackendName,
+    Channel,
+    Duration,
+    EnvName,
+    InputName,
+    JobName,
+    Kind,
+    Many,
+    Money,
+    Percent,
+    ProcessCount,
+    RelativePath,
+    SizeGb,
+    Text,
+    Written,
+)
+from cloudtrain.launcher.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
+
+__all__ = [
+    "BACKENDS",
+    "NOTIFY_EVENTS",
+    "Budget",
+    "Checkpoint",
+    "Code",
+    "Config",
+    "Distributed",
+    "Limits",
+    "Notify",
+    "Optimizer",
+    "Resources",
+    "Retry",
+    "Schedule",
+    "Strategy",
+    "Training",
+    "as_yaml",
+    "field_at",
+    "is_list",
+    "keys_named",
+    "section",
+    "sections",
+    "written_default",
+]
+
+BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
+
+Strategy = Literal["ddp", "fsdp"]  # the trainer's list; a strategy is added there and here
+NotifyEvent = Literal["started", "succeeded", "failed", "stopped", "preempted", "restarted", "budget", "unreachable"]
+NOTIFY_EVENTS: tuple[str, ...] = get_args(NotifyEvent)
+
+
+class Code(Section):
+    """What is shipped to the nodes."""
+
+    dir: RelativePath = Field(
+        ".",
+        description="Folder to ship, relative to the config file. .gitignore and .cloudtrainignore are honoured.",
+        examples=["src"],
+    )
+    exclude: Many[Text] = Field(
+        (), description="More to leave out, as .gitignore patterns.", examples=[["*.ipynb", "data/"]]
+    )
+    max_size_mb: int = Field(
+        500, ge=1, description="Largest upload, in MB; a bigger one is refused and its big files named.", examples=[500]
+    )
+
+
+class Resources(Section):
+    """How many machines, and of what kind."""
+
+    instances: int = Field(1, ge=1, le=10_000, description="Machines (nodes) of the job.", examples=[2])
+    min_instances: int | None = Field(
+        None, ge=1, description="Fewest machines a restart may go on with. Default: `instances`.", examples=[1]
+    )
+    accelerators: Accelerators | None = Field(
+        None,
+        description="Type and count per instance, mapped to each backend's machine type; local takes what it has.",
+        examples=["A100:8"],
+    )
+    instance_type: Text | None = Field(
+        None, description="The backend's own machine type, in place of `accelerators`.", examples=["ml.p4d.24xlarge"]
+    )
+    spot: bool = Field(
+        False,
+        description="Take interruptible machines: cheaper, and resumed from the last checkpoint when taken away.",
+        examples=[True],
+    )
+    disk_gb: SizeGb | None = Field(
+        None, description="Disk of each instance, in GB. Default: the backend's.", examples=[200]
+    )
+
+
+class Distributed(Section):
+    """How torchrun starts the ranks."""
+
+    nproc_per_node: ProcessCount = Field(
+        "auto", description="Ranks on one instance. auto: one for each of its GPUs, else 1.", examples=[8]
+    )
+    max_restarts: int = Field(
+        3, ge=0, le=1000, description="Times torchrun restarts the ranks in place after a failure.", examples=[3]
+    )
+    timeout_s: int = Field(
+        600, ge=1, description="Seconds a collective call may take before the ranks count as hung.", examples=[600]
+    )
+
+
+class Optimizer(Section):
+    """The built-in optimizers; a task with its own `optimizer(model, params)` does without."""
+
+    name: Literal["sgd", "adamw"] = Field("adamw", description="Which optimizer.", examples=["adamw"])
+    lr: float = Field(1e-3, gt=0, description="Highest learning rate.", examples=[3e-4])
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay.", examples=[0.01])
+    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd).", examples=[0.9])
+    betas: Many[Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), min_length=2, max_length=2, description="The two decay rates (adamw).", examples=[[0.9, 0.95]]
+    )
+    eps: float = Field(1e-8, gt=0, description="Added to the denominator (adamw).", examples=[1e-8])
+
+
+class Schedule(Section):
+    """How the learning rate moves: up in a line, then as named."""
+
+    name: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="Its shape after the warm-up.", examples=["cosine"]
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.", examples=[100])
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="Last learning rate as a share of the highest.", examples=[0.1]
+    )
+
+
+class Training(Section):
+    """The shared trainer's settings; only for a `task`."""
+
+    strategy: Strategy = Field(
+        "ddp", description="How model and gradients are spread: replicated (ddp) or sharded (fsdp).", examples=["fsdp"]
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Arithmetic of the forward and backward pass.", examples=["bf16"]
+    )
+    global_batch_size: int = Field(
+        32,
+        ge=1,
+        description="Samples an optimizer step, over all ranks and accumulation steps.",
+        examples=[256],
+    )
+    micro_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share.",
+        examples=[32],
+    )
+    max_steps: int | None = Field(None, ge=1, description="Optimizer steps to train; or `epochs`.", examples=[2000])
+    epochs: int | None = Field(
+        None, ge=1, description="Passes over the data; or `max_steps`. With neither, 1.", examples=[10]
+    )
+    optimizer: Optimizer = Field(
+        Optimizer.model_construct(), description="The optimizer.", examples=[{"name": "sgd", "lr": 0.1}]
+    )
+    schedule: Schedule = Field(
+        Schedule.model_construct(),
+        description="The learning rate's schedule.",
+        examples=[{"name": "cosine", "warmup_steps": 100}],
+    )
+    clip_norm: float | None = Field(
+        None, gt=0, description="Largest norm of all gradients together. Default: not clipped.", examples=[1.0]
+    )
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, shuffling and dropout.", examples=[1])
+    log_every: int = Field(10, ge=1, description="Steps between step events.", examples=[10])
+    eval_every: int | None = Field(
+        None, ge=1, description="Steps between evaluations. Default: one, after the last step.", examples=[500]
+    )
+    eval_batches: int | None = Field(
+        None, ge=1, description="Batches of an evaluation on each rank. Default: all.", examples=[50]
+    )
+    num_workers: int = Field(
+        0, ge=0, le=256, description="Data loader processes of each rank; 0 loads in the rank itself.", examples=[4]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_epoch(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("epochs") is None and given.get("max_steps") is None:
+            return {**given, "epochs": 1}
+        return given
+
+
+class Checkpoint(Section):
+    """When state is saved, where, and what a start does with it."""
+
+    every_steps: int | None = Field(None, ge=1, description="Optimizer steps between checkpoints.", examples=[200])
+    every: Duration | None = Field(
+        None,
+        description="Time between checkpoints; with `every_steps`, whichever comes first. With neither, 10m.",
+        examples=["10m"],
+    )
+    keep: int = Field(3, ge=1, description="Newest checkpoints kept.", examples=[3])
+    uri: Text | None = Field(
+        None,
+        description="Where they go. Default: a place of the backend's, by job name.",
+        examples=["s3://bucket/ckpt"],
+    )
+    resume: Text = Field(
+        "auto",
+        description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
+        examples=["auto", "never", "s3://bucket/ckpt/step-200"],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ten_minutes(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("every") is None and given.get("every_steps") is None:
+            return {**given, "every": "10m"}
+        return given
+
+
+class Limits(Section):
+    """Time limits, which the backend enforces by itself."""
+
+    max_duration: Duration = Field(
+        86_400, description="Longest the job may run, all attempts together.", examples=["12h"]
+    )
+    max_wait: Duration | None = Field(
+        None, description="Longest it may wait for machines. Default: the backend's.", examples=["2h"]
+    )
+
+
+class Budget(Section):
+    """What the job may cost. Its worst case is reserved before anything is sent."""
+
+    limit: Money = Field(
+        description="Most the job may cost, all attempts together, in US dollars.", examples=["150 USD"]
+    )
+    alert_at: Many[Percent] = Field(
+        (50, 80, 100), description="Shares of the limit that send a notice.", examples=[["50%", "80%"]]
+    )
+    on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = Field(
+        "checkpoint-and-stop", description="What happens at the limit.", examples=["checkpoint-and-stop"]
+    )
+
+
+class Notify(Section):
+    """One place that is told: exactly one of webhook, slack and email."""
+
+    webhook: Channel | None = Field(
+        None,
+        description="Address that gets a JSON POST; `env:NAME` reads it from a variable.",
+        examples=["env:HOOK_URL"],
+    )
+    slack: Channel | None = Field(
+        None, description="Slack's incoming webhook, the same way.", examples=["env:SLACK_URL"]
+    )
+    email: Text | None = Field(None, description="Mail address.", examples=["team@example.org"])
+    on: Many[NotifyEvent] = Field(
+        ("succeeded", "failed", "stopped", "budget"), description="Which events.", examples=[["budget", "failed"]]
+    )
+
+
+class Retry(Section):
+    """New attempts on new machines, each from the newest checkpoint."""
+
+    max_attempts: int = Field(1, ge=1, le=30, description="Attempts in all, the first one counted.", examples=[3])
+    on: Many[Literal["preempted", "node_failure", "error"]] = Field(
+        ("preempted", "node_failure"),
+        description="What earns a new attempt; `error` is your code failing.",
+        examples=[["preempted", "node_failure"]],
+    )
+
+
+class Config(Section):
+    """A training job."""
+
+    name: JobName = Field(description="Name of the job.", examples=["digits"])
+    backend: BackendName = Field(
+        "local",
+        description="Where it runs: local, ssh, sagemaker, azureml, vertex, or a plug-in's name.",
+        examples=list(BACKENDS),
+    )
+    task: RelativePath | None = Field(
+        None,
+        description="Python file of factories (model, dataset, loss) for the shared trainer, below `code.dir`. "
+        "Exactly one of `task`, `script`, `module`.",
+        examples=["task.py"],
+    )
+    script: RelativePath | None = Field(
+        None, description="Python script for torchrun, as it is, below `code.dir`.", examples=["train.py"]
+    )
+    module: Text | None = Field(None, description="Module for torchrun, as `python -m`.", examples=["pkg.train"])
+    args: Arguments = Field(
+        (),
+        description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
+        "becomes `--epochs 10 --flag --x 1 2`.",
+        examples=[["--epochs", "10"], {"epochs": 10}],
+    )
+    params: dict[str, Any] = Field(
+        {}, description="Handed to the task's functions as they are.", examples=[{"hidden": 128}]
+    )
+    code: Code = Field(Code.model_construct(), description="What is shipped to the nodes.", examples=[{"dir": "src"}])
+    env: dict[EnvName, Written] = Field(
+        {}, description="Environment variables of every rank.", examples=[{"NCCL_DEBUG": "WARN"}]
+    )
+    secrets: Many[EnvName] = Field(
+        (),
+        description="Names only: values come from your environment, and are never rendered, logged or stored in clear.",
+        examples=[["WANDB_API_KEY"]],
+    )
+    image: Text | None = Field(
+        None, description="Container image on the clouds. Default: the backend's.", examples=["registry/team/train:3"]
+    )
+    resources: Resources = Field(
+        Resources.model_construct(), description="How many machines, and of what kind.", examples=[{"instances": 2}]
+    )
+    distributed: Distributed = Field(
+        Distributed.model_construct(), description="How torchrun starts the ranks.", examples=[{"nproc_per_node": 8}]
+    )
+    training: Training = Field(
+        Training.model_construct(epochs=1),
+        description="The shared trainer; only for a `task`.",
+        examples=[{"max_steps": 2000}],
+    )
+    checkpoint: Checkpoint = Field(
+        Checkpoint.model_construct(every=600),
+        description="When and where state is saved.",
+        examples=[{"every_steps": 200}],
+    )
+    inputs: dict[InputName, Text] = Field(
+        {}, description="Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", examples=[{"train": "s3://b/d"}]
+    )
+    outputs: dict[InputName, Text] = Field(
+        {}, description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>.", examples=[{"model": "s3://b/m"}]
+    )
+    limits: Limits = Field(Limits.model_construct(), description="Time limits.", examples=[{"max_duration": "12h"}])
+    budget: Budget | None = Field(
+        None, description="What the job may cost. Default: no limit but the time.", examples=[{"limit": "150 USD"}]
+    )
+    notify: Many[Notify] = Field(
+        (), description="Who is told of what.", examples=[[{"slack": "env:SLACK_URL", "on": ["failed"]}]]
+    )
+    retry: Retry = Field(
+        Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]
+    )
+    tags: dict[str, Written] = Field(
+        {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]
+    )
+    local: Local | None = Field(None, description="This machine.", examples=[{"python": "/opt/venv/bin/python"}])
+    ssh: Ssh | None = Field(None, description="Your own machines.", examples=[{"hosts": ["gpu1", "gpu2"]}])
+    sagemaker: SageMaker | None = Field(
+        None, description="Amazon SageMaker.", examples=[{"region": "eu-west-1", "bucket": "my-bucket"}]
+    )
+    azureml: AzureML | None = Field(
+        None, description="Azure Machine Learning.", examples=[{"workspace": "research", "compute": "gpu-cluster"}]
+    )
+    vertex: Vertex | None = Field(
+        None, description="Google Vertex AI.", examples=[{"project": "my-project", "location": "europe-west4"}]
+    )
+
+
+def section(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that holds a mapping of keys, or a list of such mappings."""
+    return next(
+        (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section)), None
+    )
+
+
+def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield a model and all the models below it."""
+    yield model
+    for field in model.model_fields.values():
+        if inner := section(field):
+            yield from sections(inner)
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Say whether the field holds a list."""
+    return any(get_origin(part) is tuple for part in _parts(field.annotation))
+
+
+def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
+    """Return the field at `("resources", "spot")`; numbers, which point into a list, are passed over."""
+    model: type[BaseModel] | None = Config
+    field = None
+    for name in path:
+        if isinstance(name, int):
+            continue
+        field = model.model_fields.get(name) if model is not None else None
+        if field is None:
+            return None
+        model = section(field)
+    return field
+
+
+def written_default(field: FieldInfo) -> Any:
+    """Return a default as it would stand in the file: `24h`; {} for a section, whose keys have their own."""
+    value = field.get_default()
+    if isinstance(value, BaseModel):
+        return {}
+    metadata = [
+        *field.metadata,
+        *(item for part in _parts(field.annotation) for item in getattr(part, "__metadata__", ())),
+    ]
+    write = next((item.write for item in metadata if isinstance(item, Kind) and item.write is not None), None)
+    if isinstance(value, tuple):
+        return [write(item) if write else item for item in value]
+    return write(value) if write and value is not None else value
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value on one line, as YAML for people: `{hidden: 128}`, `[50%, 80%]`."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {as_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(as_yaml(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # Text that YAML would read as a number keeps its quotes, or the example would not be one.
+    return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
+
+
+def keys_named(name: str, model: type[BaseModel] = Config, above: str = "") -> Iterator[str]:
+    """Yield every place a key of this name has: `training.optimizer.lr` for `lr`."""
+    for key, field in model.model_fields.items():
+        if key == name:
+            yield above + key
+        if inner := section(field):
+            yield from keys_named(name, inner, f"{above}{key}.")
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)

@@ -1,0 +1,201 @@
+"""Pydantic's complaints about a config, said for people and pointing into the file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from cloudtrain.launcher import rivals, schema
+from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.yamlfile import KeyPath, Node, find, key_place
+
+__all__ = ["dotted", "faults_of", "found", "named", "quoted"]
+
+_LONGEST_SHOWN = 60
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "`true` or `false`",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+}
+
+
+def faults_of(exc: ValidationError, root: Node) -> list[Fault]:
+    """Return a fault for each complaint, but for what a fault reported earlier explains."""
+    faults = []
+    for error in exc.errors(include_url=False, include_input=False):
+        path: KeyPath = tuple(error["loc"])
+        node = find(root, path)
+        if node is None or not node.broken:
+            faults.append(_fault(dict(error), path, node, root))
+    return faults
+
+
+def dotted(path: KeyPath) -> str:
+    """Return `notify.0.slack`."""
+    return ".".join(str(step) for step in path)
+
+
+def quoted(names: Any) -> str:
+    """Return the names in backquotes, with commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def named(node: Node) -> str:
+    """Return a text value for a message: what the file says, where a secret variable gave it."""
+    text = node.shown or str(node.value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def found(node: Node | None) -> str:
+    """Return what stands there, in words."""
+    if node is None or node.value is None:
+        return "nothing"
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, tuple):
+        return "a list"
+    shown = named(node).replace("\n", "\\n")
+    if isinstance(node.value, bool):
+        return f"`{shown.lower()}`"
+    return f"the text `{shown}`" if isinstance(node.value, str) else f"the number {node.shown or node.text}"
+
+
+def _fault(error: dict[str, Any], path: KeyPath, node: Node | None, root: Node) -> Fault:
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(path, root)
+    if kind == "missing":
+        return _missing_key(path, root)
+    if path and path[-1] == "[key]":
+        path = path[:-1]
+        wanted = _wanted(error)
+        return Fault(f"expected {wanted}, found `{path[-1]}`", dotted(path), key_place(root, path))
+    place = node.place if node is not None else key_place(root, path)
+    if path[0] == "secrets":
+        return _secret_fault(path, place)
+    message = f"expected {_wanted(error)}, found {found(node)}"
+    return Fault(message, dotted(path), place, _hint(kind, error.get("ctx", {}), node, path))
+
+
+def _wanted(error: dict[str, Any]) -> str:
+    ctx = error.get("ctx", {})
+    if error["type"] == "value_error":
+        return str(ctx["error"])
+    if error["type"] == "literal_error":
+        return f"one of {quoted(_choices(ctx))}"
+    for bound, words in _BOUNDS.items():
+        if bound in ctx:
+            return f"{words} {ctx[bound]}"
+    for bound, words in (("min_length", "at least"), ("max_length", "at most")):
+        if bound in ctx:
+            return f"{words} {ctx[bound]} items"
+    return _WANTED.get(error["type"], f"something else ({error['msg']})")
+
+
+def _choices(ctx: dict[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", ctx["expected"])
+
+
+def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> str:
+    """Return how to mend a value, where that is plain."""
+    text = node.value if node is not None and isinstance(node.value, str) else ""
+    if kind == "literal_error":
+        choices = _choices(ctx)
+        close = get_close_matches(text.lower(), choices, 1) or get_close_matches(text.replace("_", "-"), choices, 1)
+        return f"did you mean `{close[0]}`?" if close else ""
+    if kind == "bool_type" and text.lower() in _BOOLEANS:
+        return f"write `{_BOOLEANS[text.lower()]}`, without quotes"
+    if kind in {"int_type", "int_from_float", "float_type"} and node is not None and not node.shown:
+        if re.fullmatch(r"[-+]?[0-9][0-9_,]*", text):
+            return f"write {text.replace('_', '').replace(',', '')}, without quotes or separators"
+        if isinstance(node.value, float) and node.value.is_integer():
+            return f"write {int(node.value)}"
+    if kind == "tuple_type" and node is not None and isinstance(node.value, str | int | float):
+        return f"write `[{', '.join(named(node).split()) if path == ('args',) else named(node)}]`"
+    if kind in {"tuple_type", "dict_type", "model_type"}:
+        return _shape_hint(node, path)
+    return ""
+
+
+def _shape_hint(node: Node | None, path: KeyPath) -> str:
+    """Return how a list or mapping of this key looks."""
+    field = schema.field_at(path)
+    if field is None:
+        return ""
+    model = schema.section(field)
+    text = named(node) if node is not None and not isinstance(node.value, tuple | dict) else ""
+    main = next((key for key in ("name", "limit") if model is not None and key in model.model_fields), "")
+    if text and main:
+        return f"write `{path[-1]}: {{{main}: {text}}}`"
+    if model is not None and not schema.is_list(field):
+        return f"keys here: {quoted(model.model_fields)}"
+    return f"as in `{path[-1]}: {schema.as_yaml(field.examples[0])}`" if field.examples else ""
+
+
+def _unknown_key(path: KeyPath, root: Node) -> Fault:
+    name = str(path[-1])
+    return Fault(f"unknown key `{name}`", dotted(path), key_place(root, path), _key_hint(name, path))
+
+
+def _key_hint(name: str, path: KeyPath) -> str:
+    model = _model_at(path[:-1])
+    siblings = list(model.model_fields) if model is not None else []
+    plain = name.lower().replace("-", "_").strip()
+    if plain in siblings:
+        return f"did you mean `{plain}`?"
+    if said := rivals.advice(name):
+        return said
+    elsewhere = list(schema.keys_named(plain))
+    if elsewhere and len(elsewhere) <= 3:
+        sections = [place.rpartition(".")[0] for place in elsewhere]
+        if not all(sections):
+            return f"`{plain}` stands at the top level"
+        return f"`{plain}` belongs under {' or '.join(f'`{section}`' for section in sections)}"
+    if close := get_close_matches(plain, siblings, 1, 0.7):
+        return f"did you mean `{close[0]}`?"
+    if len(path) > 1 and (close := get_close_matches(plain, schema.Config.model_fields, 1, 0.8)):
+        return f"did you mean `{close[0]}`, at the top level?"
+    if close := get_close_matches(plain, siblings, 1):
+        return f"did you mean `{close[0]}`?"
+    if len(siblings) <= 12:
+        return f"keys here: {quoted(siblings)}"
+    return f"`cloudtrain explain{''.join(f' {dotted(path[:-1])}' if len(path) > 1 else '')}` lists the keys"
+
+
+def _model_at(path: KeyPath) -> type[BaseModel] | None:
+    if not path:
+        return schema.Config
+    field = schema.field_at(path)
+    return schema.section(field) if field is not None else None
+
+
+def _missing_key(path: KeyPath, root: Node) -> Fault:
+    field = schema.field_at(path)
+    example = schema.as_yaml(field.examples[0]) if field is not None and field.examples else "..."
+    hint = f"add `{path[-1]}: {example}`"
+    if (place := key_place(root, path)) is not None:
+        return Fault(f"`{path[-1]}` has no value", dotted(path), place, f"for example `{path[-1]}: {example}`")
+    return Fault(f"missing key `{path[-1]}`", dotted(path), key_place(root, path[:-1]) or root.place, hint)
+
+
+def _secret_fault(path: KeyPath, place: Place | None) -> Fault:
+    """Return the fault of something in `secrets`, which must not show what it is: it may be the secret."""
+    if place is not None and place.excerpt:
+        place = replace(place, excerpt=place.excerpt[: place.column - 1] + "...")
+    message = "expected a list of names: a secret's value never stands in the file"
+    return Fault(
+        message, dotted(path), place, "write `secrets: [WANDB_API_KEY]`; the value comes from your environment"
+    )

@@ -1,0 +1,392 @@
+"""YAML text -> a tree of values that know where they were written.
+
+Scalars follow YAML 1.2's core schema, not 1.1's: `on` and `no` are words, `3e-4` is a number, `12:30` is text. The
+tree is built from the parser's events rather than its composed nodes, because only an event says whether a tag was
+written or guessed. `${VAR}` is filled in inside single scalars, after the structure is known, so a variable's
+value can never add a key.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import yaml
+
+from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.yamlfaults import human_fault
+
+__all__ = [
+    "SECRET_NAME",
+    "KeyPath",
+    "Member",
+    "Node",
+    "ParsedYaml",
+    "find",
+    "from_data",
+    "key_place",
+    "parse",
+    "scalar",
+]
+
+KeyPath = tuple[str | int, ...]
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times quicker, where it was built
+_MAX_DEPTH = 50
+_MAX_VALUES = 50_000  # counted with every alias spelt out: a few lines of aliases can stand for billions
+
+_LONGEST_EXCERPT = 500  # columns
+_EXCERPT_TAIL = 160  # columns shown behind the place
+
+_LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML counts as one, so that lines match the parser's
+_NULLS = {"", "~", "null", "Null", "NULL"}
+_TRUE = {"true", "True", "TRUE"}
+_FALSE = {"false", "False", "FALSE"}
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_LONGEST_INT = 100  # digits; Python itself refuses 4300, and nobody means it
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")  # what double-quoted escapes and odd environments can still bring in
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhook|_url$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A value and the place it begins at. `value` is a scalar, a tuple of nodes, or a dict of members."""
+
+    value: Any
+    place: Place
+    text: str = ""  # a plain scalar as it was written: `1.10` is a number, but as a tag's value it is `1.10`
+    plain: bool = False
+    shown: str = ""  # what a message may print in place of the value, where that came from a secret variable
+    size: int = 1
+    depth: int = 1
+    broken: bool = False  # a fault of this value is reported already; what follows from it is not news
+
+    def data(self) -> Any:
+        """Return the value as plain Python: dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: member.node.data() for key, member in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [item.data() for item in self.value]
+        return self.value
+
+
+@dataclass(frozen=True)
+class Member:
+    """One `key: value` of a mapping; `place` is the key's."""
+
+    place: Place
+    node: Node
+
+
+@dataclass(frozen=True)
+class ParsedYaml:
+    """The root, or None where the text has no value (empty, or not YAML at all), and the faults found."""
+
+    root: Node | None
+    faults: tuple[Fault, ...]
+
+
+def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None = None) -> ParsedYaml:
+    """Return the tree of the one document in `text`. A fault in the syntax ends the reading; others do not.
+
+    `fixed` is the place of everything where the text is no file's: an override on the command line.
+    """
+    builder = _Builder(_Source(text, file, fixed), environ)
+    if control := _CONTROL.search(text):
+        place = builder.source.at(control.start())
+        hint = "save the file as plain UTF-8 text"
+        return ParsedYaml(None, (Fault("a character that YAML does not allow", place=place, hint=hint),))
+    try:
+        root = builder.document(list(yaml.parse(text, Loader=_LOADER)))
+    except yaml.YAMLError as exc:
+        return ParsedYaml(None, (human_fault(exc, builder.source.place),))
+    except _StopReadingError as exc:
+        return ParsedYaml(None, (exc.fault,))
+    return ParsedYaml(root, tuple(builder.faults))
+
+
+def from_data(data: Any, place: Place) -> Node:
+    """Return the tree of plain data that was stored: everything at one place, nothing left to fill in."""
+    if isinstance(data, dict):
+        return Node({key: Member(place, from_data(value, place)) for key, value in data.items()}, place)
+    if isinstance(data, list):
+        return Node(tuple(from_data(item, place) for item in data), place)
+    return Node(data, place, text="" if data is None else str(data))
+
+
+def scalar(text: str) -> Any:
+    """Return what an unquoted YAML scalar means. Raises ValueError for an infinite number."""
+    if text in _NULLS:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INT.fullmatch(text):
+        if len(text) > _LONGEST_INT:
+            return text
+        return int(text) if text[:2] not in {"0o", "0x"} else int(text, 0)
+    if _NOT_FINITE.fullmatch(text):
+        raise ValueError
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if number in {float("inf"), float("-inf")}:
+            raise ValueError
+        return number
+    return text
+
+
+def find(root: Node, path: KeyPath) -> Node | None:
+    """Return the node at `("notify", 0, "slack")`."""
+    node = root
+    for step in path:
+        if isinstance(node.value, dict) and str(step) in node.value:
+            node = node.value[str(step)].node
+        elif isinstance(node.value, tuple) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+        else:
+            return None
+    return node
+
+
+def key_place(root: Node, path: KeyPath) -> Place | None:
+    """Return the place of the key that ends the path; of the value, for an item of a list."""
+    parent = find(root, path[:-1]) if path else None
+    if parent is not None and isinstance(parent.value, dict) and path[-1] in parent.value:
+        member: Member = parent.value[str(path[-1])]
+        return member.place
+    node = find(root, path)
+    return node.place if node is not None else None
+
+
+class _StopReadingError(Exception):
+    """The text cannot be read on; carries the fault to report alone."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class _Source:
+    text: str
+    file: str
+    fixed: Place | None
+    starts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        starts = [0, *(match.end() for match in _LINE_END.finditer(self.text))]
+        object.__setattr__(self, "starts", starts)
+
+    def place(self, line: int, column: int) -> Place:
+        """Return the place of a parser's mark, which counts from 0."""
+        if self.fixed is not None:
+            return self.fixed
+        line = min(line, len(self.starts) - 1)
+        start = self.starts[line]
+        end = self.starts[line + 1] if line + 1 < len(self.starts) else len(self.text)
+        if column > _LONGEST_EXCERPT:
+            return Place(self.file, line + 1, column + 1, "")  # a line too long to show
+        excerpt = self.text[start : min(end, start + column + _EXCERPT_TAIL)].rstrip("\r\n\x85\u2028\u2029")
+        return Place(self.file, line + 1, column + 1, _CONTROL.sub("\N{REPLACEMENT CHARACTER}", excerpt))
+
+    def at(self, offset: int) -> Place:
+        """Return the place of a character."""
+        line = bisect_right(self.starts, offset) - 1
+        return self.place(line, offset - self.starts[line])
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end has not come yet."""
+
+    event: Any
+    items: list[Node]
+    members: dict[str, Member]
+    key: tuple[str, Place] | None = None
+
+
+class _Builder:
+    """Turns the parser's events into nodes. Keeps its own stack, so that deep text cannot exhaust Python's."""
+
+    def __init__(self, source: _Source, environ: Mapping[str, str]) -> None:
+        self.source = source
+        self.environ = environ
+        self.faults: list[Fault] = []
+        self.anchors: dict[str, Node] = {}
+        self.stack: list[_Open] = []
+
+    def document(self, events: Sequence[Any]) -> Node | None:
+        """Return the root of the only document."""
+        stack = self.stack
+        root: Node | None = None
+        for count, event in enumerate(events):
+            self._refuse_too_much(event, count, 0)
+            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+                self._stop("a second document begins here", event, "one file describes one job: remove the `---`")
+            if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
+                self._refuse_tag(event)
+                self._refuse_as_key(event)
+                self._refuse_too_much(event, 1, len(stack))
+                stack.append(_Open(event, [], {}))
+                continue
+            node = self._closed(event)
+            if node is None:
+                continue
+            if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+                self.anchors[event.anchor] = node
+            if not stack:
+                root = node
+            else:
+                self._add(stack[-1], node)
+        return root
+
+    def _closed(self, event: Any) -> Node | None:
+        """Return the node this event completes."""
+        if isinstance(event, yaml.ScalarEvent):
+            self._refuse_tag(event)
+            return self._scalar(event)
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor is None or event.anchor not in self.anchors:
+                self._stop(
+                    f"`*{event.anchor}` stands for nothing: no finished `&{event.anchor}` comes before it", event
+                )
+            return replace(self.anchors[event.anchor], place=self._place(event))
+        if not isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
+            return None
+        done = self.stack.pop()
+        value: Any = done.members if isinstance(event, yaml.MappingEndEvent) else tuple(done.items)
+        children = [member.node for member in done.members.values()] or done.items
+        size = 1 + sum(child.size for child in children)
+        depth = 1 + max((child.depth for child in children), default=0)
+        self._refuse_too_much(done.event, size, depth)
+        node = Node(value, self._place(done.event), size=size, depth=depth)
+        if done.event.anchor is not None:
+            self.anchors[done.event.anchor] = node
+        return node
+
+    def _add(self, parent: _Open, node: Node) -> None:
+        if isinstance(parent.event, yaml.SequenceStartEvent):
+            parent.items.append(node)
+        elif parent.key is None:
+            self._open_key(parent, node)
+        else:
+            key, place = parent.key
+            parent.key = None
+            if key in parent.members:
+                first = parent.members[key].place
+                self._fault(f"duplicate key `{key}`", place, "keep one of the two", last=key, also=(first,))
+            else:
+                parent.members[key] = Member(place, node)
+
+    def _open_key(self, parent: _Open, node: Node) -> None:
+        """Take `node` as the key of the member to come. Any scalar is taken as it was written."""
+        key = node.text if node.plain else node.value
+        if not isinstance(key, str) or isinstance(node.value, tuple | dict):
+            raise _StopReadingError(Fault("a key must be a word", place=node.place))
+        if key == "<<" and node.plain:
+            hint = "merge keys left YAML with version 1.2: write the keys out, or share single values with `*name`"
+            raise _StopReadingError(Fault("`<<` does not merge here", place=node.place, hint=hint))
+        parent.key = (key, node.place)
+
+    def _scalar(self, event: Any) -> Node:
+        place = self._place(event)
+        plain = event.style in (None, "")
+        faults_before = len(self.faults)
+        text, shown = event.value, ""
+        # The whole of a plain scalar being one reference is what lets its value be a number.
+        reread = plain and _REFERENCE.fullmatch(text) is not None and not text.startswith("$$")
+        if "${" in text and not self._at_key():
+            text, shown = self._filled(event)
+        if _NOT_TEXT.search(text):
+            self._fault("a NUL or half a character is not text", place)
+            text = _NOT_TEXT.sub("?", text)
+        value: Any = text
+        if plain and (reread or text == event.value):
+            try:
+                value = scalar(text)
+            except ValueError:
+                self._fault("expected a finite number", place)
+                value = 0.0
+        broken = len(self.faults) > faults_before
+        return Node(value, place, text=text, plain=plain, shown=shown, broken=broken)
+
+    def _filled(self, event: Any) -> tuple[str, str]:
+        """Return the scalar with its variables filled in, and what to show where one of them looks secret."""
+        # The search for each `${` goes through the file's own text, where quotes and escapes make offsets differ.
+        cursor = self.source.starts[min(event.start_mark.line, len(self.source.starts) - 1)] + event.start_mark.column
+        secret = False
+
+        def fill(match: re.Match[str]) -> str:
+            nonlocal cursor, secret
+            found = self.source.text.find(match[0][:2], cursor)
+            start, cursor = (found, found + len(match[0])) if found >= 0 else (cursor, cursor)
+            if match[0] == "$${":
+                return "${"
+            name = _VARIABLE.fullmatch(match[1])
+            if name is None or not match[0].endswith("}"):
+                hint = "write `${NAME}` or `${NAME:-default}`; `$${` keeps a `${` as it is"
+                self._fault(f"`{match[0]}` is not a variable", self.source.at(start), hint)
+                return ""
+            secret = secret or bool(SECRET_NAME.search(name[1]))
+            value = self.environ.get(name[1])
+            if name[2] is not None:
+                return value or name[2]
+            if value is None:
+                message = f"the environment variable `{name[1]}` is not set"
+                self._fault(message, self.source.at(start), _missing_hint(name[1]))
+            return value or ""
+
+        text = _REFERENCE.sub(fill, event.value)
+        return text, event.value if secret else ""
+
+    def _place(self, event: Any) -> Place:
+        return self.source.place(event.start_mark.line, event.start_mark.column)
+
+    def _refuse_tag(self, event: Any) -> None:
+        if event.tag is not None:
+            short = event.tag.replace("tag:yaml.org,2002:", "!!")
+            hint = "remove it: quotes make text, their absence makes numbers"
+            self._fault(f"the tag `{short}` has no meaning here", self._place(event), hint)
+
+    def _refuse_too_much(self, event: Any, size: int, depth: int) -> None:
+        if size > _MAX_VALUES:
+            self._stop(f"more than {_MAX_VALUES} values, aliases counted", event)
+        if depth > _MAX_DEPTH:
+            self._stop(f"nested more than {_MAX_DEPTH} levels deep, aliases counted", event)
+
+    def _refuse_as_key(self, event: Any) -> None:
+        if self._at_key():
+            curly = isinstance(event, yaml.MappingStartEvent)
+            hint = "text that begins with `{` needs quotes; a variable is `${NAME}`" if curly else ""
+            self._stop(f"a {'mapping' if curly else 'list'} cannot be a key", event, hint)
+
+    def _at_key(self) -> bool:
+        """Say whether what comes next is a mapping's key. A key is never filled in from a variable."""
+        parent = self.stack[-1] if self.stack else None
+        return parent is not None and isinstance(parent.event, yaml.MappingStartEvent) and parent.key is None
+
+    def _fault(self, message: str, place: Place, hint: str = "", last: str = "", also: tuple[Place, ...] = ()) -> None:
+        keys = [
+            (level.key[0] if level.key else last)
+            if isinstance(level.event, yaml.MappingStartEvent)
+            else str(len(level.items))
+            for level in self.stack
+        ]
+        self.faults.append(Fault(message, ".".join(filter(None, keys)), place, hint, also))
+
+    def _stop(self, message: str, event: Any, hint: str = "") -> NoReturn:
+        raise _StopReadingError(Fault(message, place=self._place(event), hint=hint))
+
+
+def _missing_hint(name: str) -> str:
+    if name.startswith("CLOUDTRAIN_"):
+        return f"it is set on the node, not here: read it in your code, or write `$${{{name}}}` to pass the text on"
+    return f"export it, or give a default: `${{{name}:-...}}`; `$${{` keeps a `${{` as it is"

@@ -1,0 +1,132 @@
+"""boot: who am I, torchrun's command line, and what the end means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import boot, durable
+from cloudtrain.entrypoints.node import Node, identify, interface_of, resolve
+
+SPEC: dict[str, Any] = {
+    "job": "digits-abcde",
+    "attempt": 1,
+    "nproc_per_node": 8,
+    "max_restarts": 3,
+    "run": {"kind": "script", "target": "train.py", "args": ["--max", "3"]},
+}
+AGENT = {"CLOUDTRAIN_HEAD": "10.0.0.1:20123", "CLOUDTRAIN_ADDRESS": "10.0.0.2"}
+SIGTERM = {"rank": 0, "kind": "signal", "signal": "SIGTERM", "exit_code": -15, "message": "killed by SIGTERM"}
+
+
+def node(platform: str = "agent", rank: int = 1, count: int = 2) -> Node:
+    """Return a node for a command line."""
+    return Node(platform, rank, count, "10.0.0.1", 20123, "10.0.0.2", "test")
+
+
+def test_identify_believes_the_agent() -> None:
+    """What our agent passes describes the node."""
+    found = identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "1", "CLOUDTRAIN_NUM_NODES": "2", "RANK": "7"})
+    assert (found.rank, found.count, found.head, found.port, found.address) == (1, 2, "10.0.0.1", 20123, "10.0.0.2")
+
+
+def test_identify_alone_is_one_node() -> None:
+    """Without any platform's variables the machine is a job of one node."""
+    assert (identify({}).rank, identify({}).count) == (0, 1)
+
+
+def test_identify_refuses_nonsense() -> None:
+    """A node outside the job is a contradiction, not a guess."""
+    with pytest.raises(ValueError, match="node 2 of 2"):
+        identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "2", "CLOUDTRAIN_NUM_NODES": "2"})
+
+
+def test_resolve_says_which_name_did_not_resolve() -> None:
+    """The head's name is in the message."""
+    with pytest.raises(TimeoutError, match=r"no-such-host\.invalid did not resolve"):
+        resolve("no-such-host.invalid", 0.0)
+
+
+def test_interface_of_loopback() -> None:
+    """Every address in 127/8 is the loopback interface's."""
+    assert interface_of("127.0.0.2") == "lo"
+
+
+def test_command_under_an_agent_is_static_without_restarts() -> None:
+    """The agents restart and hand out the port; ranks follow the nodes' order."""
+    command = boot.torchrun_command(SPEC, node(), "10.0.0.1")
+    assert {"--rdzv-backend=static", "--node-rank=1", "--master-port=20123", "--max-restarts=0"} <= set(command)
+    assert "--local-addr=10.0.0.2" in command
+
+
+def test_command_on_a_platform_is_elastic() -> None:
+    """Without agents torchrun restarts by itself, and knows which node hosts the rendezvous."""
+    command = boot.torchrun_command(SPEC, node("vertex", rank=0), "10.0.0.1")
+    assert "--rdzv-backend=c10d" in command
+    assert "--max-restarts=3" in command
+    assert any("is_host=1" in word for word in command)
+
+
+def test_command_guards_the_scripts_flags() -> None:
+    """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before."""
+    command = boot.torchrun_command(SPEC, node(), "10.0.0.1")
+    assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
+
+
+def test_environment_drops_what_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RANK and WORLD_SIZE mean nodes on some platforms, and PET_* are torchrun's own options."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "9")
+    env = boot.torchrun_environment(node())
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"} & set(env)
+    assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+def outcome(folder: Path, code: int = 1, *, stopped: bool = False, **files: Any) -> tuple[int, list[dict[str, Any]]]:
+    """Return what boot makes of these result files."""
+    for name, value in files.items():
+        durable.write_json(folder / f"{name.replace('_', '-')}.json", value)
+    return boot._outcome(folder, code, stopped)
+
+
+def test_outcome_of_success(tmp_path: Path) -> None:
+    """torchrun's 0 is done."""
+    assert outcome(tmp_path, 0) == (boot.EXIT_DONE, [])
+
+
+def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
+    """The rank that broke comes before the rank that lost its peer, whatever the clocks say."""
+    echo = {"rank": 0, "kind": "exception", "message": "closed by peer", "peer_lost": True, "time_s": 1.0}
+    cause = {"rank": 1, "kind": "exception", "message": "boom", "peer_lost": False, "time_s": 2.0}
+    code, failures = outcome(tmp_path, rank_0=echo, rank_1=cause)
+    assert code == boot.EXIT_FAILED
+    assert [f["message"] for f in failures] == ["boom", "closed by peer"]
+
+
+def test_outcome_of_a_wrong_task_is_a_config_error(tmp_path: Path) -> None:
+    """64, which nothing restarts."""
+    assert outcome(tmp_path, rank_0={"rank": 0, "kind": "config", "message": "no model"})[0] == boot.EXIT_CONFIG
+
+
+def test_outcome_of_a_save_is_resumable(tmp_path: Path) -> None:
+    """Ranks that left with 75, or a trainer that wrote `saved`, are no failure."""
+    assert outcome(tmp_path, torchrun=[{"rank": 0, "kind": "exit", "exit_code": 75}]) == (boot.EXIT_SAVED, [])
+    assert outcome(tmp_path, stopped=True, torchrun=[], outcome={"outcome": "saved"}) == (boot.EXIT_SAVED, [])
+
+
+def test_outcome_of_a_stop_without_a_save(tmp_path: Path) -> None:
+    """A script that dies of the SIGTERM that asked it to stop was stopped, not broken."""
+    assert outcome(tmp_path, stopped=True, torchrun=[SIGTERM]) == (boot.EXIT_STOPPED, [])
+
+
+def test_outcome_of_a_sigterm_nobody_sent_us_is_a_failure(tmp_path: Path) -> None:
+    """Somebody else killed the rank."""
+    assert outcome(tmp_path, torchrun=[SIGTERM])[0] == boot.EXIT_FAILED
+
+
+def test_outcome_of_a_killed_torchrun(tmp_path: Path) -> None:
+    """Without any account the signal itself is the account."""
+    code, failures = outcome(tmp_path, -9)
+    assert (code, failures[0]["kind"]) == (boot.EXIT_FAILED, "signal")

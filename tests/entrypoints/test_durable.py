@@ -1,0 +1,32 @@
+"""JSON files that are whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.entrypoints import durable
+
+
+def test_write_json_comes_back(tmp_path: Path) -> None:
+    """What is written is read."""
+    durable.write_json(tmp_path / "a.json", {"x": [1, None]})
+    assert durable.read_json(tmp_path / "a.json") == {"x": [1, None]}
+
+
+def test_write_json_that_fails_leaves_the_old_value(tmp_path: Path) -> None:
+    """A value that cannot be written changes nothing and leaves no partial file."""
+    durable.write_json(tmp_path / "a.json", 1)
+    with pytest.raises(TypeError):
+        durable.write_json(tmp_path / "a.json", object())
+    assert durable.read_json(tmp_path / "a.json") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "\0"])
+def test_read_json_of_nothing_is_none(tmp_path: Path, text: str | None) -> None:
+    """No file, and a file that holds no JSON, are both nothing."""
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    assert durable.read_json(tmp_path / "a.json") is None

@@ -1,0 +1,110 @@
+"""The line between agents, over real sockets on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cloudtrain.entrypoints import peers
+from cloudtrain.entrypoints.coordinate import Desired, Report
+
+Connect = Callable[[str], peers.Member]
+
+
+@pytest.fixture
+def head() -> Iterator[peers.Head]:
+    """Node 0's end, listening."""
+    head = peers.Head(peers.listen("127.0.0.1"), "token")
+    yield head
+    head.release()
+
+
+@pytest.fixture
+def connect(head: peers.Head) -> Iterator[Connect]:
+    """Make members that find the head."""
+    made: list[peers.Member] = []
+
+    def connect(token: str = "token") -> peers.Member:
+        made.append(peers.Member(head.address, token))
+        return made[-1]
+
+    yield connect
+    for member in made:
+        member.release()
+
+
+def exchange(head: peers.Head, member: peers.Member, report: Report, desired: Desired, turns: int = 20) -> None:
+    """Let both ends take some turns."""
+    for _ in range(turns):
+        member.listen(0.01)
+        member.tell(report)
+        head.listen(0.01)
+        head.tell(desired)
+
+
+def test_states_cross_the_line(head: peers.Head, connect: Connect) -> None:
+    """Each end learns what the other says."""
+    member = connect("token")
+    report = Report(1, 2, "exited", 70, ({"kind": "signal", "message": "é\n"},), None, "user")
+    exchange(head, member, report, Desired("kill", 2))
+    assert head.reports == {1: report}
+    assert member.desired == Desired("kill", 2)
+
+
+def test_stranger_is_not_heard(head: peers.Head, connect: Connect) -> None:
+    """A wrong token's reports do not count, and it is told nothing."""
+    member = connect("guess")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert head.reports == {}
+    assert member.desired is None
+
+
+def test_garbage_closes_the_line(head: peers.Head, connect: Connect) -> None:
+    """What is not JSON ends a connection, not the head."""
+    import socket
+
+    with socket.create_connection(head.address) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(5):
+            head.listen(0.01)
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert set(head.reports) == {1}
+
+
+def test_closed_line_is_a_lost_node(head: peers.Head, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose agent died is lost soon, without waiting for the silence of a cut link."""
+    monkeypatch.setattr(peers, "BEAT_S", 0.0)
+    monkeypatch.setattr(peers, "CLOSED_S", 0.0)
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert head.lost() == set()
+    member.release()
+    for _ in range(5):
+        head.listen(0.01)
+    assert head.lost() == {1}
+
+
+def test_silent_head_is_lost_to_its_members(
+    head: peers.Head, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that hears nothing for long fences itself."""
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert not member.lost(60)
+    monkeypatch.setattr(peers, "SILENCE_S", 0.0)
+    assert member.lost(60)
+
+
+def test_last_word_arrives_before_the_close(head: peers.Head, connect: Connect) -> None:
+    """Closing does not reset a line that still holds the verdict."""
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    member.tell(Report(1, phase="exited"))
+    head.tell(Desired("end", 1, verdict={"state": "succeeded"}))
+    head.close(patience_s=0.2)
+    for _ in range(5):
+        member.listen(0.05)
+    assert member.desired is not None
+    assert member.desired.want == "end"

@@ -1,0 +1,78 @@
+"""Process trees: real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from cloudtrain.entrypoints import processes
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+# A child in a session of its own, as torchrun starts its workers, whose parent leaves at once.
+ORPHANS = """
+import os, subprocess, sys
+from cloudtrain.entrypoints import processes
+processes.become_subreaper()
+child = subprocess.Popen([sys.executable, "-c", "import subprocess, sys; subprocess.Popen("
+    "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)"])
+child.wait()
+found = processes.descendants(os.getpid())
+print(len(found), processes.kill_descendants(), len(processes.descendants(os.getpid())))
+"""
+
+
+def test_stamp_tells_a_process_from_its_successor() -> None:
+    """A process that is gone has no stamp, and no other process has the one it had."""
+    child = subprocess.Popen(SLEEP)
+    stamp = processes.stamp(child.pid)
+    assert processes.alive(child.pid, stamp)
+    assert not processes.alive(os.getpid(), stamp)
+    child.kill()
+    child.wait()
+    assert processes.stamp(child.pid) is None
+
+
+def test_zombie_is_not_alive() -> None:
+    """A process that nobody has reaped yet has ended."""
+    child = subprocess.Popen(SLEEP)
+    stamp = processes.stamp(child.pid)
+    child.kill()
+    end = time.monotonic() + 10
+    while processes.alive(child.pid, stamp) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not processes.alive(child.pid, stamp)
+    child.wait()
+
+
+def test_subreaper_kills_what_its_children_left() -> None:
+    """An orphan in another session is found and killed."""
+    out = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["1", "[]", "0"]
+
+
+def test_with_environment_finds_by_variables() -> None:
+    """What a dead agent left is found by the job's name in its environment."""
+    child = subprocess.Popen(SLEEP, env={**os.environ, "CLOUDTRAIN_JOB": "test-env", "CLOUDTRAIN_ATTEMPT": "1"})
+    try:
+        found: list[int] = []
+        end = time.monotonic() + 10
+        while not found and time.monotonic() < end:  # until the exec the child has our own environment
+            found = processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="1")
+        assert found == [child.pid]
+        assert processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="2") == []
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("signum", [0, 9])
+def test_kill_of_nobody_is_no_error(signum: int) -> None:
+    """A pid that is gone is what a kill is for."""
+    child = subprocess.Popen(SLEEP)
+    child.kill()
+    child.wait()
+    processes.kill(child.pid, signum)

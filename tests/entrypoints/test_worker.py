@@ -1,0 +1,101 @@
+"""One rank's shell: a script runs as python itself would run it, and what ends it is recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import pickle, sys
+from multiprocessing import get_context
+class Thing: pass
+def job(thing): return type(thing).__module__
+if __name__ == "__main__":
+    print(sys.argv, __file__, __package__, __spec__, sys.path[0])
+    with get_context("spawn").Pool(1) as pool:
+        print(pool.apply(job, (pickle.loads(pickle.dumps(Thing())),)))
+"""
+
+
+def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the shell in `folder` as rank 3."""
+    return subprocess.run(
+        [sys.executable, "-u", "-m", "cloudtrain.entrypoints.worker", *command],
+        cwd=folder,
+        env={**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(folder), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def failure(folder: Path) -> Any:
+    """Return what rank 3 has recorded."""
+    return json.loads((folder / "rank-3.json").read_text())
+
+
+def test_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    """argv, __file__, __main__, sys.path and spawned processes are as under `python train.py`."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").write_text(SCRIPT)
+    command = ["sub/train.py", "--lr", "1 2"]
+    plain = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ours = run(tmp_path, "script", *command)
+    assert ours.stdout == plain.stdout, ours.stderr
+
+
+def test_module_runs_as_python_m(tmp_path: Path) -> None:
+    """`python -m pkg.train` and ours print the same."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text("import sys\nprint(sys.argv[1:], __name__, __package__)")
+    plain = subprocess.run(
+        [sys.executable, "-m", "pkg.train", "-x"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert run(tmp_path, "module", "pkg.train", "-x").stdout == plain.stdout
+
+
+def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
+    """Type, message and the user's own frames: what torchrun's ChildFailedError hides."""
+    (tmp_path / "train.py").write_text("def f():\n    raise ValueError('boom')\nf()\n")
+    ended = run(tmp_path, "script", "train.py")
+    told = failure(tmp_path)
+    assert ended.returncode == 1
+    assert (told["rank"], told["type"], told["message"], told["peer_lost"]) == (3, "ValueError", "boom", False)
+    assert "worker.py" not in told["traceback"]
+    assert told["traceback"] == ended.stderr
+
+
+def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
+    """`sys.exit(5)` is the script's word, not an exception."""
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
+    assert run(tmp_path, "script", "train.py").returncode == 5
+    assert not (tmp_path / "rank-3.json").exists()
+
+
+@pytest.mark.parametrize(
+    "message", ["[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", "NCCL communicator was aborted on rank 1"]
+)
+def test_lost_peer_is_told_apart(tmp_path: Path, message: str) -> None:
+    """What a rank raises because another died is marked as an echo."""
+    (tmp_path / "train.py").write_text(f"raise RuntimeError({message!r})")
+    run(tmp_path, "script", "train.py")
+    assert failure(tmp_path)["peer_lost"] is True
+
+
+def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:
+    """Output of the script and of its children lands in rank-3.log, in order."""
+    (tmp_path / "train.py").write_text("import os\nprint('one')\nos.system('echo two')\nprint('three')")
+    assert run(tmp_path, "script", "train.py", CLOUDTRAIN_LOG_DIR=str(tmp_path)).stdout == ""
+    assert (tmp_path / "rank-3.log").read_text() == "one\ntwo\nthree\n"
+
+
+def test_missing_script_is_said_plainly(tmp_path: Path) -> None:
+    """The file's name is in the record."""
+    run(tmp_path, "script", "nowhere.py")
+    assert "nowhere.py" in failure(tmp_path)["message"]

@@ -1,0 +1,556 @@
+"""Loading a config: overrides, rules, hints, files, and errors of every kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloudtrain.launcher import config
+from cloudtrain.launcher.commands.validate import command
+from cloudtrain.launcher.config import Config
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+Load = Callable[..., Config]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Return a loader of texts; beside the config lie task.py, train.py and src/inner.py."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "inner.py").write_text("")
+
+    def load(text: str, *overrides: str, backend: str | None = None, **environ: str) -> Config:
+        file = tmp_path / "cloudtrain.yaml"
+        file.write_bytes(text.encode())
+        return config.load(file, backend=backend, overrides=overrides, environ=environ)
+
+    return load
+
+
+def faults(load: Load, text: str, *overrides: str, **environ: str) -> Sequence[Fault]:
+    """Return the faults of a text."""
+    with pytest.raises(ConfigError) as caught:
+        load(text, *overrides, **environ)
+    return caught.value.faults
+
+
+def only_fault(load: Load, text: str, *overrides: str, **environ: str) -> Fault:
+    """Return the one fault of a text."""
+    (fault,) = faults(load, text, *overrides, **environ)
+    return fault
+
+
+def task(rest: str) -> str:
+    """Return a config that runs task.py."""
+    return f"name: x\ntask: task.py\n{rest}\n"
+
+
+def script(rest: str) -> str:
+    """Return a config that runs train.py."""
+    return f"name: x\nscript: train.py\n{rest}\n"
+
+
+FULL = """
+name: digits
+backend: sagemaker
+task: task.py
+params: {hidden: 128, ratio: 0.5, deep: {a: [1, null, true]}}
+code: {dir: ., exclude: [data/]}
+env: {NCCL_DEBUG: WARN, BUILD: 1.10, ON: true}
+secrets: [WANDB_API_KEY]
+image: reg/train:3
+resources: {instances: 2, min_instances: 1, accelerators: A100, spot: true, disk_gb: 200 GB}
+distributed: {nproc_per_node: 8, max_restarts: 0, timeout_s: 60}
+training: {strategy: fsdp, precision: bf16, global_batch_size: 256, micro_batch_size: 32, max_steps: 2000,
+           optimizer: {name: sgd, lr: 3e-4, betas: [0.9, 0.95]}, schedule: {name: cosine, warmup_steps: 100}}
+checkpoint: {every_steps: 200, every: 10m, keep: 3, uri: s3://b/c, resume: never}
+inputs: {train: s3://b/d}
+outputs: {model: s3://b/m}
+limits: {max_duration: 12h, max_wait: 2h}
+budget: {limit: 150 USD, alert_at: [50%, 80%], on_limit: stop}
+notify: [{webhook: env:HOOK, on: [budget, failed]}, {email: a@b.c}]
+retry: {max_attempts: 3, on: [preempted]}
+tags: {team: vision, build: 1.10}
+local: {python: python3}
+ssh: {hosts: [gpu1, {host: gpu2, python: /p}], price_per_hour: 2.5, ssh_config: ~/.ssh/config}
+sagemaker: {region: r, role: a, bucket: b, distribution: torchrun, raw: {A: {B: 1}}, keep_alive: 30m}
+azureml: {subscription: s, resource_group: g, workspace: w, region: eastus, compute: c, raw: {}}
+vertex: {project: p, location: l, staging_bucket: gs://b, service_account: a, endpoints: {logging: "http://127.0.0.1:1"}}
+"""
+
+
+def test_load_reads_every_key(load: Load) -> None:
+    """A file that uses it all is read, units in whole seconds, micro-dollars, percent and GB."""
+    job = load(FULL)
+    assert job.limits.max_duration == 43_200
+    assert job.budget is not None
+    assert (job.budget.limit, job.budget.alert_at) == (150_000_000, (50, 80))
+    assert (job.resources.accelerators, job.resources.disk_gb) == ("A100:1", 200)
+    assert job.ssh is not None
+    assert (job.ssh.hosts[1].python, job.ssh.price_per_hour) == ("/p", 2_500_000)
+
+
+@pytest.mark.parametrize("text", [FULL, task(""), script("args: {a: 1}")])
+def test_config_survives_json(load: Load, text: str) -> None:
+    """A config written as JSON and read back is the same config."""
+    job = load(text)
+    assert Config.model_validate(json.loads(json.dumps(job.model_dump(mode="json")))) == job
+
+
+def test_defaults_are_filled_in(load: Load) -> None:
+    """A short file is a whole config."""
+    job = load(task("training:\nresources: {}\n"))
+    assert (job.backend, job.resources.instances, job.training.epochs) == ("local", 1, 1)
+    assert (job.limits.max_duration, job.checkpoint.every, job.distributed.max_restarts) == (86_400, 600, 3)
+    assert job.budget is None
+
+
+def test_texts_arrive_as_written(load: Load) -> None:
+    """Where text is wanted a plain scalar is text: 1.10 is no 1.1, and true no True."""
+    job = load(FULL)
+    assert job.env == {"NCCL_DEBUG": "WARN", "BUILD": "1.10", "ON": "true"}
+    assert job.tags["build"] == "1.10"
+
+
+@pytest.mark.parametrize(
+    ("args", "argv"),
+    [
+        ("[--epochs, 10, --lr, 3e-4]", ("--epochs", "10", "--lr", "3e-4")),
+        ("{epochs: 10, lr: 3e-4}", ("--epochs", "10", "--lr", "3e-4")),
+        ("{flag: true, off: false, none: null}", ("--flag",)),
+        ("{x: [1, 2.50], -v: true}", ("--x", "1", "2.50", "-v")),
+        ("{name: 'a b', yes: no}", ("--name", "a b", "--yes", "no")),
+    ],
+)
+def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
+    """Arguments are a list, or a mapping of options, and numbers keep their spelling."""
+    assert load(script(f"args: {args}")).args == argv
+
+
+BAD_VALUES = [
+    ("resources: {instances: two}", "expected a whole number, found the text `two`", ""),
+    ("resources: {instances: '2'}", "expected a whole number, found the text `2`", "write 2"),
+    ("resources: {instances: 0}", "expected at least 1, found the number 0", ""),
+    ("resources: {instances: true}", "expected a whole number, found `true`", ""),
+    ("resources: {spot: yes}", "expected `true` or `false`, found the text `yes`", "write `true`"),
+    ("resources: {accelerators: 8}", "such as `A100:8`, found the number 8", ""),
+    ("resources: {disk_gb: 1.5}", "gigabytes", ""),
+    ("resources: [2]", "expected a mapping of keys, found a list", "keys here: `instances`"),
+    ("training: {precision: bfloat16}", "one of `fp32`, `bf16`, `fp16`, found the text `bfloat16`", "`bf16`"),
+    ("training: {strategy: FSDP}", "one of `ddp`, `fsdp`", "did you mean `fsdp`?"),
+    ("training: {max_steps: 1e4}", "expected a whole number, found the number 1e4", "write 10000"),
+    ("training: {optimizer: adamw}", "expected a mapping", "`optimizer: {name: adamw}`"),
+    ("training: {optimizer: {lr: 0}}", "expected more than 0", ""),
+    ("training: {optimizer: {betas: [0.9]}}", "at least 2 items", ""),
+    ("training: {eval_every: 0}", "expected at least 1", ""),
+    ("checkpoint: {every: soon}", "expected a duration such as", ""),
+    ("limits: {max_duration: 12 hours}", "expected a duration such as", ""),
+    ("budget: {limit: 150 EUR}", "an amount in US dollars", ""),
+    ("budget: {limit: 1, alert_at: [50]}", "percentage", ""),
+    ("budget: {limit: 1, on_limit: checkpoint_and_stop}", "one of `alert`", "`checkpoint-and-stop`"),
+    ("budget: {}", "missing key `limit`", "add `limit: 150 USD`"),
+    ("budget: {limit: }", "`limit` has no value", "150 USD"),
+    ("notify: [{slack: foo}]", "`env:NAME`", ""),
+    ("notify: [{slack: env:A, on: [fail]}]", "one of `started`", "did you mean `failed`?"),
+    ("ssh: {hosts: gpu1}", "expected a list, found the text `gpu1`", "write `[gpu1]`"),
+    ("env: {a-b: x}", "a variable's name", ""),
+    ("env: {A: [1]}", "expected text, found a list", ""),
+    ("env: {A: }", "expected text, found nothing", ""),
+    ("env: {RANK: 0}", "`RANK` is set on every rank", "remove it"),
+    ("env: {CLOUDTRAIN_JOB: x}", "is set on every rank", ""),
+    ("distributed: {nproc_per_node: many}", "`auto` or a whole number", ""),
+    ("params: [1]", "expected a mapping of keys, found a list", ""),
+    ("backend: sagemakr", "no backend `sagemakr`", "did you mean `sagemaker`?"),
+    ("backend: Azure ML", "a backend's name", ""),
+    ("image: ''", "text that is not empty", ""),
+]
+
+
+@pytest.mark.parametrize(("rest", "message", "hint"), BAD_VALUES)
+def test_bad_values_are_explained(load: Load, rest: str, message: str, hint: str) -> None:
+    """A bad value is one fault that says what was expected, what was found, where, and how to mend it."""
+    found = faults(load, task(rest))
+    fault = next(fault for fault in found if message in fault.message)
+    assert hint in fault.hint
+    assert fault.place is not None
+    assert fault.place.line == 3
+
+
+UNKNOWN_KEYS = [
+    ("nam", "did you mean `name`?"),
+    ("Backend", "did you mean `backend`?"),
+    ("instances", "`instances` belongs under `resources`"),
+    ("spot", "`spot` belongs under `resources`"),
+    ("epochs", "`epochs` belongs under `training`"),
+    ("lr", "`lr` belongs under `training.optimizer`"),
+    ("num_nodes", "it is `resources.instances` here"),
+    ("nodes", "it is `resources.instances` here"),
+    ("instance_count", "it is `resources.instances` here"),
+    ("num_machines", "it is `resources.instances` here"),
+    ("use_spot", "it is `resources.spot` here"),
+    ("use_spot_instances", "it is `resources.spot` here"),
+    ("envs", "it is `env` here"),
+    ("environment_variables", "it is `env` here"),
+    ("entrypoint", "`script: train.py`"),
+    ("script_path", "`script: train.py`"),
+    ("run", "torchrun is started for you"),
+    ("commands", "torchrun is started for you"),
+    ("setup", "`image`"),
+    ("workdir", "it is `code.dir` here"),
+    ("gpus", "`resources.accelerators: A100:8`"),
+    ("num_gpus", "`resources.accelerators: A100:8`"),
+    ("gpus_per_node", "`resources.accelerators: A100:8`"),
+    ("nproc", "it is `distributed.nproc_per_node` here"),
+    ("batch_size", "`training.global_batch_size`"),
+    ("per_device_train_batch_size", "it is `training.micro_batch_size` here"),
+    ("gradient_accumulation_steps", "it follows from"),
+    ("learning_rate", "it is `training.optimizer.lr` here"),
+    ("mixed_precision", "it is `training.precision` here"),
+    ("fp16", "`training.precision: fp16`"),
+    ("bf16", "`training.precision: bf16`"),
+    ("max_run", "it is `limits.max_duration` here"),
+    ("max_wait", "`max_wait` belongs under `limits`"),
+    ("timeout", "`limits.max_duration`"),
+    ("role_arn", "it is `sagemaker.role` here"),
+    ("image_uri", "it is `image` here"),
+    ("docker", "it is `image` here"),
+    ("hyperparameters", "it is `params` here"),
+    ("on_exceed", "it is `budget.on_limit` here"),
+    ("max_price", "`budget.limit"),
+    ("zzzzz", "`cloudtrain explain` lists the keys"),
+]
+
+
+@pytest.mark.parametrize(("key", "hint"), UNKNOWN_KEYS)
+def test_unknown_keys_get_a_hint(load: Load, key: str, hint: str) -> None:
+    """A misspelt, misplaced or foreign key is refused, at its place, with what to write."""
+    fault = only_fault(load, task(f"{key}: 1"))
+    assert fault.message == f"unknown key `{key}`"
+    assert hint in fault.hint
+    assert fault.place is not None
+    assert (fault.place.line, fault.place.column) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("rest", "key", "hint"),
+    [
+        ("resources: {instanecs: 2}", "resources.instanecs", "did you mean `instances`?"),
+        ("training: {optimizer: {momentun: 2}}", "training.optimizer.momentun", "did you mean `momentum`?"),
+        ("ssh: {hosts: [{hostname: a}]}", "ssh.hosts.0.hostname", "did you mean `host`?"),
+        ("retry: {xyz: 1}", "retry.xyz", "keys here: `max_attempts`, `on`"),
+        ("resources: {notifi: 1}", "resources.notifi", "did you mean `notify`, at the top level?"),
+    ],
+)
+def test_unknown_keys_below_know_their_path(load: Load, rest: str, key: str, hint: str) -> None:
+    """The key's whole path is given, and the hint is about its own section."""
+    fault = next(fault for fault in faults(load, task(rest)) if fault.message.startswith("unknown key"))
+    assert (fault.key, fault.hint) == (key, hint)
+
+
+RULES = [
+    ("name: x\ntask: task.py\nscript: train.py", "`task` and `script` exclude each other", [2, 3]),
+    ("name: x", "nothing to run", [1]),
+    (task("args: [a]"), "`args` goes with `script` or `module`", [3, 2]),
+    (script("training: {max_steps: 1}"), "`training` goes with `task`, not with `script`", [3, 2]),
+    ("name: x\nmodule: m\nparams: {a: 1}", "`params` goes with `task`, not with `module`", [3, 2]),
+    (task("training:\n  epochs: 1\n  max_steps: 1"), "`max_steps` and `epochs` exclude", [4, 5]),
+    (task("training:\n  global_batch_size: 10\n  micro_batch_size: 4"), "10 is not a multiple of", [4, 5]),
+    (task("resources:\n  accelerators: A100\n  instance_type: t"), "`accelerators` and `instance_type`", [5, 4]),
+    (task("resources:\n  instances: 2\n  min_instances: 3"), "`min_instances` 3 is more than", [5, 4]),
+    (task("resources:\n  min_instances: 3"), "`min_instances` 3 is more than `instances` 1", [4]),
+    (task("notify:\n- on: [failed]"), "nobody to tell", [4]),
+    (task("notify:\n- slack: env:A\n  email: a@b"), "`slack` and `email` exclude each other", [4, 5]),
+    (task("env: {A: b}\nsecrets: [A]"), "`A` stands under `env` and under `secrets`", [3, 4]),
+    (task("vertex:\n  network: a\n  network_attachment: b"), "exclude each other", [5, 4]),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "lines"), RULES)
+def test_rules_point_at_every_key(load: Load, text: str, message: str, lines: list[int]) -> None:
+    """A rule that spans keys is one fault with the place of each."""
+    fault = only_fault(load, text)
+    assert message in fault.message
+    assert sorted(place.line for place in (fault.place, *fault.also) if place) == sorted(lines)
+
+
+def test_all_faults_come_at_once_in_file_order(load: Load) -> None:
+    """Syntax apart, everything wrong is told in one go: first the file from top to bottom, then the command line."""
+    text = "name: X\nnodes: 2\ntask: gone.py\nresources: {spot: on}\nimage: ${GONE}\n"
+    found = faults(load, text, "resources.instances=0")
+    assert [fault.place.line if fault.place else None for fault in found] == [1, 2, 3, 4, 5, 0]
+
+
+def test_a_missing_variable_is_told_once(load: Load) -> None:
+    """What follows from a fault told already is no fault of its own."""
+    fault = only_fault(load, "name: ${GONE}\ntask: ${GONE_TOO:-task.py}\n")
+    assert "`GONE` is not set" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("resources.instances=4", ("resources", "instances"), 4),
+        ("training.optimizer.lr=3e-4", ("training", "optimizer", "lr"), 3e-4),
+        ("env.A=1.10", ("env", "A"), "1.10"),
+        ("resources={instances: 3}", ("resources", "instances"), 3),
+        ("image=", ("image",), None),
+        ("tags.a=b=c", ("tags", "a"), "b=c"),
+        ("name=${N}", ("name",), "from-env"),
+    ],
+)
+def test_overrides_beat_the_file(load: Load, override: str, path: tuple[str, ...], value: Any) -> None:
+    """`--set` is read as YAML, makes mappings on the way, and wins; nothing after `=` takes a key out."""
+    found: Any = load(task("resources: {instances: 2}\nimage: a"), override, N="from-env")
+    for step in path:
+        found = found[step] if isinstance(found, dict) else getattr(found, step)
+    assert found == value
+
+
+def test_overrides_reach_into_lists(load: Load) -> None:
+    """A number is an item's index, and the next one is added, with or without a list in the file."""
+    job = load(task("notify: [{slack: env:A}]"), "notify.0.slack=env:B", "notify.1.email=a@b.c", "secrets.0=KEY")
+    assert [entry.slack or entry.email for entry in job.notify] == ["env:B", "a@b.c"]
+    assert job.secrets == ("KEY",)
+
+
+def test_later_overrides_win(load: Load) -> None:
+    """Among overrides the last one counts, and the backend's own option over all."""
+    job = load(task(""), "resources.instances=2", "resources.instances=3", "backend=ssh", backend="vertex")
+    assert (job.resources.instances, job.backend) == (3, "vertex")
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "place"),
+    [
+        ("resources.instances=0", "expected at least 1", "--set resources.instances=0"),
+        ("resources.instanecs=1", "unknown key `instanecs`", "--set resources.instanecs=1"),
+        ("notify.3.slack=env:A", "no item `notify.3`", "--set notify.3.slack=env:A"),
+        ("name=[", "not YAML", "--set name=["),
+        ("name=${GONE}", "`GONE` is not set", "--set name=${GONE}"),
+        ("secrets.0=K=hunter2", "a secret's value never stands", "--set secrets.0=..."),
+        ("env.MY_TOKEN=[hunter2]", "expected text, found a list", "--set env.MY_TOKEN=..."),
+    ],
+)
+def test_faults_of_overrides_name_them(load: Load, override: str, message: str, place: str) -> None:
+    """A fault of the command line is told as such, without a line of the file, and without a secret."""
+    fault = only_fault(load, task(""), override)
+    assert message in fault.message
+    assert f"  at {place}" in str(fault)
+    assert "hunter2" not in str(fault)
+
+
+@pytest.mark.parametrize("override", ["", "a", "=1", "a..b=1", ".=1"])
+def test_what_is_no_assignment_is_refused(load: Load, override: str) -> None:
+    """An override needs a key and a `=`."""
+    assert "is not an assignment" in only_fault(load, task(""), override).message
+
+
+def test_a_bad_backend_option_is_named(load: Load) -> None:
+    """The fault names the option that was given."""
+    with pytest.raises(ConfigError, match="at --backend vertx"):
+        load(task(""), backend="vertx")
+
+
+@pytest.mark.parametrize("secrets", ["[KEY=hunter2]", "{KEY: hunter2}", "hunter2=", "[{KEY: hunter2}]", "[hunter-2]"])
+def test_secrets_are_never_echoed(load: Load, secrets: str) -> None:
+    """A value under `secrets` is refused, and nothing of it is printed."""
+    for fault in faults(load, task(f"secrets: {secrets}")):
+        assert "hunter" not in str(fault)
+
+
+def test_secret_variables_are_never_echoed(load: Load) -> None:
+    """A value that came from a secret-looking variable is shown as the file has it."""
+    found = faults(load, task("backend: ${API_TOKEN}\nlimits: {max_duration: '${API_TOKEN}'}"), API_TOKEN="sagemakr")
+    assert "sagemakr" not in "".join(map(str, found))
+    assert "`${API_TOKEN}`" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("name: x\ntask: tsk.py", "no file `tsk.py`", "did you mean `task.py`?"),
+        ("name: x\ntask: ../task.py", "outside the code folder", "code.dir"),
+        ("name: x\nscript: /etc/x.py", "outside the code folder", "code.dir"),
+        ("name: x\nscript: src", "no file `src`", ""),
+        ("name: x\nscript: src/iner.py", "no file `src/iner.py`", "did you mean `src/inner.py`?"),
+        ("name: x\nscript: src/inner.py\ncode: {dir: src}", "no file", "write `inner.py`"),
+        ("name: x\nscript: a.py\ncode: {dir: gone}", "no folder `gone`", "relative to the config"),
+        ("name: x\nscript: cloudtrain.yaml", "is not a Python file", "`.py`"),
+        ("name: x\ntask: train.py", "has no `model(params)`, `dataset(params, split)`, `loss(model, batch)`", "holds"),
+        (f"name: x\nscript: {'a' * 300}.py", "no file", ""),
+    ],
+)
+def test_files_are_checked(load: Load, text: str, message: str, hint: str) -> None:
+    """A named file must lie below the code folder, be Python, and be what it is named as."""
+    fault = only_fault(load, text)
+    assert message in fault.message
+    assert hint in fault.hint
+
+
+def test_a_module_is_not_looked_for(load: Load) -> None:
+    """A module may be installed on the nodes alone."""
+    assert load("name: x\nmodule: not.here").module == "not.here"
+
+
+def test_syntax_errors_point_into_the_script(load: Load, tmp_path: Path) -> None:
+    """A script that is not Python is told with its own file and line, and the config's."""
+    (tmp_path / "train.py").write_text("x = 1\nif x\n")
+    fault = only_fault(load, script(""))
+    assert fault.place is not None
+    assert (Path(fault.place.file).name, fault.place.line) == ("train.py", 2)
+    assert fault.also[0].line == 2
+
+
+def test_code_is_never_run(load: Load, tmp_path: Path) -> None:
+    """Checking a task does not import it, and its odd escapes are not our warnings."""
+    (tmp_path / "task.py").write_text("raise SystemExit('ran')\nx = '\\d'\n" + TASK)
+    load(task(""))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from elsewhere import model, dataset, loss",
+        "from elsewhere import *",
+        "import a as model\nloss = dataset = None",
+        "try:\n  from a import model\nexcept ImportError:\n  model = None\ndataset, loss = 1, 2",
+    ],
+)
+def test_task_functions_may_come_from_elsewhere(load: Load, tmp_path: Path, source: str) -> None:
+    """An imported or assigned name counts as a function."""
+    (tmp_path / "task.py").write_text(source)
+    load(task(""))
+
+
+def test_task_functions_are_checked_for_their_arguments(load: Load, tmp_path: Path) -> None:
+    """A function that cannot be called as the trainer calls it is told at its own line."""
+    (tmp_path / "task.py").write_text(TASK.replace("def loss(model, batch)", "def loss(model, batch, extra)"))
+    fault = only_fault(load, task(""))
+    assert "`loss` cannot be called as `loss(model, batch)`" in fault.message
+    assert fault.place is not None
+    assert fault.place.line == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"# nothing\n", "is empty"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"just words", "expected a mapping of keys, found the text `just words`"),
+        (b"- a\n- b\n", "expected a mapping of keys, found a list"),
+        (b"x" * 300_000, "larger than 256 kB"),
+    ],
+)
+def test_files_that_are_no_config(tmp_path: Path, content: bytes, message: str) -> None:
+    """Whatever the file holds, the answer is a sentence."""
+    (tmp_path / "c.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        config.load(tmp_path / "c.yaml", environ={})
+
+
+def test_missing_file_names_a_close_one(tmp_path: Path) -> None:
+    """A file that is not there is told with its neighbour's name."""
+    (tmp_path / "cloudtrain.yml").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        config.load(tmp_path / "cloudtrain.yaml")
+    assert "cloudtrain.yml" in caught.value.faults[0].hint
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    """A folder is told as such, with the file to name."""
+    with pytest.raises(ConfigError, match="is a folder"):
+        config.load(tmp_path)
+
+
+def test_utf8_mark_and_windows_lines_are_fine(load: Load) -> None:
+    """A byte order mark and CRLF change nothing."""
+    assert load("\ufeff" + task("").replace("\n", "\r\n")).name == "x"
+
+
+YAMLISH = st.text(alphabet="name:xtskrc -[]{}'\"\n$&*!0.é#,=%\t", max_size=60)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=YAMLISH, override=YAMLISH, value=YAMLISH, key=st.sampled_from(sorted(Config.model_fields)))
+def test_any_text_gives_a_config_or_a_config_error(load: Load, text: str, override: str, value: str, key: str) -> None:
+    """No file and no override ends in a traceback."""
+    try:
+        said = load(f"{key}: {value}\n{text}", override, f"{key}={value}").name
+    except ConfigError as exc:
+        said = str(exc)
+    assert said
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(sorted(Config.model_fields)), value=VALUES)
+def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: str, value: Any) -> None:
+    """A value of any shape at any key is taken, and survives JSON, or is refused in words."""
+    try:
+        job = load(json.dumps({"name": "x", "task": "task.py", key: value}))
+    except ConfigError as exc:
+        said = str(exc)
+    else:
+        said = "ok" * (Config.model_validate(job.model_dump(mode="json")) == job)
+    assert said
+
+
+def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
+    """A right file is one line with its backend and instances."""
+    load(task("resources: {instances: 2}"))
+    result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml")])
+    assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
+
+
+def test_validate_json_lists_faults(load: Load, tmp_path: Path) -> None:
+    """`--json` prints the faults as data, and exits 3."""
+    load(task(""))
+    result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml"), "--json", "--set", "nodes=2"])
+    answer = json.loads(result.output)
+    assert (result.exit_code, answer["ok"]) == (3, False)
+    assert answer["faults"][0]["hint"] == "it is `resources.instances` here"
+    assert answer["faults"][0]["line"] is None
+
+
+def test_loading_imports_nothing_heavy(load: Load, tmp_path: Path) -> None:
+    """Validation loads neither torch nor an SDK, nor the schema generator, nor HTTP."""
+    load(task(""))
+    probe = (
+        "import sys\nfrom pathlib import Path\nfrom cloudtrain.launcher import config\n"
+        f"config.load(Path({str(tmp_path / 'cloudtrain.yaml')!r}))\n"
+        "heavy = {'torch', 'numpy', 'boto3', 'azure', 'google', 'asyncio', 'http.client', 'jinja2', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    output = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert output == "[]\n"
+
+
+def test_stored_config_comes_back_equal(tmp_path: Path) -> None:
+    """What the registry holds is the config that was loaded, `${` in values included, and overrides apply to it."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "c.yaml").write_text(
+        "name: a\nscript: train.py\nenv: {X: '$${HOME} \"é\\n', Y: ${VALUE}}\nlimits: {max_duration: 90m}\n"
+        "budget: {limit: 1.5 USD}\nargs: {lr: 3e-4, flag: true}\n"
+    )
+    loaded = config.load(tmp_path / "c.yaml", environ={"VALUE": "a: ${HOME}"})
+    data = loaded.model_dump(mode="json")
+    assert config.stored(data) == loaded
+    assert config.stored(data, overrides=["resources.instances=3"]).resources.instances == 3

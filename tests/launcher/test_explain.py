@@ -1,0 +1,70 @@
+"""`cloudtrain explain`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cloudtrain.launcher.commands.explain import command
+from cloudtrain.launcher.errors import UsageError
+
+
+def explain(*arguments: str) -> str:
+    """Return what the command prints."""
+    return CliRunner().invoke(command, arguments, catch_exceptions=False).output
+
+
+def test_explain_a_key() -> None:
+    """A key has its type, default, help and example."""
+    output = explain("resources.spot")
+    assert output.startswith("resources.spot: true or false, default false\n")
+    assert "interruptible" in output
+    assert "example: spot: true" in output
+
+
+def test_explain_a_section_lists_its_keys() -> None:
+    """A section lists its keys, each with its help."""
+    output = explain("training.optimizer")
+    assert all(f"\n{key} " in output for key in ("name", "lr", "weight_decay", "betas"))
+
+
+def test_explain_the_top_level() -> None:
+    """Without a path, the top level is listed."""
+    assert explain().startswith("name ")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("limits.max_duration", "duration, default 24h"),
+        ("training.strategy", "ddp | fsdp, default ddp"),
+        ("budget.limit", "amount of money, required"),
+        ("budget.alert_at", "list of percentage, default [50%, 80%, 100%]"),
+        ("distributed.nproc_per_node", "whole number or auto, default auto"),
+        ("ssh.hosts.0.port", "whole number"),
+        ("params", "mapping of text to any value"),
+    ],
+)
+def test_explain_says_types_in_words(path: str, words: str) -> None:
+    """Types and defaults read as they would stand in the file."""
+    assert f"{path}: {words}\n" in explain(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [("resorces.spot", "resources.spot"), ("lr", "training.optimizer.lr"), ("²", "lists the top level")],
+)
+def test_explain_an_unknown_key(path: str, hint: str) -> None:
+    """An unknown path is a usage error with the closest key."""
+    with pytest.raises(UsageError) as caught:
+        explain(path)
+    assert hint in caught.value.hint
+
+
+def test_explain_json() -> None:
+    """`--json` prints one object with the same facts."""
+    facts = json.loads(explain("resources", "--json"))
+    assert facts["keys"]["spot"]["default"] is False
+    assert facts["keys"]["instances"]["type"] == "whole number"

@@ -1,0 +1,68 @@
+"""`cloudtrain init`, and the starters it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from cloudtrain.launcher import config
+from cloudtrain.launcher.commands.init import KINDS, command
+from cloudtrain.launcher.errors import UsageError
+
+
+def init(*arguments: str | Path) -> Result:
+    """Run the command."""
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_init_writes_a_valid_project(tmp_path: Path, kind: str) -> None:
+    """The starter passes validation as it is, under its folder's name, on the local backend."""
+    init(tmp_path / "My Project", "--kind", kind)
+    job = config.load(tmp_path / "My Project" / "cloudtrain.yaml", environ={})
+    assert (job.name, job.backend, getattr(job, kind) is not None) == ("my-project", "local", True)
+
+
+def test_init_names_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:
+    """The files and the next commands are printed."""
+    output = init(tmp_path).output
+    assert f"wrote {tmp_path / 'cloudtrain.yaml'}, {tmp_path / 'task.py'}" in output
+    assert "cloudtrain submit" in output
+
+
+def test_init_never_overwrites(tmp_path: Path) -> None:
+    """With a file in the way nothing is written, and the file is named."""
+    (tmp_path / "task.py").write_text("mine")
+    with pytest.raises(UsageError, match=r"already there: .*task\.py"):
+        init(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["task.py"]
+
+
+def test_init_force_overwrites(tmp_path: Path) -> None:
+    """`--force` takes the starter's files."""
+    (tmp_path / "task.py").write_text("mine")
+    init(tmp_path, "--force")
+    assert "def model(" in (tmp_path / "task.py").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["file/below", "x" * 300])
+def test_init_where_no_folder_can_be(tmp_path: Path, name: str) -> None:
+    """A folder that cannot be made is a usage error, not a traceback."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        init(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_starters_show_each_cloud(tmp_path: Path, kind: str) -> None:
+    """The commented blocks are right once the comments are taken off."""
+    init(tmp_path, "--kind", kind)
+    file = tmp_path / "cloudtrain.yaml"
+    above, below = file.read_text("utf-8").split("# ssh:")
+    below = "\n".join(line.removeprefix("# ") for line in f"# ssh:{below}".splitlines() if "say also" not in line)
+    above = above.replace("resources:\n  instances: 1\n", "").rpartition("# Where else")[0]
+    file.write_text(above + below.replace("#\n", "\n"), "utf-8")
+    job = config.load(file, environ={})
+    assert all(getattr(job, block) is not None for block in ("ssh", "sagemaker", "azureml", "vertex", "budget"))

@@ -1,0 +1,129 @@
+"""The schema, and the JSON schema made from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from cloudtrain.launcher import schema, yamlfile
+from cloudtrain.launcher.commands.schema import command, json_schema
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    """Return a validator of the published schema."""
+    published = json_schema()
+    jsonschema.Draft202012Validator.check_schema(published)
+    return jsonschema.Draft202012Validator(published)
+
+
+def every_field(model: type[BaseModel] = schema.Config, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key of the schema with its field."""
+    for key, field in model.model_fields.items():
+        yield above + key, field
+        if inner := schema.section(field):
+            yield from every_field(inner, f"{above}{key}.")
+
+
+@pytest.mark.parametrize(("path", "field"), [pytest.param(*pair, id=pair[0]) for pair in every_field()])
+def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
+    """Each key says what it is, and its examples are taken by its own section."""
+    assert field.description.endswith("."), path
+    assert field.examples, path
+    *above, key = path.split(".")
+    parent = schema.field_at(tuple(above))
+    model = schema.section(parent) if parent is not None else schema.Config
+    assert model is not None
+    required = {name: (item.examples or [None])[0] for name, item in model.model_fields.items() if item.is_required()}
+    for example in field.examples:
+        model.model_validate({**required, key: example})
+
+
+@pytest.mark.parametrize("kind", ["task", "script"])
+def test_json_schema_takes_the_starters(validator: jsonschema.Draft202012Validator, kind: str) -> None:
+    """An editor finds nothing wrong with what `init` writes."""
+    text = files("cloudtrain.templates").joinpath("starters", kind, "cloudtrain.yaml").read_text("utf-8")
+    root = yamlfile.parse(text, "f.yaml", {}).root
+    assert root is not None
+    validator.validate(root.data())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "x", "instanecs": 1},
+        {"name": "X"},
+        {"name": "x", "resources": {"instances": 0}},
+        {"name": "x", "limits": {"max_duration": "12 hours"}},
+        {"name": "x", "budget": {"limit": "150 EUR"}},
+        {"name": "x", "training": {"precision": "fp8"}},
+        {"name": "x", "notify": [{"slack": "foo"}]},
+        {},
+    ],
+)
+def test_json_schema_refuses_what_validation_refuses(
+    validator: jsonschema.Draft202012Validator, config: dict[str, Any]
+) -> None:
+    """An editor marks unknown keys, bad choices, bounds, durations and money."""
+    assert not validator.is_valid(config)
+
+
+def test_json_schema_takes_the_short_forms(validator: jsonschema.Draft202012Validator) -> None:
+    """Hosts as text, arguments as a mapping, durations as seconds and numbers as variables' values are fine."""
+    validator.validate(
+        {
+            "name": "x",
+            "args": {"epochs": 10, "flag": True},
+            "env": {"A": 1},
+            "ssh": {"hosts": ["gpu1", {"host": "gpu2"}], "price_per_hour": 2.5},
+            "limits": {"max_duration": 3600},
+        }
+    )
+
+
+def test_schema_command_prints_json() -> None:
+    """`cloudtrain schema` prints the schema, and it says which draft it is of."""
+    result = CliRunner().invoke(command, [])
+    assert json.loads(result.output) == json_schema()
+    assert json_schema()["$schema"].endswith("2020-12/schema")
+
+
+def test_descriptions_reach_the_json_schema() -> None:
+    """What `explain` says, an editor shows."""
+    resources = json_schema()["$defs"]["Resources"]
+    assert "interruptible" in resources["properties"]["spot"]["description"]
+    assert resources["additionalProperties"] is False
+
+
+def test_defaults_stand_in_the_file_s_own_words() -> None:
+    """A default duration reads 24h, not 86400."""
+    assert json_schema()["$defs"]["Limits"]["properties"]["max_duration"]["default"] == "24h"
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("gpu1", {"host": "gpu1"}),
+        ("me@gpu1:2222", {"host": "gpu1", "port": 2222, "user": "me"}),
+        ("fe80::1", {"host": "fe80::1"}),
+    ],
+)
+def test_ssh_host_as_text(text: str, host: dict[str, Any]) -> None:
+    """A host is a name, `user@host:port`, or a mapping of the same."""
+    short = schema.Config.model_validate({"name": "x", "ssh": {"hosts": [text]}})
+    assert short == schema.Config.model_validate({"name": "x", "ssh": {"hosts": [host]}})
+
+
+def test_every_built_in_backend_has_its_block() -> None:
+    """Each built-in backend has a block of its name."""
+    blocks = {
+        key for key, field in schema.Config.model_fields.items() if key in schema.BACKENDS and schema.section(field)
+    }
+    assert blocks == set(schema.BACKENDS)

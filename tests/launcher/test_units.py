@@ -1,0 +1,113 @@
+"""Durations, money, percents, sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloudtrain.launcher import units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("10m", 600),
+        ("12h", 43_200),
+        ("2d", 172_800),
+        ("1h30m", 5_400),
+        ("1.5h", 5_400),
+        ("1h 30m", 5_400),
+        (45, 45),
+        (" 10m ", 600),
+    ],
+)
+def test_duration_reads(text: Any, seconds: int) -> None:
+    """A duration is a number and a unit, several from large to small, or bare seconds."""
+    assert units.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "12 hours", "-1h", "30m1h", "1h1h", "0.5s", "4000d", True, None, -1, 0.5, float("nan"), [], "1e3"]
+)
+def test_duration_refuses(text: Any) -> None:
+    """Anything else raises ValueError that says what was expected."""
+    with pytest.raises(ValueError, match="duration"):
+        units.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "micro_usd"),
+    [("150 USD", 150_000_000), ("$1.5", 1_500_000), ("0.25usd", 250_000), (2.5, 2_500_000), (0, 0), ("0.000001", 1)],
+)
+def test_money_reads(text: Any, micro_usd: int) -> None:
+    """An amount is in dollars, and kept in micro-dollars."""
+    assert units.parse_money(text) == micro_usd
+
+
+@pytest.mark.parametrize("text", ["", "150 EUR", "€150", "-1 USD", "1e3", "1.0000001", "1,5", True, None, float("inf")])
+def test_money_refuses(text: Any) -> None:
+    """Other currencies, negative amounts and finer than a micro-dollar are refused."""
+    with pytest.raises(ValueError, match="US dollars"):
+        units.parse_money(text)
+
+
+@pytest.mark.parametrize("text", [50, 0.5, "50", "0%", "1001%", "50 percent", True, None])
+def test_percent_refuses_what_has_no_sign(text: Any) -> None:
+    """0.5 and 50 could both mean a half, so neither is read."""
+    with pytest.raises(ValueError, match="percentage"):
+        units.parse_percent(text)
+
+
+@pytest.mark.parametrize(("text", "size_gb"), [(200, 200), ("200", 200), ("200 GB", 200), ("2TB", 2000)])
+def test_size_reads(text: Any, size_gb: int) -> None:
+    """A size is in gigabytes unless it says TB."""
+    assert units.parse_size_gb(text) == size_gb
+
+
+@pytest.mark.parametrize("text", [0, -1, 1.5, True, "200 MB", "", None])
+def test_size_refuses(text: Any) -> None:
+    """A size is a whole positive number of gigabytes."""
+    with pytest.raises(ValueError, match="gigabytes"):
+        units.parse_size_gb(text)
+
+
+@given(st.integers(0, 3_650 * 86_400))
+def test_duration_round_trip(seconds: int) -> None:
+    """What is written is read back as the same number."""
+    assert units.parse_duration(units.format_duration(seconds)) == seconds
+
+
+@given(st.integers(0, 10**15))
+def test_money_round_trip(micro_usd: int) -> None:
+    """What is written is read back to the micro-dollar."""
+    assert units.parse_money(units.format_money(micro_usd)) == micro_usd
+
+
+@given(st.integers(1, 1000))
+def test_percent_and_size_round_trip(number: int) -> None:
+    """What is written is read back as the same number."""
+    assert units.parse_percent(units.format_percent(number)) == number
+    assert units.parse_size_gb(units.format_size_gb(number)) == number
+
+
+@given(st.text() | st.integers() | st.floats() | st.none() | st.booleans())
+def test_any_value_reads_or_raises_value_error(value: Any) -> None:
+    """No value makes a parser fail in another way."""
+    for parse in (units.parse_duration, units.parse_money, units.parse_percent, units.parse_size_gb):
+        try:
+            said = str(parse(value))
+        except ValueError as exc:
+            said = str(exc)
+        assert said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(86_400, "24h"), (172_800, "2d"), (5_400, "90m"), (61, "61s"), (0, "0s")]
+)
+def test_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
+    """A day is 24h, as people say it; two days are 2d."""
+    assert units.format_duration(seconds) == text
