@@ -23,8 +23,16 @@ __all__ = ["command"]
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
 @json_option
-def command(job: str, instances: int | None, settings: tuple[str, ...], detach: bool, yes: bool, as_json: bool) -> int:
-    """Go on from a job's newest checkpoint, with the code and config as they are now in its folder."""
+def command(
+    job: str,
+    instances: int | None,
+    settings: tuple[str, ...],
+    update_code: bool,
+    detach: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
     from cloudtrain.launcher import config as configs
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of

@@ -547,10 +547,10 @@ def test_stored_config_comes_back_equal(tmp_path: Path) -> None:
     """What the registry holds is the config that was loaded, `${` in values included, and overrides apply to it."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "c.yaml").write_text(
-        "name: a\nscript: train.py\nenv: {X: '$${HOME} \"é\\n', Y: ${VALUE}}\nlimits: {max_duration: 90m}\n"
+        "name: a\nscript: train.py\nenv: {X: '$${HOME} é', Y: '${VALUE}'}\nlimits: {max_duration: 90m}\n"
         "budget: {limit: 1.5 USD}\nargs: {lr: 3e-4, flag: true}\n"
     )
-    loaded = config.load(tmp_path / "c.yaml", environ={"VALUE": "a: ${HOME}"})
+    loaded = config.load(tmp_path / "c.yaml", environ={"VALUE": 'a: "${HOME}\n\x7f\U0001f642'})
     data = loaded.model_dump(mode="json")
     assert config.stored(data) == loaded
     assert config.stored(data, overrides=["resources.instances=3"]).resources.instances == 3
