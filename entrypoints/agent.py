@@ -162,9 +162,10 @@ class Agent:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
         if self.boot is not None and self._boot_code() is not None:
             self._collect()
-        if self.report.stop is None and (self.terminated or self.stop_file.exists()):
-            request = durable.read_json(self.stop_file) or {}
-            self._set(stop=str(request.get("reason", "user" if self.stop_file.exists() else "preempted")))
+        if self.report.stop != "now" and (request := durable.read_json(self.stop_file)):
+            self._set(stop=request["reason"])  # `now` may come after `user` has waited long enough
+        elif self.report.stop is None and self.terminated:
+            self._set(stop="preempted")
 
     def _hear(self) -> Desired | None:
         """Exchange states with the other nodes; return what should be, None once node 0 is silent for too long."""
@@ -298,7 +299,15 @@ def _rules(spec: dict[str, Any]) -> Rules:
     hard_s, grace_s = spec["max_duration_s"], spec["grace_s"]
     # The trainer saves before its deadline by itself; this signal is for scripts, a quarter of a short cap at most.
     soft_s = hard_s - min(grace_s, hard_s / 4)
-    return Rules(spec["spec"]["nodes"], spec["max_restarts"], soft_s, hard_s, grace_s, JOIN_TIMEOUT_S)
+    return Rules(
+        nodes=spec["spec"]["nodes"],
+        max_restarts=spec["max_restarts"],
+        limit_reason=spec["limit_reason"],
+        soft_deadline_s=soft_s,
+        hard_deadline_s=hard_s,
+        grace_s=grace_s,
+        join_timeout_s=JOIN_TIMEOUT_S,
+    )
 
 
 def _failure(message: str, kind: str = "config") -> dict[str, Any]:

@@ -55,10 +55,11 @@ WAIT = Desired()
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's limits. Times are seconds since its start."""
+    """The job's limits. Times are seconds since its start; `limit_reason` is what set the deadline: time or budget."""
 
     nodes: int
     max_restarts: int
+    limit_reason: str
     soft_deadline_s: float
     hard_deadline_s: float
     grace_s: float
@@ -98,14 +99,16 @@ class Coordinator:
         if self.desired.want == "wait":
             return self._start(current, everyone, now_s, port)
         if self.desired.want == "stop":
-            return self._stopping(exited, lost, waited_s, now_s)
+            return self._stopping(current, lost, waited_s, now_s)
         if everyone and len(exited) == self.rules.nodes and all(r.code == EXIT_DONE for r in exited):
             return self._end("succeeded", None)
         if self.desired.want == "kill":
             return self._after_kill(exited, lost, waited_s, port)
         reason = next((r.stop for r in current if r.stop), None)
+        if reason == "now":
+            return self._end("stopped", reason)
         if reason or now_s >= self.rules.soft_deadline_s:
-            return replace(self.desired, want="stop", reason=reason or "time_limit")
+            return replace(self.desired, want="stop", reason=reason or self.rules.limit_reason)
         failed = [r for r in exited if r.code != EXIT_DONE]
         if lost or failed:
             return self._failing(failed, len(exited) + len(lost) == self.rules.nodes, lost, now_s)
@@ -130,7 +133,7 @@ class Coordinator:
             self.first_failure_s = now_s
         if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):
             saved = next((r.saved for r in failed if r.saved), None) or {}
-            reason = "time_limit" if saved.get("reason") == "deadline" else "preempted"
+            reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
             return self._end("stopped", reason)
         broken = [r for r in failed if r.code != EXIT_SAVED]
         certain = any(not f.get("peer_lost") for r in broken for f in r.failures)
@@ -157,14 +160,15 @@ class Coordinator:
             return Desired("run", self.desired.generation + 1, port())
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
 
-    def _stopping(self, exited: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
+    def _stopping(self, current: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
+        exited = [r for r in current if r.phase == "exited"]
         over = len(exited) + len(lost) == self.rules.nodes
         if over and not lost and all(r.code == EXIT_DONE for r in exited):
             return self._end("succeeded", None)
         if over:
             failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
             return self._end("stopped", self.desired.reason, failures[0] if failures else None)
-        if self.desired.reason == "now" or waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
+        if any(r.stop == "now" for r in current) or waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
             # The agents kill at `end`: whoever has not saved by now has had its time.
             return self._end("stopped", self.desired.reason)
         return self.desired

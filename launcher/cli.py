@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -93,7 +94,7 @@ def _run(argv: list[str], debug: bool) -> int:
         sys.stdout.flush()
     except CloudtrainError as error:
         if debug:
-            raise
+            traceback.print_exc()
         click.echo(f"error: {error}", err=True)
         return error.exit_code
     except click.ClickException as error:
@@ -108,7 +109,8 @@ def _run(argv: list[str], debug: bool) -> int:
         return 141
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
+            return 1
         click.echo(f"error: cloudtrain itself failed: {type(error).__name__}: {error}", err=True)
         click.echo(
             "  hint: this is our fault, not yours; run it again with --debug and report what it prints", err=True

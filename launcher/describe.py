@@ -12,8 +12,8 @@ from cloudtrain.launcher.units import format_duration
 __all__ = ["as_json", "as_lines", "next_step", "outcome"]
 
 
-def as_json(job: Job) -> dict[str, Any]:
-    """Return the job's state; money in US dollars, times in unix seconds."""
+def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
+    """Return the job's state; money in US dollars, times in unix seconds. `spend_usd` is for all its attempts."""
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
     return {
         "job": job.id,
@@ -33,7 +33,7 @@ def as_json(job: Job) -> dict[str, Any]:
         "samples_per_s": progress.get("samples_per_s"),
         "eta_s": progress.get("eta_s") if job.active else None,
         "checkpoint_step": progress.get("checkpoint_step"),
-        "spend_usd": spend_usd(job),
+        "spend_usd": spend_usd,
         "error": state.error,
         "detail": state.detail,
         "created_s": job.created_s,
@@ -44,19 +44,7 @@ def as_json(job: Job) -> dict[str, Any]:
     }
 
 
-def spend_usd(job: Job) -> float | None:
-    """Return what this attempt's running time has cost so far, None where the price is unknown."""
-    hourly: float | None = job.attempt.plan["hourly_usd"]
-    state = job.attempt.state
-    if hourly is None:
-        return None
-    if state.started_s is None:
-        return 0.0
-    seconds = (state.ended_s or time.time()) - state.started_s
-    return round(hourly * seconds / 3600, 6)
-
-
-def as_lines(job: Job) -> list[str]:
+def as_lines(job: Job, spend_usd: float | None) -> list[str]:
     """Return one screen about the job."""
     attempt, state = job.attempt, job.attempt.state
     plan = attempt.plan
@@ -73,8 +61,7 @@ def as_lines(job: Job) -> list[str]:
     if state.started_s:
         took = (state.ended_s or time.time()) - state.started_s
         lines.append(f"  time        {format_duration(round(took))} of at most {format_duration(plan['cap_s'])}")
-    spend = spend_usd(job)
-    lines.append("  spend       " + ("unknown" if spend is None else f"{spend:.2f} USD"))
+    lines.append("  spend       " + ("unknown" if spend_usd is None else f"{spend_usd:.2f} USD"))
     if attempt.unreachable_since_s is not None:
         lines.append("  backend     does not answer; this is what it said last")
     lines += _error_lines(state.error)

@@ -35,29 +35,29 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
         return 130
-    for line in as_lines(job):
+    for line in as_lines(job, registry.spent_usd(job)):
         say(line)
     return exit_code(job.attempt.state)
 
 
-def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> None:
-    """Print the lines that are there now, the last `tail` of them if given."""
+def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> dict[str, Any] | None:
+    """Print the lines that are there now, the last `tail` of them if given; return where they end."""
+    if attempt.ref is None:
+        return None
+    backend = backends.load(job.backend)
     last: deque[str] = deque(maxlen=tail)
     cursor: dict[str, Any] | None = None
-    if attempt.ref is None:
-        return
-    backend = backends.load(job.backend)
     while True:
         page = backend.logs(attempt.ref, cursor, view.ranks)
+        cursor = page.cursor
         lines = [view.show(line) for line in page.lines if view.wants(line)]
         if tail is None:
             print_lines(lines)
-        last.extend(lines)
-        if page.cursor == cursor or not page.lines:
-            break
-        cursor = page.cursor
-    if tail:
-        print_lines(list(last))
+        else:
+            last.extend(lines)
+        if not page.lines:
+            print_lines(list(last))
+            return cursor
 
 
 def wait(registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Callable[[Job], None]) -> int:
@@ -82,10 +82,10 @@ def wait(registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Cal
 
 
 def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
-    cursor: dict[str, Any] | None = None
     backend = backends.load(job.backend)
+    # What is there already: the last of it, where only a tail is wanted.
+    cursor = show(job, job.attempt, view, tail=tail) if tail is not None else None
     state_due = 0.0
-    first = True
     while True:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
@@ -102,9 +102,7 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
                 continue
             got_lines = bool(page.lines)
             cursor = page.cursor
-            lines = [view.show(line) for line in page.lines if view.wants(line)]
-            print_lines(lines[-tail:] if first and tail is not None else lines)
-            first = first and not got_lines
+            print_lines([view.show(line) for line in page.lines if view.wants(line)])
         if over and not got_lines:
             return job
         if not got_lines:

@@ -53,6 +53,13 @@ class Attempt:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
 
+    def cost_usd(self, now_s: float) -> float | None:
+        """Return what its running time has cost until `now_s`, None where the price is unknown."""
+        hourly: float | None = self.plan["hourly_usd"]
+        if hourly is None or self.state.started_s is None:
+            return None if hourly is None else 0.0
+        return hourly * ((self.state.ended_s or now_s) - self.state.started_s) / 3600
+
 
 @dataclass(frozen=True)
 class Job:

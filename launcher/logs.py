@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.progress import finite
 from cloudtrain.launcher.terminal import coloured
 
 __all__ = ["View", "parse_ranks"]
@@ -57,7 +58,7 @@ class View:
             "node": line.node,
             "rank": line.rank,
             "text": line.text if self.raw else text,
-            "event": event,
+            "event": finite(event),
         }
         return json.dumps(fields, ensure_ascii=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STOP_TAIL_S", "Batch", "Plan", "make"]
 
+LEAST_RUN_S = 60  # shorter than a start: the money would be gone before the first step
 STOP_TAIL_S = 120  # between the save and the cap: what SageMaker leaves between SIGTERM and the kill
 
 
@@ -29,7 +30,8 @@ class Batch:
 class Plan:
     """Money in US dollars, times in seconds after the start.
 
-    `cap_s` is what the backend enforces by itself; from `deadline_s` on the job saves and leaves.
+    `cap_s` is what the backend enforces by itself, because of `cap_reason` (time_limit or budget); from `deadline_s`
+    on the job saves and leaves.
     `hourly_usd` is for all instances together.
     """
 
@@ -40,6 +42,7 @@ class Plan:
     hourly_usd: float | None
     price_source: str
     cap_s: int
+    cap_reason: str
     deadline_s: int
     worst_case_usd: float | None
     batch: Batch | None
@@ -59,7 +62,8 @@ class Plan:
             b = self.batch
             split = f"{b.micro_size} x {self.ranks} ranks x {b.accumulation} accumulated"
             lines.append(f"global batch {b.global_size} = {split}")
-        lines.append(f"at most {format_duration(self.cap_s)}, then it saves and stops")
+        why = ", what the budget buys" if self.cap_reason == "budget" else ""
+        lines.append(f"at most {format_duration(self.cap_s)}{why}, then it saves and stops")
         if self.hourly_usd is None:
             lines.append("price unknown")
         elif self.hourly_usd == 0:
@@ -71,13 +75,17 @@ class Plan:
         return lines
 
 
-def make(config: Config, capacity: Capacity) -> Plan:
-    """Return the plan. Raises ConfigError where the batch cannot be split over the ranks."""
+def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
+    """Return the plan of the next attempt, after earlier ones have cost `spent_usd`.
+
+    Raises ConfigError where the batch cannot be split over the ranks, or a budget has no price to count with;
+    BudgetError where the money left buys less than LEAST_RUN_S.
+    """
     instances = config.resources.instances
     wanted = config.distributed.nproc_per_node
     nproc = max(1, capacity.gpus) if wanted == "auto" else int(wanted)
-    cap_s = config.limits.max_duration
     hourly = None if capacity.hourly_usd is None else round(capacity.hourly_usd * instances, 6)
+    cap_s, cap_reason = _cap(config, hourly, spent_usd)
     return Plan(
         instances=instances,
         nproc_per_node=nproc,
@@ -86,10 +94,31 @@ def make(config: Config, capacity: Capacity) -> Plan:
         hourly_usd=hourly,
         price_source=capacity.price_source,
         cap_s=cap_s,
+        cap_reason=cap_reason,
         deadline_s=max(cap_s - STOP_TAIL_S, cap_s * 3 // 4),
         worst_case_usd=None if hourly is None else round(hourly * cap_s / 3600, 6),
         batch=_split(config, instances * nproc) if config.task else None,
     )
+
+
+def _cap(config: Config, hourly_usd: float | None, spent_usd: float) -> tuple[int, str]:
+    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
+    longest_s = config.limits.max_duration
+    budget = config.budget
+    if budget is None or budget.on_limit == "alert" or hourly_usd == 0:
+        return longest_s, "time_limit"
+    if hourly_usd is None:
+        raise ConfigError([Fault("a budget needs a price, and this backend knows none", key="budget.limit")])
+    left_usd = budget.limit / 1e6 - spent_usd
+    affordable_s = int(left_usd / hourly_usd * 3600)
+    if affordable_s < LEAST_RUN_S:
+        needed = spent_usd + hourly_usd * LEAST_RUN_S / 3600
+        raise BudgetError(
+            f"the budget's last {max(left_usd, 0):.2f} USD buy {max(affordable_s, 0)} s at {hourly_usd:.2f} USD/h",
+            where="budget.limit",
+            hint=f"a run of {LEAST_RUN_S} s needs at least {needed:.2f} USD, or fewer instances",
+        )
+    return (affordable_s, "budget") if affordable_s < longest_s else (longest_s, "time_limit")
 
 
 def _split(config: Config, ranks: int) -> Batch | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["fold", "shown"]
+__all__ = ["finite", "fold", "shown"]
 
 _FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "eta_s", "epoch")
 
@@ -24,11 +24,11 @@ def fold(progress: dict[str, Any], lines: Iterable[str]) -> dict[str, Any]:
             continue
         kind = event["e"]
         if kind in ("start", "step", "done"):
-            now |= {key: _plain(event[key]) for key in _FROM_STEP if key in event}
+            now |= {key: finite(event[key]) for key in _FROM_STEP if key in event}
         elif kind == "checkpoint" and "path" in event:
             now["checkpoint_step"] = event.get("step")
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
-            now["metrics"] = {key: _plain(value) for key, value in event["metrics"].items()}
+            now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
     return now
 
 
@@ -39,8 +39,15 @@ def shown(progress: dict[str, Any]) -> str:
     of = f"/{progress['max_steps']}" if progress.get("max_steps") else ""
     loss = progress.get("loss")
     text = f"step {progress['step']}{of}"
-    return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else text
+    if loss is None:
+        return text
+    return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return the value with every number that JSON cannot hold as text: `nan`, `inf`."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -187,6 +187,12 @@ class Registry:
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
         return _attempt(rows[0], job.id)
 
+    def spent_usd(self, job: Job) -> float | None:
+        """Return what all attempts have cost so far, None where a price is unknown."""
+        rows = self._execute("SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?", (job.id,))
+        costs = [_attempt(row, job.id).cost_usd(time.time()) for row in rows]
+        return None if None in costs else round(sum(cost or 0.0 for cost in costs), 6)
+
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:

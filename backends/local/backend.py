@@ -190,6 +190,7 @@ def _agent_spec(
         "environment": {**gpus, **environment},
         "secrets": dict(shipment.secrets),
         "max_duration_s": body["max_duration_s"],
+        "limit_reason": body["limit_reason"],
         "grace_s": body["grace_s"],
         "max_restarts": body["max_restarts"],
         "colocated": len(body["nodes"]),

@@ -20,7 +20,7 @@ SHOWN = 20
 def command(active: bool, everything: bool, limit: int | None, as_json: bool) -> None:
     """List jobs, the newest first. Those that may be running are asked for their state."""
     from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import outcome, spend_usd
+    from cloudtrain.launcher.describe import outcome
     from cloudtrain.launcher.progress import shown
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
@@ -31,7 +31,7 @@ def command(active: bool, everything: bool, limit: int | None, as_json: bool) ->
     if active:
         jobs = [job for job in jobs if job.active]
     if as_json:
-        print_json({"jobs": [describe(job) for job in jobs]})
+        print_json({"jobs": [describe(job, registry.spent_usd(job)) for job in jobs]})
         return
     if not jobs:
         say("no jobs" + (" are active" if active else " yet: cloudtrain submit"))
@@ -43,7 +43,7 @@ def command(active: bool, everything: bool, limit: int | None, as_json: bool) ->
             f"{job.attempt.plan['instances']} x {job.attempt.plan['nproc_per_node']}",
             outcome(job),
             shown(job.attempt.progress) or "-",
-            "?" if (spend := spend_usd(job)) is None else f"{spend:.2f}",
+            "?" if (spend := registry.spent_usd(job)) is None else f"{spend:.2f}",
             when(job.created_s),
         ]
         for job in jobs

@@ -52,11 +52,12 @@ def command(
         registry.folder / "bundles",
         dry=False,
         shipped=None if update_code else _shipped(found),
+        spent_usd=registry.spent_usd(found) or 0.0,
     )
     for line in prepared.plan.lines():
         say(line)
     worst = prepared.plan.worst_case_usd
-    if worst and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
+    if worst and stored.budget is None and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
         raise click.Abort
     found = submit.resend(registry, found, prepared)
     say(f"sent: {found.id}, attempt {found.attempt.number}")

@@ -42,7 +42,7 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
             wait(registry, [found], None, lambda _: None)
     found = refresh(registry, registry.find(found.id))
     if as_json:
-        print_json(describe(found))
+        print_json(describe(found, registry.spent_usd(found)))
     else:
-        print_lines(as_lines(found))
+        print_lines(as_lines(found, registry.spent_usd(found)))
     return 0

@@ -94,7 +94,12 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
         say(line)
     say(f"code: {prepared.bundle.summary()}")
     worst = prepared.plan.worst_case_usd
-    if worst and not confirm(f"This job may cost up to {worst:.2f} USD. Send it?", yes=yes):
+    # A budget in the config is the answer to this question.
+    if (
+        worst
+        and prepared.config.budget is None
+        and not confirm(f"This job may cost up to {worst:.2f} USD. Send it?", yes=yes)
+    ):
         raise click.Abort
     registry = Registry(folder)
     job, is_new = submit.send(registry, prepared, name=name, key=key)

@@ -9,7 +9,15 @@ import pytest
 
 from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
 
-RULES = Rules(nodes=2, max_restarts=1, soft_deadline_s=900, hard_deadline_s=1000, grace_s=30, join_timeout_s=60)
+RULES = Rules(
+    nodes=2,
+    max_restarts=1,
+    limit_reason="time_limit",
+    soft_deadline_s=900,
+    hard_deadline_s=1000,
+    grace_s=30,
+    join_timeout_s=60,
+)
 SIGNAL = {"rank": 1, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL", "time_s": 2.0}
 RAISED = {"rank": 1, "kind": "exception", "type": "ValueError", "message": "boom", "time_s": 2.0}
 COLLATERAL = {"rank": 0, "kind": "exception", "message": "gloo: closed by peer", "time_s": 1.0, "peer_lost": True}
@@ -129,9 +137,10 @@ def test_stop_ends_after_its_grace(job: Job) -> None:
 
 
 def test_stop_now_does_not_wait(job: Job) -> None:
-    """`stop --now` ends at once, and is the user's doing."""
+    """`stop --now` ends at once, also after a stop that waits; it is the user's doing."""
+    job.say(0, stop="user")
+    assert job.decide().want == "stop"
     job.say(0, stop="now")
-    job.decide()
     verdict = job.decide().verdict
     assert verdict is not None
     assert verdict["reason"] == "user"

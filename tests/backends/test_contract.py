@@ -1,0 +1,172 @@
+"""What every backend promises, end to end and for real: the installed command, real processes, torchrun.
+
+A new backend joins by adding its name and what its config needs to `SETTINGS`; no new test code.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.backend import BUILT_IN
+
+pytestmark = pytest.mark.slow
+
+# What a job's config needs beyond the script to run on the backend here.
+SETTINGS = {"local": "backend: local\n"}
+
+TWO = "resources: {instances: 2}\n"
+
+# Prints who it is; then runs on until told to stop, and saves before it leaves.
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+rank, folder = int(os.environ["RANK"]), Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
+names = ("JOB", "ATTEMPT", "NODE_RANK", "NUM_NODES", "OUTPUT_DIR", "DEADLINE")
+print(json.dumps({"rank": rank, "world": int(os.environ["WORLD_SIZE"]), "argv": sys.argv[1:],
+                  "env": os.environ.get("GREETING"), "secret": len(os.environ.get("API_TOKEN", "")),
+                  "saved": sorted(p.name for p in folder.iterdir()),
+                  **{name: os.environ["CLOUDTRAIN_" + name] for name in names}}), flush=True)
+
+def save(signum, frame):
+    (folder / f"saved-{rank}").write_text("x")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+if "loop" in sys.argv:
+    print("looping", flush=True)
+    while True:
+        time.sleep(0.05)
+if "fail" in sys.argv and rank == 1:
+    raise ValueError("boom of rank one")
+if "lines" in sys.argv:
+    for number in range(500):
+        print("line", rank, number)
+        sys.stdout.flush()
+        time.sleep(0.004)
+"""
+
+
+@pytest.fixture(params=sorted(SETTINGS))
+def job(request: pytest.FixtureRequest, project: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a project for the backend: `job("args: [loop]")`."""
+
+    def write(more: str = "") -> Path:
+        return project(SETTINGS[request.param] + TWO + more, script="train.py", text=SCRIPT)
+
+    return write
+
+
+def told(logs: str) -> list[dict[str, Any]]:
+    """Return what each rank printed of itself."""
+    lines = [json.loads(line) for line in logs.splitlines()]
+    return sorted((json.loads(at["text"]) for at in lines if at["text"].startswith("{")), key=lambda x: x["rank"])
+
+
+def running(cli: Any, wait_until: Any, text: str = "looping") -> None:
+    """Wait until both ranks have printed the text."""
+    wait_until(lambda: cli("logs", "last").stdout.count(text) == 2, 90, 0.2)
+
+
+def test_every_built_in_backend_is_held() -> None:
+    """A backend without an entry here is not tested."""
+    assert set(SETTINGS) == set(BUILT_IN)
+
+
+def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any) -> None:
+    """Two instances are two nodes; arguments and variables arrive as they were written, whatever is in them."""
+    hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
+    folder = job(f"args: [{json.dumps(hostile)}, '']\nenv: {{GREETING: {json.dumps(hostile)}}}\n")
+    done = cli("submit", "--json", cwd=folder)
+    ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
+    assert done.code == 0, done.stderr
+    assert [(r["rank"], r["world"], r["NODE_RANK"], r["NUM_NODES"]) for r in ranks] == [
+        (0, 2, "0", "2"),
+        (1, 2, "1", "2"),
+    ]
+    assert {(tuple(r["argv"]), r["env"]) for r in ranks} == {((hostile, ""), hostile)}
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["exit_code"], status["attempt"], status["ranks"]) == ("succeeded", 0, 1, 2)
+
+
+def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
+    """Exit code 1; `status` shows the exception of the rank that raised it, not torchrun's, and nothing is retried."""
+    done = cli("submit", cwd=job("args: [fail]\n"))
+    status = cli("status", "last", "--json").json
+    assert done.code == 1
+    assert (status["state"], status["reason"], status["restarts"]) == ("failed", "error", 0)
+    assert (status["error"]["rank"], status["error"]["type"]) == (1, "ValueError")
+    assert "boom of rank one" in cli("status", "last").stdout
+
+
+def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> None:
+    """A stop lets the ranks save; resume is the same job's next attempt, and sees what was saved."""
+    folder = job("args: [loop]\n")
+    assert cli("submit", "-d", cwd=folder).code == 0
+    running(cli, wait_until)
+    assert cli("stop", "last").code == 0
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
+    assert cli("wait", "last").code == 9
+    assert cli("resume", "last", "-d", "--set", "env.GREETING=again").code == 0
+    running(cli, wait_until)
+    again = told(cli("logs", "last", "--json").stdout)
+    assert [(r["ATTEMPT"], r["saved"], r["env"]) for r in again] == [("2", ["saved-0", "saved-1"], "again")] * 2
+    assert told(cli("logs", "last", "--attempt", "1", "--json").stdout)[0]["ATTEMPT"] == "1"
+    cli("stop", "last", "--now", "-y")
+
+
+def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, wait_until: Any) -> None:
+    """`--now` kills; the job is stopped by its user, and nothing was saved to go on from."""
+    cli("submit", "-d", cwd=job("args: [loop]\n"))
+    running(cli, wait_until)
+    assert cli("stop", "last", "--now", "-y").code == 0
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", False)
+
+
+def test_time_limit_holds_by_itself(cli: Any, job: Any) -> None:
+    """The cap needs no launcher: SIGTERM with time to save before it, and the reason is said."""
+    done = cli("submit", cwd=job("args: [loop]\nlimits: {max_duration: 12s}\n"))
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), done.stderr
+    assert (done.code, status["ended_s"] - status["started_s"] < 20) == (1, True)
+
+
+def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any, wait_until: Any) -> None:
+    """kill -9 of a following submit touches nothing; `logs -f` then shows every line once, in order."""
+    folder = job("args: [lines]\n")
+    process = cli.start("submit", cwd=folder)
+    wait_until(lambda: cli("logs", "last").stdout.count("line 0") > 20, 90, 0.2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = cli("logs", "-f", "last")
+    for rank in (0, 1):
+        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
+        assert numbers == list(range(500))
+    assert done.code == 0
+
+
+def test_secrets_reach_the_job_and_nothing_else(cli: Any, job: Any, home: Path) -> None:
+    """The value is in the ranks' environment, and in no file, log or registry of ours."""
+    secret = "s3cr3t-value-of-the-token"
+    folder = job("secrets: [API_TOKEN]\n")
+    done = cli("submit", "--json", cwd=folder, env={"API_TOKEN": secret})
+    ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
+    assert {r["secret"] for r in ranks} == {len(secret)}
+    assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert secret not in done.stdout + done.stderr
+
+
+def test_missing_secret_is_said_before_anything_is_sent(cli: Any, job: Any) -> None:
+    """A name without a value in the environment is a config error, and no job exists."""
+    done = cli("submit", cwd=job("secrets: [API_TOKEN]\n"))
+    assert done.code == 3
+    assert "`API_TOKEN` is not set" in done.stderr
+    assert cli("list", "--json").json == {"jobs": []}

@@ -1,0 +1,132 @@
+"""The local backend: faults of its processes, and what this machine refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import processes
+
+TWO = "resources: {instances: 2}\n"
+
+# Counts steps in a collective; a restarted run goes on from what rank 0 saved.
+TRAIN = """
+import os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+saved = Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]) / "step"
+step = int(saved.read_text()) if saved.exists() else 0
+while step < 40:
+    dist.all_reduce(torch.ones(1))
+    step += 1
+    if dist.get_rank() == 0:
+        saved.write_text(str(step))
+    print("step", step, "restart", os.environ["CLOUDTRAIN_RESTART"], flush=True)
+    time.sleep(0.05)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def training(cli: Any, project: Callable[..., Path], wait_until: Any) -> Path:
+    """Start a two-node job that counts steps; return its folder once it is under way."""
+    folder = project(TWO, script="train.py", text=TRAIN)
+    assert cli("submit", "-d", cwd=folder).code == 0
+    wait_until(lambda: "step 5 " in cli("logs", "last").stdout, 90, 0.2)
+    return next(cli.home.glob("local/*/attempt-1"))
+
+
+def pids(folder: Path, node: int, word: str) -> list[int]:
+    """Return the node's processes whose command line holds the word."""
+    found = processes.with_environment(CLOUDTRAIN_JOB=folder.parent.name, CLOUDTRAIN_NODE_RANK=str(node))
+    return [pid for pid in found if word in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["entrypoints.worker\0script", "entrypoints.elastic", "entrypoints.boot"])
+def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
+    """kill -9 of a worker, of torchrun or of boot on one node: all nodes start again, without a person."""
+    worker = victim.startswith("entrypoints.worker")
+    found = pids(training, 1, victim)
+    chosen = max(found) if worker else min(found)
+    os.kill(chosen, signal.SIGKILL)
+    assert cli("wait", "last").code == 0
+    status = cli("status", "last", "--json").json
+    logs = cli("logs", "last", "--rank", "0").stdout
+    assert (status["state"], status["restarts"]) == ("succeeded", 1)
+    assert "step 40 restart 1" in logs
+    assert "step 1 restart 1" not in logs
+
+
+@pytest.mark.slow
+def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> None:
+    """Nobody is left to hang: the other node is told, and says which one is gone."""
+    state = json.loads((training / "node-1" / "state.json").read_text())
+    os.kill(state["pid"], signal.SIGKILL)
+    assert cli("wait", "last").code == 1
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("failed", "node_failure", True)
+    assert "node 1 was lost" in status["error"]["message"]
+
+
+@pytest.mark.slow
+def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: Any, training: Path) -> None:
+    """Without any agent the state comes from what they left on disk; no process of theirs lives on."""
+    for node in (0, 1):
+        os.kill(json.loads((training / f"node-{node}" / "state.json").read_text())["pid"], signal.SIGKILL)
+    cli("wait", "last")
+    assert cli("status", "last", "--json").json["reason"] == "node_failure"
+    cli("stop", "last")
+    end = time.monotonic() + 10
+    while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_ports_in_use_are_stepped_over(cli: Any, project: Callable[..., Path]) -> None:
+    """Two jobs at once on the same addresses do not meet."""
+    folder = project(TWO, script="train.py", text=TRAIN)
+    for _ in range(2):
+        assert cli("submit", "-d", cwd=folder).code == 0
+    ids = [job["job"] for job in cli("list", "--json").json["jobs"]]
+    assert cli("wait", *ids).code == 0
+
+
+@pytest.mark.slow
+def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
+    """`module:` runs as `python -m`, and `outputs:` are where the config says."""
+    folder = project()
+    (folder / "pkg").mkdir()
+    text = "import os; open(os.environ['CLOUDTRAIN_OUTPUT_DIR'] + '/model/w', 'w').write(__name__)"
+    (folder / "pkg" / "go.py").write_text(text)
+    (folder / "cloudtrain.yaml").write_text(f"name: mod\nmodule: pkg.go\noutputs: {{model: {tmp_path}/kept}}\n")
+    assert cli("submit", cwd=folder).code == 0
+    assert (tmp_path / "kept" / "w").read_text() == "__main__"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("checkpoint: {uri: s3://bucket/x}\n", "the local backend cannot reach `s3://bucket/x`"),
+        ("inputs: {train: gs://bucket/x}\n", "inputs.train"),
+        ("resources: {instances: 65}\n", "65 instances on one machine are too many"),
+        ("local: {python: /no/such/python}\n", "there is no interpreter `/no/such/python`"),
+    ],
+)
+def test_this_machine_refuses(cli: Any, project: Callable[..., Path], more: str, message: str) -> None:
+    """What cannot run here is said, with its key, before anything starts."""
+    done = cli("submit", "-d", cwd=project(more))
+    assert done.code == 3
+    assert message in done.stderr
+    assert not [job for job in cli("list", "--json").json["jobs"] if job["state"] != "failed"]
