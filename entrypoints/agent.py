@@ -132,6 +132,7 @@ class Agent:
     def run(self, announce: int) -> None:
         """Supervise to the end."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        durable.reserve(self.root / "reserve")
         self._write_state()
         os.write(announce, b"%d\n" % os.getpid())
         os.close(announce)
@@ -267,11 +268,9 @@ class Agent:
         self.times.note(time.time())
         if self.head is not None:
             self.head.close()
-        durable.write_json(
-            self.root / "exit.json",
-            {**verdict, "resumable": verdict["state"] != "succeeded" and _has_checkpoint(self.spec["environment"])}
-            | {"started_s": self.started_s, "ended_s": time.time(), "unkillable": stuck},
-        )
+        resumable = verdict["state"] != "succeeded" and _has_checkpoint(self.spec["environment"])
+        times = {"started_s": self.started_s, "ended_s": time.time()}
+        self._write("exit.json", {**verdict, "resumable": resumable, **times, "unkillable": stuck})
         self._set(phase="ended")
 
     def _set(self, **changes: Any) -> None:
@@ -280,16 +279,20 @@ class Agent:
             self._write_state()
 
     def _write_state(self) -> None:
-        durable.write_json(
-            self.root / "state.json",
-            {
-                "pid": os.getpid(),
-                "stamp": processes.stamp(os.getpid()),
-                "phase": self.report.phase,
-                "generation": self.report.generation,
-                "started_s": self.started_s,
-            },
-        )
+        state = {
+            "pid": os.getpid(),
+            "stamp": processes.stamp(os.getpid()),
+            "phase": self.report.phase,
+            "generation": self.report.generation,
+            "started_s": self.started_s,
+        }
+        self._write("state.json", state)
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        try:
+            durable.write_json(self.root / name, value)
+        except OSError as error:  # the supervisor goes on: killing what runs matters more than saying so
+            print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self.terminated = True  # the machine shuts down, or somebody asks by hand: stop the job, saving first

@@ -10,6 +10,7 @@ CLOUDTRAIN_RESULT_DIR/result.json holds the code and every failure known, the ro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -186,7 +187,8 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         )
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
-        durable.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
+        with contextlib.suppress(OSError):  # the exit code says the main thing
+            durable.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
     return code
 
 

@@ -27,8 +27,8 @@ def main(argv: list[str]) -> int:
     try:
         run.run(run.parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
         _write([_failure(rank, failure) for rank, failure in error.failures.items()])
+        print(error, file=sys.stderr)
         return 1
     except SignalException as stop:
         print(f"torchrun: stopped by signal {int(stop.sigval)}", file=sys.stderr)
@@ -36,8 +36,8 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         # Only what torchrun itself raises comes here: the nodes did not find each other, a port was taken.
         message = f"{type(error).__name__}: {error}"
-        print(message, file=sys.stderr)
         _write([{"rank": None, "kind": "rendezvous", "message": message, "time_s": time.time()}])
+        print(message, file=sys.stderr)
         return 1
     return 0
 

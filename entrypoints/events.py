@@ -10,6 +10,7 @@ bytes (PIPE_BUF): `print(flush=True)` under `python -u` is two writes, which tea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -34,8 +35,9 @@ def format_line(event: str, text: str, fields: dict[str, Any]) -> str:
 
 
 def emit(event: str, text: str, **fields: Any) -> None:
-    """Write one event line to standard output."""
-    os.write(1, (format_line(event, text, fields) + "\n").encode())
+    """Write one event line to standard output; a full disk or a reader that has gone must not end a training run."""
+    with contextlib.suppress(OSError):
+        os.write(1, (format_line(event, text, fields) + "\n").encode())
 
 
 def parse(line: str) -> tuple[str, dict[str, Any] | None]:

@@ -6,6 +6,7 @@ a second and notes `size time` where one has grown: the bytes before `size` were
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class TimeIndex:
             size = log.stat().st_size
             if size != self._sizes.get(log, 0):
                 self._sizes[log] = size
-                with log.with_suffix(SUFFIX).open("a") as index:
+                # On a full disk a time is lost, which the next look brings; the supervisor must not be.
+                with contextlib.suppress(OSError), log.with_suffix(SUFFIX).open("a") as index:
                     index.write(f"{size} {now_s:.3f}\n")
 
 

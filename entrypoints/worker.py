@@ -99,10 +99,8 @@ def _open_log() -> None:
 
 
 def _record(error: BaseException) -> int:
-    """Print the traceback, without our own frames; write it where boot looks; return the exit code."""
+    """Write what happened where boot looks; print the traceback, without our own frames; return the exit code."""
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
-    sys.stdout.flush()
-    os.write(2, "".join(lines).encode(errors="replace"))
     is_config = type(error).__name__ == "TaskError"
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
@@ -119,8 +117,11 @@ def _record(error: BaseException) -> int:
             "peer_lost": peer_lost,
             "time_s": time.time(),
         }
-        with contextlib.suppress(OSError):  # a full disk must not hide the exception itself
+        with contextlib.suppress(OSError):
             durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+    with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
+        sys.stdout.flush()
+        os.write(2, "".join(lines).encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
 
 

@@ -49,7 +49,7 @@ def as_lines(job: Job, spend_usd: float | None) -> list[str]:
     attempt, state = job.attempt, job.attempt.state
     plan = attempt.plan
     lines = [f"{job.id}  {outcome(job)}"]
-    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} ranks"
+    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines.append(f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}")
     if text := shown(attempt.progress):

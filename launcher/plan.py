@@ -56,11 +56,12 @@ class Plan:
         from cloudtrain.launcher.units import format_duration
 
         device = "GPU" if self.gpus_per_instance else "CPU"
-        s = "" if self.instances == 1 else "s"
-        lines = [f"{self.instances} instance{s} x {self.nproc_per_node} = {self.ranks} ranks ({device})"]
+        instances = f"{self.instances} instance{'s' if self.instances != 1 else ''}"
+        ranks = f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
+        lines = [f"{instances} x {self.nproc_per_node} = {ranks} ({device})"]
         if self.batch is not None:
             b = self.batch
-            split = f"{b.micro_size} x {self.ranks} ranks x {b.accumulation} accumulated"
+            split = f"{b.micro_size} x {ranks} x {b.accumulation} accumulated"
             lines.append(f"global batch {b.global_size} = {split}")
         why = ", what the budget buys" if self.cap_reason == "budget" else ""
         lines.append(f"at most {format_duration(self.cap_s)}{why}, then it saves and stops")

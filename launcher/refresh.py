@@ -5,13 +5,14 @@ A poll that fails says nothing about the job: it stays what it was, and is shown
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import progress as progresses
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.registry import Registry, submitter_lives
 
@@ -56,7 +57,8 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     state = backend.state(attempt.ref)
     progress = _follow_events(attempt, backend)
     if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
-        registry.set_state(attempt, state, progress)
+        with contextlib.suppress(ConfigError):  # a full disk under the registry must not hide what is known
+            registry.set_state(attempt, state, progress)
     return replace(attempt, state=state, progress=progress, unreachable_since_s=None)
 
 

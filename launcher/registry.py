@@ -216,7 +216,7 @@ class Registry:
         return ConfigError(
             f"the job registry cannot be used: {error}",
             where=self.path,
-            hint="set CLOUDTRAIN_HOME to a folder that you can write, or move the damaged file away",
+            hint="free some room, move the file away if it is damaged, or set CLOUDTRAIN_HOME to another folder",
         )
 
     def _execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,15 @@ while step < 40:
     time.sleep(0.05)
 dist.barrier()
 os._exit(0)
+"""
+
+
+# Takes every byte of the job's file system.
+FILL = """
+import os
+with open(os.environ["CLOUDTRAIN_OUTPUT_DIR"] + "/big", "wb", buffering=0) as big:
+    while True:
+        big.write(bytes(512))
 """
 
 
@@ -91,6 +101,22 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
     while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path]) -> None:
+    """With not a byte left for anybody, the job's end and its cause are still on record, and no process is left."""
+    folder = project("", script="train.py", text=FILL)
+    cli.home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", cli.home], check=True)
+    try:
+        assert cli("submit", cwd=folder).code == 1
+        status = cli("status", "last", "--json").json
+        assert (status["state"], status["error"]["type"]) == ("failed", "OSError")
+        assert "No space left on device" in status["error"]["message"]
+    finally:
+        subprocess.run(["umount", "-l", cli.home], check=True)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,22 @@ def test_write_json_that_fails_leaves_the_old_value(tmp_path: Path) -> None:
         durable.write_json(tmp_path / "a.json", object())
     assert durable.read_json(tmp_path / "a.json") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first try finds no room, a piece of the reserve goes, and the second finds some."""
+    monkeypatch.setenv(durable.RESERVE, "")
+    durable.reserve(tmp_path / "reserve")
+    write = durable._write
+
+    def write_when_there_is_room(path: Path, value: object) -> None:
+        if len(list((tmp_path / "reserve").iterdir())) == durable.PIECES:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, value)
+
+    monkeypatch.setattr(durable, "_write", write_when_there_is_room)
+    durable.write_json(tmp_path / "a.json", 1)
+    assert durable.read_json(tmp_path / "a.json") == 1
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "\0"])
