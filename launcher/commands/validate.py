@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config
+from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["command"]
@@ -32,6 +34,7 @@ def command(ctx: click.Context, file: Path, backend: str | None, overrides: tupl
     """
     try:
         job = config.load(file, backend=backend, overrides=overrides)
+        _require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise
@@ -43,6 +46,12 @@ def command(ctx: click.Context, file: Path, backend: str | None, overrides: tupl
         return
     instances = job.resources.instances
     click.echo(f"{file}: ok (backend {job.backend}, {instances} instance{'s' * (instances != 1)})")
+
+
+def _require_a_plan(job: config.Config) -> None:
+    """Raise what `plan` would, the batch split above all; a backend that is not here yet cannot be asked."""
+    if job.backend not in backends.ANNOUNCED or job.backend in backends.names():
+        plans.make(job, backends.load(job.backend).capacity(job))
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:
