@@ -1,0 +1,120 @@
+"""Evaluation over all ranks: each sample once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import data
+from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints.job import Job, Progress
+from cloudtrain.entrypoints.task import TaskError
+
+__all__ = ["evaluate", "shares"]
+
+_EPOCH = -1  # evaluation samples draw the same random numbers each time, and none that training draws
+
+
+def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) -> list[tuple[list[data.Key], int]]:
+    """Return the rank's batches with the weight of each: its number of samples.
+
+    Every rank gets as many batches, since under fsdp each forward pass takes all ranks: where a rank has none left it
+    goes over the first batch again with weight 0.
+    """
+    batches = [range(start, min(start + micro, length)) for start in range(0, length, micro)]
+    if limit is not None:
+        batches = batches[: limit * ranks]
+    rounds = -(-len(batches) // ranks)
+    own = [
+        (batches[i], len(batches[i])) if i < len(batches) else (batches[0], 0)
+        for i in range(rank, rounds * ranks, ranks)
+    ]
+    return [([(_EPOCH, index) for index in batch], weight) for batch, weight in own]
+
+
+def evaluate(job: Job, progress: Progress) -> str | None:
+    """Evaluate the model as it stands; emit the result, the mean over samples. Return why the job must stop, if so.
+
+    What was counted before an interruption is dropped: the resumed job evaluates this step again.
+    """
+    begin_s = time.perf_counter()
+    module, place = job.strategy.module, job.place
+    job.strategy.sync_buffers()
+    limit = job.spec.training.eval_batches
+    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
+    module.eval()
+    try:
+        stop, metrics = _run(job, plan)
+    finally:
+        module.train()
+    job.meter.skip(time.perf_counter() - begin_s)
+    if stop is not None:
+        return stop
+    progress.metrics, progress.evaluated_step = metrics, progress.step
+    if place.is_head:
+        text = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        seconds = time.perf_counter() - begin_s
+        emit(
+            "eval", f"eval step {progress.step} {text}", step=progress.step, **metrics, metrics=metrics, seconds=seconds
+        )
+    return None
+
+
+@torch.no_grad()
+def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
+    training = job.spec.training
+    keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
+    batches = data.Batches(
+        job.eval_data,
+        keys,
+        seed=training.seed,
+        collate=job.task.collate,
+        num_workers=training.num_workers,
+        device=job.place.device,
+    )
+    sums: dict[str, float] = {}
+    total = 0
+    try:
+        for number, (_, weight) in enumerate(plan):
+            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
+            if job.agreement.is_due():
+                job.agreement.begin(job.meter.step_s)
+            with job.strategy.autocast():
+                found = _measure(job, next(batches))
+            job.beat()
+            stop = job.agreement.finish().stop
+            if stop is not None:
+                return stop, {}
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
+            total += weight
+    finally:
+        batches.close()
+    return None, _mean(sums, total)
+
+
+def _measure(job: Job, batch: Any) -> dict[str, float]:
+    if job.task.evaluate is None:
+        return {"loss": float(job.task.loss(job.strategy.module, batch))}
+    found = job.task.evaluate(job.strategy.module, batch)
+    if not isinstance(found, dict):
+        found = {"metric": found}
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TaskError(
+            f"evaluate(model, batch) must return numbers, means over the batch, by name: {error}"
+        ) from error
+
+
+def _mean(sums: dict[str, float], total: int) -> dict[str, float]:
+    """Return the sums over all ranks divided by the samples of all ranks."""
+    names = sorted(sums)
+    vector = torch.tensor([float(total), *(sums[name] for name in names)], dtype=torch.float64)
+    dist.all_reduce(vector)
+    count, *values = vector.tolist()
+    return {name: value / count for name, value in zip(names, values, strict=True)}

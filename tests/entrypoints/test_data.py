@@ -1,0 +1,132 @@
+"""The sample stream, the batch arithmetic and the seeds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from cloudtrain.entrypoints import data
+from cloudtrain.entrypoints.task import TaskError
+
+CPU = torch.device("cpu")
+
+
+class Noisy:
+    """Items made of nothing but random numbers, drawn from all three generators."""
+
+    def __init__(self, from_index: int = 0) -> None:
+        self.from_index = from_index
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        import numpy as np
+
+        self.reads += 1
+        if index < self.from_index:
+            return index, 0.0
+        return index, float(torch.rand(())) + random.random() + np.random.random()
+
+
+def batches(source: object, keys: list[list[data.Key]], num_workers: int = 0) -> list[list[float]]:
+    """Return the second part of every sample."""
+    found = data.Batches(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=CPU)
+    try:
+        return [batch[1].tolist() for batch in found]
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_together_see_the_global_order(ranks: int) -> None:
+    """Joined by rank within each step, the micro-batches are the stream itself, for any number of ranks."""
+    split = data.split_batch(16, 2, ranks)
+    each = [list(data.train_keys(3, 37, split, rank, 5, steps=6)) for rank in range(ranks)]
+    a = split.accumulation
+    joined = [
+        key
+        for step in range(6)
+        for rank in range(ranks)
+        for keys in each[rank][step * a : (step + 1) * a]
+        for key in keys
+    ]
+    assert joined == data.stream(3, 37, 5, 6 * 16)
+
+
+def test_stream_holds_each_sample_once_an_epoch() -> None:
+    """Cut into batches that do not divide the epoch, three epochs hold each index exactly three times."""
+    keys = list(itertools.chain.from_iterable(data.stream(1, 37, start, 4) for start in range(0, 148, 4)))[: 3 * 37]
+    for epoch in range(3):
+        assert sorted(index for e, index in keys if e == epoch) == list(range(37))
+
+
+def test_stream_orders_epochs_differently_and_by_seed() -> None:
+    """Another epoch or seed is another order; the same pair is always the same."""
+    first, again = data.stream(1, 37, 0, 37), data.stream(1, 37, 0, 37)
+    assert first == again
+    assert [i for _, i in first] != [i for _, i in data.stream(1, 37, 37, 37)]
+    assert [i for _, i in first] != [i for _, i in data.stream(2, 37, 0, 37)]
+
+
+def test_split_batch_says_the_arithmetic() -> None:
+    """A remainder names the product, the remainder and the nearest sizes that fit."""
+    with pytest.raises(
+        TaskError, match=r"100 is no multiple of micro_batch_size 16 x 2 ranks = 32 .*96 or 128.* to 10"
+    ):
+        data.split_batch(100, 16, 2)
+
+
+def test_split_batch_without_micro_takes_no_accumulation() -> None:
+    """micro_batch_size null is the rank's whole share."""
+    assert data.split_batch(64, None, 4) == data.Split(64, 16, 4, 1)
+
+
+def test_split_batch_refuses_fewer_samples_than_ranks() -> None:
+    """A rank without a sample is an error, and the mend is a batch of at least one each."""
+    with pytest.raises(TaskError, match="set global_batch_size to 4"):
+        data.split_batch(2, None, 4)
+
+
+def test_sample_randomness_belongs_to_the_sample() -> None:
+    """A sample's random numbers depend on seed, epoch and index: not on its neighbours, not on the process's state."""
+    alone = batches(Noisy(), [[(0, 3)], [(1, 3)]])
+    random.seed(99)
+    together = batches(Noisy(), [[(0, 1), (0, 3)], [(1, 3), (1, 1)]])
+    assert alone[0][0] == together[0][1]
+    assert alone[1][0] == together[1][0]
+    assert alone[0] != alone[1]
+
+
+def test_late_randomness_is_noticed() -> None:
+    """A dataset that begins to draw random numbers after plain batches gives the same as when seeded from the start."""
+    keys = [[(0, 0), (0, 1)], [(0, 2), (0, 8)], [(0, 9), (0, 1)]]
+    source = Noisy(from_index=5)
+    found = batches(source, keys)
+    assert found[1][1] == batches(Noisy(), [[(0, 8)]])[0][0]
+    assert found[2][0] == batches(Noisy(), [[(0, 9)]])[0][0]
+    assert source.reads == 8  # the batch that surprised was read twice
+
+
+def test_workers_give_the_same_batches() -> None:
+    """num_workers changes neither order nor random numbers."""
+    keys = [[(0, i), (0, i + 1)] for i in range(6)]
+    assert batches(Noisy(), keys, num_workers=2) == batches(Noisy(), keys)
+
+
+def test_mix_depends_on_order_and_length() -> None:
+    """Words that differ in order or number give other seeds."""
+    assert len({data.mix(1, 2), data.mix(2, 1), data.mix(1, 2, 0), data.mix(0, 1, 2), data.mix(-1, 2)}) == 5
+
+
+def test_fingerprint_sees_a_changed_item() -> None:
+    """The last item's content and the length both count."""
+    rows = [torch.full((3,), float(i)) for i in range(5)]
+    changed = [*rows[:4], torch.full((3,), 9.0)]
+    found = {data.fingerprint(rows, 1), data.fingerprint(changed, 1), data.fingerprint(rows[:4], 1)}
+    assert len(found) == 3
+    assert data.fingerprint(list(rows), 1) in found

@@ -1,0 +1,113 @@
+"""The task file's and the settings' checks: what is wrong, where, and how to mend it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudtrain.entrypoints.task import Task, TaskError, load_task, read_spec
+
+WHOLE = "def model(params): return params\ndef dataset(params, split): return [1]\ndef loss(model, batch): return 0\n"
+
+
+@pytest.fixture(autouse=True)
+def unchanged_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a task file puts its folder on sys.path, as running a script would."""
+    monkeypatch.syspath_prepend("")
+
+
+def write(folder: Path, text: str, name: str = "my_task.py") -> Path:
+    """Return the path of a new task file."""
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def spec(folder: Path, **training: Any) -> Path:
+    """Return the path of a spec with these training settings."""
+    path = folder / "spec.json"
+    path.write_text(
+        json.dumps({"run": {"kind": "task"}, "training": {"global_batch_size": 8, "max_steps": 5, **training}})
+    )
+    return path
+
+
+def test_task_file_imports_its_neighbours(tmp_path: Path) -> None:
+    """A task file may import what lies beside it, and its functions are found by name."""
+    write(tmp_path, "SIZE = 3\n", "neighbour_of_task.py")
+    task = load_task(write(tmp_path, "from neighbour_of_task import SIZE\n" + WHOLE))
+    assert task.model({"a": 1}) == {"a": 1}
+    assert task.evaluate is None
+
+
+def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+    """A missing function, a wrong signature and a wrong kind stand in one message, with a suggestion."""
+    text = "def get_model(params): pass\ndef dataset(params): pass\ndef losses(model, batch): pass\nevaluate = 3\n"
+    with pytest.raises(TaskError) as error:
+        load_task(write(tmp_path, text))
+    for part in (
+        "no function model(params)",
+        "dataset(params) does not take 2",
+        "did you mean `losses`",
+        "`evaluate` is a int",
+    ):
+        assert part in str(error.value)
+
+
+def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
+    """The place is said as an editor takes it."""
+    with pytest.raises(TaskError, match=r"my_task.py:2: .*def model\(params"):
+        load_task(write(tmp_path, "import os\ndef model(params\n"))
+
+
+def test_error_of_the_task_file_itself_propagates(tmp_path: Path) -> None:
+    """What the user's own code raises stays as it is, traceback and all."""
+    with pytest.raises(ZeroDivisionError):
+        load_task(write(tmp_path, "1 / 0\n" + WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("data", "mend"),
+    [
+        ([], "is empty"),
+        (iter([1]), "return a map-style Dataset"),
+        (torch.utils.data.ChainDataset([]), "map-style Dataset"),
+    ],
+)
+def test_dataset_must_have_length_and_items(data: Any, mend: str) -> None:
+    """An empty dataset or a stream is refused with the mend."""
+    task = Task(model=len, dataset=lambda params, split: data, loss=len, code_sha256="")
+    with pytest.raises(TaskError, match=mend):
+        task.make_dataset({}, "train")
+
+
+def test_spec_fills_defaults_and_takes_null(tmp_path: Path) -> None:
+    """null and a missing key both mean the default."""
+    training = read_spec(spec(tmp_path, optimizer={"name": "sgd", "lr": 0.1}, seed=None, clip_norm=None)).training
+    assert (training.optimizer.name, training.optimizer.lr, training.seed, training.strategy) == ("sgd", 0.1, 0, "ddp")
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"max_step": 3}, r"training.max_step is not a setting .*did you mean `max_steps`"),
+        ({"optimizer": {"learning_rate": 1}}, "training.optimizer.learning_rate is not a setting"),
+        ({"epochs": 2}, "exactly one of max_steps and epochs"),
+        ({"log_every": 0}, "training.log_every is 0; it must be positive"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, training: dict[str, Any], message: str) -> None:
+    """The path of the setting is in the message."""
+    with pytest.raises(TaskError, match=message):
+        read_spec(spec(tmp_path, **training))
+
+
+def test_config_hash_covers_training_and_params(tmp_path: Path) -> None:
+    """Another learning rate is another config."""
+    first = read_spec(spec(tmp_path)).config_sha256
+    assert first == read_spec(spec(tmp_path)).config_sha256
+    assert first != read_spec(spec(tmp_path, optimizer={"lr": 0.5})).config_sha256

@@ -1,0 +1,323 @@
+"""Real runs of the shared trainer: two ranks over gloo on loopback, interrupted in the ways that clouds do it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import evaluate, events, metrics
+
+# 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
+TASK = """
+import math, os, random, resource, signal
+import numpy, torch
+from torch import nn
+from torch.nn import functional as F
+
+RANK = int(os.environ.get("RANK", 0))
+calls = 0
+
+class Points:
+    def __init__(self, count): self.count = count
+    def __len__(self): return self.count
+    def __getitem__(self, index):
+        x = torch.arange(6.0).mul(index).sin() + 0.1 * torch.rand(6)
+        return x + 0.1 * random.random() + 0.1 * numpy.random.random(), index % 3
+
+def dataset(params, split):
+    return Points(37 if split == "train" else 11)
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        # A bias before batch norm has no gradient but rounding errors, which AdamW would blow up.
+        self.first, self.norm = nn.Linear(6, width, bias=False), nn.BatchNorm1d(width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Dropout(0.3)) for _ in range(2))
+        self.last = nn.Linear(width, 3)
+    def forward(self, x):
+        x = self.norm(self.first(x))
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(x)
+
+def model(params):
+    return Net(params.get("width", 16))
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    todo = os.environ.get("DO", "").split(":")  # what to do, on which rank, in which micro-batch
+    if todo[0] and RANK == int(todo[1]) and calls == int(todo[2]):
+        if todo[0] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if todo[0] == "term":
+            os.killpg(0, signal.SIGTERM)
+        if todo[0] == "nan":
+            return F.cross_entropy(model(batch[0]), batch[1]) * math.nan
+        if todo[0] == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9000, -1))
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+def evaluate(model, batch):
+    return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
+"""
+
+TRAINING = {
+    "strategy": "ddp",
+    "precision": "fp32",
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "max_steps": 16,
+    "optimizer": {"name": "adamw", "lr": 0.01, "weight_decay": 0.01},
+    "schedule": {"name": "cosine", "warmup_steps": 4},
+    "clip_norm": 1.0,
+    "seed": 1,
+    "log_every": 1,
+    "eval_every": 6,
+}
+
+
+@dataclass
+class Run:
+    """One finished run: torchrun's exit code, its output, and the folder it worked in."""
+
+    code: int
+    output: str
+    errors: str
+    folder: Path
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def values(self, event: str, name: str) -> dict[int, float]:
+        """Return the field of every such event, by step."""
+        return {found["step"]: found[name] for found in self.events if found["e"] == event}
+
+    def only(self, event: str) -> dict[str, Any]:
+        """Return the one event of this kind."""
+        (found,) = (found for found in self.events if found["e"] == event)
+        return found
+
+    def outcome(self) -> dict[str, Any]:
+        """Return what rank 0 told the supervisor."""
+        found: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
+        return found
+
+
+def run(
+    folder: Path, ranks: int = 2, do: str = "", keep: int = 5, env: dict[str, str] | None = None, **training: Any
+) -> Run:
+    """Train in the folder, going on from what is there; one rank runs without torchrun."""
+    folder.mkdir(exist_ok=True)
+    (folder / "task.py").write_text(TASK)
+    spec = {
+        "job": "test",
+        "run": {"kind": "task", "target": "task.py"},
+        "params": training.pop("params", {}),
+        "training": {**TRAINING, **training},
+        "checkpoint": {"every_steps": 5, "keep": keep, "resume": "auto"},
+        "timeout_s": 30,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    found = subprocess.run(
+        [sys.executable, "-m", *launcher, "cloudtrain.entrypoints.train"],
+        cwd=folder,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "CLOUDTRAIN_SPEC": "spec.json",
+            "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
+            "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
+            "CLOUDTRAIN_RESULT_DIR": str(folder),
+            "CLOUDTRAIN_BEAT": str(folder / "beat-"),
+            "DO": do,
+            **(env or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
+    return Run(found.returncode, found.stdout, found.stderr, folder, parsed)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Return the uninterrupted run of a strategy, made once."""
+    made: dict[str, Run] = {}
+
+    def get(strategy: str) -> Run:
+        if strategy not in made:
+            made[strategy] = run(tmp_path_factory.mktemp("whole") / strategy, strategy=strategy)
+            assert made[strategy].code == 0, made[strategy].errors
+        return made[strategy]
+
+    return get
+
+
+def resume_from(other: Run, folder: Path, step: int) -> None:
+    """Give a new run's folder the other's checkpoint of one step."""
+    name = f"checkpoints/step-{step:08d}"
+    shutil.copytree(other.folder / name, folder / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_run_resumes_to_the_bit(strategy: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """SIGKILL in step 13, inside an epoch: from checkpoint 10 on, all numbers equal the uninterrupted run's."""
+    killed = run(tmp_path, do="kill:1:26", strategy=strategy)
+    assert killed.code != 0
+    again = run(tmp_path, strategy=strategy)
+    assert again.only("restart")["step"] == 10
+    assert again.only("restart")["changed"] == []
+    for event, name in [("step", "loss"), ("step", "grad_norm"), ("step", "lr"), ("eval", "loss")]:
+        expected = whole(strategy).values(event, name)
+        joined = killed.values(event, name) | again.values(event, name)
+        assert {step: value.hex() for step, value in joined.items()} == {s: v.hex() for s, v in expected.items()}
+
+
+@pytest.mark.slow
+def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
+    """Every line of standard output is an event with text before it, and the run tells its whole story."""
+    done = whole("ddp")
+    assert len(done.events) == len(done.output.splitlines())
+    assert [found["e"] for found in done.events if found["e"] not in ("step", "eval", "checkpoint")] == [
+        "start",
+        "done",
+    ]
+    assert sorted(done.values("checkpoint", "bytes")) == [5, 10, 15, 16]
+    assert sorted(done.values("eval", "loss")) == [6, 12, 16]
+    assert done.only("done")["metrics"] == {"loss": done.values("eval", "loss")[16]}
+    assert done.outcome() == {
+        "outcome": "done",
+        "step": 16,
+        "checkpoint": str(done.folder / "checkpoints/step-00000016"),
+    }
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_rank_saves_on_all(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """SIGTERM to rank 1's process group, data loaders and all: both ranks save after that step and exit 75."""
+    stopped = run(tmp_path, do="term:1:13", num_workers=1)
+    assert stopped.outcome()["outcome"] == "saved"
+    assert stopped.only("preempt")["reason"] == "sigterm"
+    assert stopped.only("preempt")["step"] == stopped.outcome()["step"] == 7
+    assert "exitcode  : 75" in stopped.errors
+    assert "exitcode  : -" not in stopped.errors  # nobody was killed
+    assert stopped.values("step", "loss").items() <= whole("ddp").values("step", "loss").items()
+
+
+@pytest.mark.slow
+def test_deadline_saves_and_the_end_is_the_same(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """A deadline that has come stops the run after one step, saved; going on, it is the run without a deadline."""
+    stopped = run(tmp_path, ranks=1, env={"CLOUDTRAIN_DEADLINE": "1"})
+    assert (stopped.code, stopped.only("preempt")["reason"], stopped.outcome()["step"]) == (75, "deadline", 1)
+    again = run(tmp_path, ranks=1)
+    assert again.code == 0
+    losses = stopped.values("step", "loss") | again.values("step", "loss")
+    assert losses == pytest.approx(whole("ddp").values("step", "loss"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_ddp_checkpoint_goes_on_under_fsdp(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Weights and optimizer state written by ddp load into shards, and the losses go on as they would have."""
+    resume_from(whole("ddp"), tmp_path, 10)
+    again = run(tmp_path, strategy="fsdp")
+    assert any("the strategy is fsdp, then ddp" in text for text in again.only("restart")["changed"])
+    expected = whole("ddp").values("step", "loss")
+    assert again.values("step", "loss") == pytest.approx({s: expected[s] for s in range(11, 17)}, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_fsdp_checkpoint_goes_on_on_one_rank_under_ddp(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Half the ranks, the other strategy: the same samples and random numbers, so losses agree to rounding."""
+    resume_from(whole("fsdp"), tmp_path, 10)
+    again = run(tmp_path, ranks=1)
+    assert any("1 ranks, then 2" in text for text in again.only("restart")["changed"])
+    expected = whole("fsdp").values("step", "loss")
+    assert again.values("step", "loss") == pytest.approx({s: expected[s] for s in range(11, 17)}, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_another_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """A checkpoint of other shapes says which, before training."""
+    resume_from(whole("ddp"), tmp_path, 10)
+    wrong = run(tmp_path, ranks=1, params={"width": 8})
+    assert wrong.code == 1
+    assert "TaskError: the checkpoint is another model's: the shape differs of first.weight (16, 6)" in wrong.errors
+    assert wrong.values("step", "loss") == {}
+
+
+@pytest.mark.slow
+def test_nan_stops_all_ranks_and_is_never_saved(tmp_path: Path) -> None:
+    """A loss that is nan on one rank ends the run with step and learning rate; the last checkpoint is older."""
+    failed = run(tmp_path, do="nan:1:13")
+    assert failed.code == 1
+    assert failed.errors.count("NonFiniteError: loss is nan at step 7, learning rate") == 2
+    assert failed.only("error")["step"] == 7
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+@pytest.mark.slow
+def test_full_disk_ends_all_ranks_with_the_older_intact(tmp_path: Path) -> None:
+    """A save that does not fit fails on every rank, says so, and leaves the older checkpoint to resume from."""
+    failed = run(tmp_path, do="full:0:12")
+    assert failed.code == 1
+    assert failed.errors.count("CheckpointError: cannot save step 10") == 2
+    assert "the checkpoint of step 5 is intact" in failed.errors
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_is_reported_and_passed_over(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """The newer one is truncated: a line says so, the older one is used, and the end is the same."""
+    for step in (5, 10):
+        resume_from(whole("ddp"), tmp_path, step)
+    state = tmp_path / "checkpoints/step-00000010/state.pt"
+    state.write_bytes(state.read_bytes()[:-100])
+    again = run(tmp_path)
+    assert again.only("restart")["step"] == 5
+    assert "step-00000010 is damaged (state.pt has" in again.output
+    expected = whole("ddp").values("step", "loss")
+    assert again.values("step", "loss") == {step: expected[step] for step in range(6, 17)}
+
+
+@pytest.mark.slow
+def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
+    """Two epochs of 37 in steps of 8 are 10 steps, stopped in between; sgd has no state to save, and bf16 trains."""
+    settings = {"max_steps": None, "epochs": 2, "precision": "bf16", "strategy": "fsdp", "optimizer": {"name": "sgd"}}
+    stopped = run(tmp_path, do="term:1:9", **settings)
+    done = run(tmp_path, **settings)
+    assert done.code == 0, done.errors
+    assert sorted(stopped.values("step", "loss")) + sorted(done.values("step", "loss")) == list(range(1, 11))
+    assert (tmp_path / "output/model.pt").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_evaluation_counts_each_sample_once(ranks: int) -> None:
+    """Over all ranks the weighted batches are the split, and every rank has as many forward passes."""
+    plans = [evaluate.shares(11, 2, None, rank, ranks) for rank in range(ranks)]
+    counted = sorted(index for plan in plans for keys, weight in plan if weight for _, index in keys)
+    assert counted == list(range(11))
+    assert len({len(plan) for plan in plans}) == 1
+
+
+def test_evaluation_limit_is_a_rank() -> None:
+    """eval_batches caps the forward passes of each rank."""
+    assert len(evaluate.shares(100, 2, 3, rank=0, ranks=2)) == 3
+
+
+def test_numbers_read_at_a_glance() -> None:
+    """Three digits and a unit."""
+    assert [metrics.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
+    assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]
