@@ -1,0 +1,88 @@
+"""From the command to the first training step: `cloudtrain submit` against plain torchrun, the same script."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from report import Report
+from sandbox import COMMAND, Sandbox, sandbox
+
+ROUNDS = 5
+TARGET = 1.3
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+SCRIPT = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = model(torch.ones(4, 8)).square().mean()
+loss.backward()
+optimizer.step()
+if dist.get_rank() == 0:
+    print("first step of", dist.get_world_size(), "ranks", flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+def run(rounds: int = ROUNDS) -> Report:
+    """Measure the three in turn, so that a slow moment of the machine meets them all."""
+    report = Report("From the command to the first step: a script of 2 ranks, seconds of wall clock")
+    with sandbox() as box:
+        box.write("name: first\nscript: train.py\nresources: {instances: 2}\n", train=SCRIPT)
+        ways: dict[str, Callable[[], list[list[str]]]] = {
+            "cloudtrain submit, 2 instances": lambda: [[COMMAND, "submit"]],
+            "torchrun, 2 nodes": _two_torchruns,
+            "torchrun, 1 node x 2": lambda: [[TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py"]],
+        }
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for round_ in range(rounds + 1):
+            for name, commands in ways.items():
+                seconds = _first_step_s(box, commands())
+                if round_:  # the first one fills the page cache
+                    took[name].append(seconds)
+        report.count("processes left", box.processes_left(), 0)
+    ours = took["cloudtrain submit, 2 instances"]
+    for name, seconds in took.items():
+        report.timing(name, f"{statistics.median(seconds):.2f} s  ({min(seconds):.2f} to {max(seconds):.2f})")
+    for name in list(ways)[1:]:
+        ratio = statistics.median(a / b for a, b in zip(ours, took[name], strict=True))
+        report.timing(f"ratio to {name}", f"{ratio:.2f}x", f"<= {TARGET}x", ok=ratio <= TARGET)
+    report.notes.append(f"medians of {rounds} rounds, the three in turn; ratios are medians of each round's ratio")
+    return report
+
+
+def _two_torchruns() -> list[list[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meet = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    return [[TORCHRUN, *meet, f"--node-rank={rank}", "train.py"] for rank in range(2)]
+
+
+def _first_step_s(box: Sandbox, commands: list[list[str]]) -> float:
+    """Return the seconds from the start to the line on the first process' output; wait for the end of all."""
+    begin = time.perf_counter()
+    running: list[subprocess.Popen[str]] = [box.start_program(command) for command in commands]
+    out = running[0].stdout
+    assert out is not None
+    line = next((line for line in out if "first step of 2 ranks" in line), None)
+    seconds = time.perf_counter() - begin
+    complaints = [process.communicate(timeout=120)[1] for process in running]
+    if line is None or any(process.returncode for process in running):
+        raise RuntimeError(f"{commands[0]} did not train:\n" + "\n".join(complaints))
+    return seconds
+
+
+if __name__ == "__main__":
+    run().show()

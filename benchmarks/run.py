@@ -1,0 +1,31 @@
+"""Everything that `make bench` promises: start-up, first step, many submits, killed submits, killed workers.
+
+Timings are ratios and processor seconds, so that they mean something on a busy machine. A count that is wrong makes
+the exit code 1; a timing that misses its target is only said.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import crash
+import fanout
+import first_step
+import restart
+import startup
+
+
+def main() -> int:
+    """Run them all; return the exit code."""
+    failed = False
+    for benchmark in (startup, first_step, fanout, crash, restart):
+        report = benchmark.run()
+        report.show()
+        sys.stdout.flush()
+        failed = failed or report.failed
+    print(f"\n{'some count is wrong' if failed else 'every count is right'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""The same counts, bigger: what fails once in a hundred times shows here."""
+
+from __future__ import annotations
+
+import sys
+
+import crash
+import fanout
+import restart
+
+
+def main() -> int:
+    """Run them all; return the exit code."""
+    failed = False
+    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20)):
+        report = benchmark()
+        report.show()
+        sys.stdout.flush()
+        failed = failed or report.failed
+    print(f"\n{'some count is wrong' if failed else 'every count is right'}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What a command costs before it does anything: processor seconds and peak memory, medians, beside bare Python."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+from report import Report
+from sandbox import COMMAND, Sandbox, sandbox
+
+RUNS = 7
+# (command line, most CPU seconds, most MB): the issue's targets
+COMMANDS = [
+    ("--help", 0.10, None),
+    ("validate", 0.25, 45),
+    ("submit --dry-run", 0.25, 45),
+    ("list", 0.15, None),
+    ("status last", 0.15, None),
+]
+BASELINES = {"python -c pass": "pass", "python -c 'import click, yaml, jinja2'": "import click, yaml, jinja2"}
+
+# A child's peak memory counts its parent's before the exec, so what measures must be smaller than what is measured.
+METER = """\
+import os, sys
+null = os.open("/dev/null", os.O_RDWR)
+actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=actions)
+_, status, used = os.wait4(pid, 0)
+print("[%d, %f, %f]" % (os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024))
+"""
+
+
+def measure(box: Sandbox, command: list[str]) -> tuple[float, float]:
+    """Return one run's CPU seconds and peak memory in MB."""
+    meter = [sys.executable, "-S", "-E", "-c", METER, *command]
+    done = subprocess.run(meter, cwd=box.folder, env=box.environment, capture_output=True, text=True, check=True)
+    code, cpu_s, peak_mb = json.loads(done.stdout)
+    if code != 0:
+        raise RuntimeError(f"{command}: exit code {code}")
+    return cpu_s, peak_mb
+
+
+def run() -> Report:
+    """Measure every command, round by round, so that a slow moment of the machine meets them all."""
+    report = Report("Start-up: processor time and peak memory", ("command", "CPU s", "MB", "target", ""))
+    with sandbox() as box:
+        box.write("name: bench\nscript: train.py\n", train="print('x')\n")
+        box.write(f"name: bench\nscript: train.py\nlocal: {{python: {box.idle_python()}}}\n")
+        box.call("submit", "-d")
+        box.call("stop", "last", "--now", "-y")
+        lines = {f"cloudtrain {line}": [COMMAND, *line.split()] for line, _, _ in COMMANDS}
+        lines |= {name: [sys.executable, "-c", program] for name, program in BASELINES.items()}
+        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
+        for command in lines.values():
+            measure(box, command)  # once for the page cache and the compiled modules
+        for _ in range(RUNS):
+            for name, command in lines.items():
+                runs[name].append(measure(box, command))
+    median = {name: tuple(statistics.median(column) for column in zip(*runs[name], strict=True)) for name in runs}
+    targets = {f"cloudtrain {line}": (cpu_s, mb) for line, cpu_s, mb in COMMANDS}
+    for name, (cpu_s, mb) in median.items():
+        most_s, most_mb = targets.get(name, (None, None))
+        ok = None if most_s is None else cpu_s <= most_s and (most_mb is None or mb <= most_mb)
+        target = "" if most_s is None else f"<= {most_s:.2f} s" + (f", {most_mb} MB" if most_mb else "")
+        verdict = {None: "", True: "PASS", False: "below target"}[ok]
+        report.rows.append((name, f"{cpu_s:.3f}", f"{mb:.0f}", target, verdict))
+    light = median["python -c 'import click, yaml, jinja2'"][0]
+    ratios = ", ".join(f"{line.split()[0]} {median[f'cloudtrain {line}'][0] / light:.1f}x" for line, _, _ in COMMANDS)
+    report.notes.append(f"against `import click, yaml, jinja2`: {ratios}; medians of {RUNS}")
+    return report
+
+
+if __name__ == "__main__":
+    run().show()

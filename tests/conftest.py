@@ -1,0 +1,196 @@
+"""What the tests share: a private home, the installed command as a real process, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import processes
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = Path(sys.executable).with_name("cloudtrain")
+
+# Runs for a minute in small steps, and imports nothing: for jobs that are stopped.
+LOOP = """\
+import time
+
+print("looping", flush=True)
+for _ in range(600):
+    time.sleep(0.1)
+"""
+
+
+# Gives up every capability (capset(2), linux/capability.h version 3): then root is a user like any other.
+_AS_ANYBODY = """\
+import ctypes
+ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """Return what it printed, read as JSON."""
+        return json.loads(self.stdout)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The installed `cloudtrain`, run as a user would: another process, in a folder, with the private home."""
+
+    home: Path
+    cwd: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        *args: str | Path,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stdin: str | None = None,
+        timeout_s: float = 120,
+    ) -> Result:
+        """Run to the end."""
+        done = subprocess.run(
+            [COMMAND, *map(str, args)],
+            cwd=cwd or self.cwd,
+            env=self.environment(env),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
+        """Start it and return the process (subprocess.Popen), its output in pipes."""
+        return subprocess.Popen(
+            [COMMAND, *map(str, args)],
+            cwd=cwd or self.cwd,
+            env=self.environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of a user who has set nothing of ours but the home."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("CLOUDTRAIN_", "PYTEST_"))}
+        return {**clean, "CLOUDTRAIN_HOME": str(self.home), **self.env, **(more or {})}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a private state folder, which every process started by the test uses; it is not made yet."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def cli(home: Path, tmp_path: Path) -> Cli:
+    """Return the installed command, run in `tmp_path` unless told otherwise."""
+    return Cli(home, tmp_path)
+
+
+@pytest.fixture
+def unprivileged(cli: Cli) -> Callable[..., Result]:
+    """Return the command line run without root's right to read and write everything (as root; else as it is)."""
+
+    def run(*args: str | Path, cwd: Path) -> Result:
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_ANYBODY, *map(str, args)],
+            cwd=cwd,
+            env=cli.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a project and returns its folder: `project("name: x", "train.py")`."""
+
+    def write(more: str = "", script: str = "loop.py", text: str = LOOP, folder: str = "project") -> Path:
+        where = tmp_path / folder
+        where.mkdir(parents=True, exist_ok=True)
+        (where / script).write_text(text)
+        (where / "cloudtrain.yaml").write_text(f"name: loop\nscript: {script}\n{more}")
+        return where
+
+    return write
+
+
+@pytest.fixture
+def idle_python(tmp_path: Path) -> Path:
+    """Return an interpreter that only sleeps: for tests of what starts jobs, where no job need train.
+
+    `local.python` set to it makes real agents start something real, without the seconds of importing torch.
+    """
+    path = tmp_path / "idle-python"
+    path.write_text("#!/bin/sh\nexec sleep 300\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """Return a function that waits for a condition and returns its first true value; AssertionError after the time."""
+
+    def wait(condition: Callable[[], Any], timeout_s: float = 30.0, every_s: float = 0.02) -> Any:
+        end = time.monotonic() + timeout_s
+        while not (value := condition()):
+            assert time.monotonic() < end, f"did not come true within {timeout_s:.0f} s"
+            time.sleep(every_s)
+        return value
+
+    return wait
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hold, after every slow test, that no process of its private home is left; kill what is."""
+    if request.node.get_closest_marker("slow") is None:
+        yield
+        return
+    home = str(request.getfixturevalue("home"))
+    yield
+    end = time.monotonic() + 10.0
+    while (left := processes.with_environment(CLOUDTRAIN_HOME=home)) and time.monotonic() < end:
+        time.sleep(0.05)
+    told = [_command_of(pid) for pid in left]
+    for pid in left:
+        processes.kill(pid, 9)
+    assert not left, f"left behind: {told}"
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return f"{pid}"

@@ -1,0 +1,52 @@
+"""Jobs for the registry, without running any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.registry import Registry, this_process
+
+PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 0.0, "cap_s": 3600}
+
+
+@pytest.fixture
+def make_job() -> Callable[..., Job]:
+    """Return a function that makes a job as submit would, before it is journalled."""
+
+    def make(job_id: str, **changes: Any) -> Job:
+        attempt = Attempt(job_id, 1, "intent", PLAN, {"body": 1}, time.time(), this_process())
+        job = Job(job_id, job_id.split("-")[0], "local", time.time(), {}, "/x/cloudtrain.yaml", {}, attempt)
+        return replace(job, **changes)
+
+    return make
+
+
+@pytest.fixture
+def seed(home: Path, make_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that puts a job of a given state into the registry, with two ranks' logs on disk."""
+
+    def put(name: str = "seeded", state: State | None = None, lines: dict[str, str] | None = None) -> Job:
+        registry = Registry()
+        job, _ = registry.add(name, make_job, exclusive=True, key=None)
+        if state is not None:
+            folder = home / "local" / name / "attempt-1"
+            for node in range(2):
+                (folder / f"node-{node}" / "log").mkdir(parents=True)
+                text = (lines or {}).get(f"{node}", f"hello from node {node}\n")
+                (folder / f"node-{node}" / "log" / f"rank-{node}.log").write_text(text)
+                (folder / f"node-{node}" / "exit.json").write_text("{}")
+            ref = {"folder": str(folder), "nodes": 2, "checkpoint_dir": str(folder)}
+            registry.mark_sent(job.attempt, ref)
+            registry.set_state(job.attempt, state, {})
+        found = registry.find(job.id)
+        registry.close()
+        return found
+
+    return put

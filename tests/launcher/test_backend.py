@@ -1,0 +1,107 @@
+"""Finding a backend by name: built-in, by plug-in, announced, unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.registry import Registry
+
+PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
+
+# A backend as another package would bring it; `send` raises the error that the environment names.
+PLUGIN = """\
+import json, os
+from cloudtrain.launcher import errors
+from cloudtrain.launcher.backend import Capacity, Request
+
+def capacity(config): return Capacity(0, 1.5, "a test's price of today")
+def request(plan, config, job_id, attempt, bundle_sha256):
+    return Request(f"{job_id}-{attempt}", {"job": job_id}, json.dumps({"job": job_id}))
+def check(request): return []
+def send(request, shipment): raise getattr(errors, os.environ["ERROR"])("the vendor said no", hint="ask again")
+def find(name, home): return None
+def doctor(): return []
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for PYTHONPATH in which a package brings the backends `vendor` and, in vain, `local`."""
+    site = tmp_path / "site"
+    (site / "vendor-1.0.dist-info").mkdir(parents=True)
+    (site / "vendor-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+    points = f"[{backends.GROUP}]\nvendor = vendor_backend\nlocal = vendor_backend\n"
+    (site / "vendor-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (site / "vendor_backend.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(site))
+    return site
+
+
+@pytest.mark.parametrize("name", backends.BUILT_IN)
+def test_built_in_backend_has_the_whole_protocol(name: str) -> None:
+    """Every function of the protocol is in the module that the table names."""
+    module = backends.load(name)
+    assert [function for function in PROTOCOL if not callable(getattr(module, function, None))] == []
+
+
+def test_unknown_backend_is_a_config_error_that_lists_what_there_is() -> None:
+    """The hint holds every name that would have worked."""
+    with pytest.raises(ConfigError, match="unknown backend `slrum`") as caught:
+        backends.load("slrum")
+    assert all(name in str(caught.value) for name in backends.names())
+
+
+@pytest.mark.parametrize("name", backends.ANNOUNCED)
+def test_backend_of_the_config_that_is_not_built_yet_says_so(name: str) -> None:
+    """Its block is known, so it is no unknown backend."""
+    if name in backends.names():
+        pytest.skip("it is built by now")
+    with pytest.raises(ConfigError, match="not part of this version"):
+        backends.load(name)
+
+
+def test_plugin_joins_the_built_in_backends(plugin: Path) -> None:
+    """Another package's backend is found by its entry point, and imported on its first use."""
+    assert backends.names() == [*backends.BUILT_IN, "vendor"]
+    assert backends.load("vendor").check(Any) == []  # type: ignore[arg-type]
+
+
+def test_plugin_does_not_take_the_place_of_a_built_in_backend(plugin: Path) -> None:
+    """A package that calls its backend `local` is not asked."""
+    assert backends.load("local").__name__ == "cloudtrain.backends.local.backend"
+
+
+@pytest.mark.parametrize(("error", "code"), [("CredentialError", 4), ("CapacityError", 5), ("BudgetError", 6)])
+def test_submit_that_the_vendor_refuses_ends_with_its_exit_code(
+    cli: Any, project: Callable[..., Path], plugin: Path, error: str, code: int
+) -> None:
+    """The attempt is closed with the reason; nothing is left open."""
+    env = {"PYTHONPATH": str(plugin), "ERROR": error}
+    result = cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env)
+    assert (result.code, result.stderr.count("error: the vendor said no")) == (code, 1), result.stderr
+    assert "hint: ask again" in result.stderr
+    job = Registry().find("last")
+    assert (job.attempt.phase, job.attempt.state.state) == ("never_sent", "failed")
+
+
+def test_submit_that_was_not_answered_stays_an_intent(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+    """A lost answer says nothing: exit code 7, and the next command asks the vendor for the job's name."""
+    env = {"PYTHONPATH": str(plugin), "ERROR": "UnreachableError"}
+    assert cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env).code == 7
+    assert Registry().find("last").attempt.phase == "intent"
+    [job] = cli("list", "--json", env=env).json["jobs"]
+    assert (job["state"], "nothing runs" in job["detail"]) == ("failed", True)
+
+
+def test_submit_that_costs_money_asks_first(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+    """Where nobody can be asked it is a usage error that names --yes, and nothing is journalled."""
+    env = {"PYTHONPATH": str(plugin), "ERROR": "CapacityError"}
+    result = cli("submit", "-d", "--backend", "vendor", cwd=project("limits: {max_duration: 2h}\n"), env=env)
+    assert (result.code, "3.00 USD" in result.stderr, "--yes" in result.stderr) == (2, True, True)
+    assert Registry().jobs() == []

@@ -1,0 +1,354 @@
+"""The bundle: what is in it, what its name depends on, and what is refused on either side."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.bundlefile import BundleError, unpack
+from cloudtrain.launcher.bundle import MB, Bundle, collect, pack
+from cloudtrain.launcher.errors import ConfigError
+
+Tree = Callable[..., Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Return a function that writes files, given as path=text with `__` for `/`, and returns their folder."""
+
+    def write(files: dict[str, str], folder: str = "code") -> Path:
+        for name, text in files.items():
+            path = tmp_path / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path / folder
+
+    return write
+
+
+def packed(folder: Path, exclude: tuple[str, ...] = (), max_mb: int = 10) -> Bundle:
+    """Return the folder's bundle, written beside it."""
+    return pack(folder, exclude, max_mb * MB, folder.parent / "bundles")
+
+
+def names_in(folder: Path, exclude: tuple[str, ...] = ()) -> list[str]:
+    """Return what would be shipped, as text."""
+    return [str(name) for name in collect(folder.resolve(), exclude)]
+
+
+# -- the name --------------------------------------------------------------------------------------------------------
+
+
+def test_bundle_is_the_same_for_the_same_files(tree: Tree) -> None:
+    """Order of writing, times and umask change nothing."""
+    first = tree({"a.py": "1", "sub/b.py": "2"}, "one")
+    old_umask = os.umask(0o077)
+    try:
+        second = tree({"sub/b.py": "2", "a.py": "1"}, "two")
+    finally:
+        os.umask(old_umask)
+    os.utime(second / "a.py", (0, 0))
+    assert packed(first).sha256 == packed(second).sha256
+
+
+def test_bundle_is_named_by_its_content(tree: Tree) -> None:
+    """The archive's name is its hash, and packing twice leaves one file."""
+    folder = tree({"a.py": "1"})
+    bundle = packed(folder)
+    packed(folder)
+    assert bundle.path.name == f"{hashlib.sha256(bundle.path.read_bytes()).hexdigest()}.tar.gz"
+    assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
+
+
+@pytest.mark.parametrize("change", ["byte", "name", "mode"])
+def test_bundle_changes_with_one_byte_one_name_or_one_mode(tree: Tree, change: str) -> None:
+    """Whatever would run differently has another hash."""
+    folder = tree({"a.py": "12", "b.py": "3"})
+    before = packed(folder).sha256
+    if change == "byte":
+        (folder / "a.py").write_text("13")
+    elif change == "name":
+        (folder / "b.py").rename(folder / "c.py")
+    else:
+        (folder / "a.py").chmod(0o755)
+    assert packed(folder).sha256 != before
+
+
+def test_bundle_of_a_dry_run_has_the_hash_and_writes_nothing(tree: Tree) -> None:
+    """`scratch` says what a submit would send, without a file."""
+    folder = tree({"a.py": "1"})
+    dry = pack(folder, (), MB, folder.parent / "nowhere", scratch=True)
+    assert not (folder.parent / "nowhere").exists()
+    assert (dry.sha256, dry.bytes) == (packed(folder).sha256, packed(folder).bytes)
+
+
+def test_bundle_gets_past_an_archive_that_a_killed_process_left_half_written(tree: Tree) -> None:
+    """A pid comes again, in containers soon: what its last owner left is no reason to refuse."""
+    folder = tree({"a.py": "1"})
+    (folder.parent / "bundles").mkdir()
+    (folder.parent / "bundles" / f"partial-{os.getpid()}.tar.gz").write_bytes(b"half")
+    assert packed(folder).path.exists()
+
+
+# -- what is shipped -------------------------------------------------------------------------------------------------
+
+
+def test_bundle_holds_the_code_and_what_runs_on_the_nodes(tree: Tree) -> None:
+    """Two folders: the user's, and cloudtrain's entrypoints, which the nodes need not have installed."""
+    bundle = packed(tree({"a.py": "1", "sub/data.txt": "2"}))
+    with tarfile.open(bundle.path) as tar:
+        names = tar.getnames()
+    assert {name for name in names if name.startswith("code/")} == {"code/a.py", "code/sub/data.txt"}
+    assert "runtime/cloudtrain/entrypoints/boot.py" in names
+    assert {name.split("/")[0] for name in names} == {"code", "runtime"}
+
+
+def test_ignore_files_count_where_they_lie_and_below(tree: Tree) -> None:
+    """A deeper file adds to what a higher one says."""
+    folder = tree(
+        {".gitignore": "*.log\n", "a.log": "", "sub/.gitignore": "big.bin\n", "sub/big.bin": "", "sub/c.log": ""}
+        | {"big.bin": "", "sub/keep.py": ""}
+    )
+    assert names_in(folder) == [".gitignore", "big.bin", "sub/.gitignore", "sub/keep.py"]
+
+
+def test_ignore_files_can_take_a_name_back(tree: Tree) -> None:
+    """`!name` in the same or in a deeper file wins over an earlier line."""
+    folder = tree({".gitignore": "*.csv\n!small.csv\n", "big.csv": "", "small.csv": "", "sub/x.csv": ""})
+    (folder / "sub" / ".gitignore").write_text("!x.csv\n")
+    assert names_in(folder) == [".gitignore", "small.csv", "sub/.gitignore", "sub/x.csv"]
+
+
+def test_cloudtrainignore_wins_over_gitignore(tree: Tree) -> None:
+    """What git leaves out can be shipped, and what git keeps can be left out."""
+    folder = tree({".gitignore": "weights.bin\n", "weights.bin": "", "notes.md": "", "a.py": ""})
+    (folder / ".cloudtrainignore").write_text("!weights.bin\nnotes.md\n")
+    assert names_in(folder) == [".cloudtrainignore", ".gitignore", "a.py", "weights.bin"]
+
+
+def test_ignore_files_of_the_parents_count_up_to_the_git_root(tree: Tree) -> None:
+    """A repository's .gitignore holds for a folder inside it; what lies above the repository does not."""
+    repo = tree({".gitignore": "*.ckpt\n/jobs/out/\n", "jobs/a.py": "", "jobs/x.ckpt": "", "jobs/out/y": ""})
+    (repo.parent / ".gitignore").write_text("*.py\n")
+    (repo / ".git").mkdir()
+    assert names_in(repo / "jobs") == ["a.py"]
+
+
+def test_ignore_files_above_count_for_nothing_without_a_repository(tree: Tree) -> None:
+    """Where there is no git root, a .gitignore in some parent is somebody else's."""
+    folder = tree({"a.py": ""})
+    (folder.parent / ".gitignore").write_text("*.py\n")
+    assert names_in(folder) == ["a.py"]
+
+
+def test_exclude_leaves_out_more_than_the_ignore_files(tree: Tree) -> None:
+    """code.exclude takes the same patterns, and no `!` brings back what it excludes."""
+    folder = tree({".gitignore": "!data/\n", "data/x.bin": "", "a.ipynb": "", "a.py": ""})
+    assert names_in(folder, ("data/", "*.ipynb")) == [".gitignore", "a.py"]
+
+
+def test_bundle_never_holds_repositories_environments_and_caches(tree: Tree) -> None:
+    """What is never code stays out without an ignore file."""
+    junk = {".git/config": "", ".venv/bin/python": "", "__pycache__/a.pyc": "", "node_modules/x.js": ""}
+    assert names_in(tree({"a.py": "", **junk})) == ["a.py"]
+
+
+def test_bundle_does_not_hold_the_git_file_of_a_worktree(tree: Tree) -> None:
+    """In a worktree or submodule `.git` is a file with this machine's path: it would make the hash this machine's."""
+    assert names_in(tree({"a.py": "", ".git": "gitdir: /home/me/repo/.git/worktrees/x\n"})) == ["a.py"]
+
+
+def test_bundle_keeps_names_that_are_no_plain_text(tree: Tree) -> None:
+    """Spaces, umlauts, a newline and bytes that are no UTF-8 arrive as they left."""
+    folder = tree({"a b.py": "", "übung.py": "", "new\nline.py": ""})
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.py")).write_text("")
+    bundle = packed(folder)
+    unpack(bundle.path, bundle.sha256, folder.parent / "out")
+    assert sorted(os.listdir(folder.parent / "out" / "code")) == sorted(os.listdir(folder))
+
+
+# -- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_bundle_refuses_what_looks_like_secrets_and_names_them_all(tree: Tree) -> None:
+    """Every such file is named at once, with what to do; examples of them are fine."""
+    secrets = [".env", "deploy/id_ed25519", "tls.key", ".aws/credentials", "service-account-prod.json"]
+    folder = tree({"a.py": "", ".env.example": "", "id_rsa.pub": "", **dict.fromkeys(secrets, "s3cret")})
+    with pytest.raises(ConfigError) as caught:
+        packed(folder)
+    assert sorted(fault.message.split("`")[1] for fault in caught.value.faults) == sorted(secrets)
+    assert all(".cloudtrainignore" in fault.hint for fault in caught.value.faults)
+
+
+def test_bundle_takes_a_folder_whose_secrets_are_ignored(tree: Tree) -> None:
+    """The hint works: an ignored secret is neither refused nor shipped."""
+    folder = tree({"a.py": "", ".env": "TOKEN=x", ".cloudtrainignore": ".env\n"})
+    assert packed(folder).files == 2
+
+
+def test_bundle_over_the_cap_names_the_largest_files(tree: Tree) -> None:
+    """The message holds the size, the cap and where the bytes are."""
+    folder = tree({"a.py": "", "small.bin": "x" * 1000, "huge.bin": "x" * 2 * MB})
+    with pytest.raises(ConfigError, match=r"2\.0 MB, over the cap of 1 MB: huge\.bin 2\.0 MB, small\.bin"):
+        packed(folder, max_mb=1)
+
+
+def test_bundle_of_nothing_is_refused(tree: Tree) -> None:
+    """A folder whose every file is ignored has nothing to run."""
+    with pytest.raises(ConfigError, match="nothing to ship"):
+        packed(tree({".gitignore": "*\n", "a.py": ""}))
+
+
+def test_bundle_keeps_links_that_stay_inside(tree: Tree) -> None:
+    """A link to a file or folder of the bundle is a link there too, relative, also where it was absolute."""
+    folder = tree({"a.py": "1", "sub/b.py": "2"})
+    (folder / "link.py").symlink_to(folder / "sub" / "b.py")
+    (folder / "dir").symlink_to("sub")
+    bundle = packed(folder)
+    unpack(bundle.path, bundle.sha256, folder.parent / "out")
+    assert str((folder.parent / "out" / "code" / "link.py").readlink()) == "sub/b.py"
+    assert (folder.parent / "out" / "code" / "dir" / "b.py").read_text() == "2"
+
+
+def test_bundle_refuses_links_that_leave_the_folder(tree: Tree) -> None:
+    """What is outside is not shipped by a link to it; every such link is named."""
+    folder = tree({"a.py": "1"})
+    (folder / "passwd").symlink_to("/etc/passwd")
+    (folder / "up").symlink_to("../elsewhere")
+    with pytest.raises(ConfigError) as caught:
+        packed(folder)
+    assert sorted(fault.message.split("`")[1] for fault in caught.value.faults) == ["passwd", "up"]
+
+
+def test_bundle_keeps_a_dangling_link_inside(tree: Tree) -> None:
+    """A link to something that is not there yet is the user's affair, and no error."""
+    folder = tree({"a.py": "1"})
+    (folder / "later").symlink_to("output.txt")
+    bundle = packed(folder)
+    unpack(bundle.path, bundle.sha256, folder.parent / "out")
+    assert str((folder.parent / "out" / "code" / "later").readlink()) == "output.txt"
+
+
+def test_bundle_refuses_a_link_that_leads_to_itself(tree: Tree) -> None:
+    """A loop of links is a fault of the folder, not of ours."""
+    folder = tree({"a.py": "1"})
+    (folder / "x").symlink_to("y")
+    (folder / "y").symlink_to("x")
+    with pytest.raises(ConfigError):
+        packed(folder)
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_bundle_names_what_cannot_be_read(tree: Tree, what: str, unprivileged: Callable[..., Any]) -> None:
+    """A file or folder without permission is named; nothing is silently left out."""
+    folder = tree({"a.py": "1", "sub/locked.bin": "2", "cloudtrain.yaml": "name: x\nscript: a.py\n"})
+    locked = folder / "sub" if what == "folder" else folder / "sub" / "locked.bin"
+    locked.chmod(0)
+    try:
+        result = unprivileged("submit", "--dry-run", cwd=folder)
+    finally:
+        locked.chmod(0o755)
+    assert (result.code, locked.name in result.stderr) == (3, True), result.stderr
+
+
+# -- git -------------------------------------------------------------------------------------------------------------
+
+
+def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -> None:
+    """The commit is the folder's; an edit makes it dirty, and the summary says so."""
+    folder = tree({"a.py": "1"})
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    clean = packed(folder)
+    (folder / "a.py").write_text("2")
+    dirty = packed(folder)
+    assert (clean.git["commit"], clean.git["dirty"]) == (head, False)
+    assert (dirty.git["commit"], dirty.git["dirty"]) == (head, True)
+    assert "with uncommitted changes" in dirty.summary()
+
+
+def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:
+    """No git, no commit, no error."""
+    assert packed(tree({"a.py": "1"})).git.get("commit") is None
+
+
+# -- unpacking -------------------------------------------------------------------------------------------------------
+
+
+def archive(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> tuple[Path, str]:
+    """Return a gzipped tar of these members, and its hash."""
+    path = folder / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    """Return a member of that kind."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+def test_unpack_gives_back_what_was_packed(tree: Tree) -> None:
+    """Contents and the executable bit arrive; nothing else does."""
+    folder = tree({"a.py": "1", "run.sh": "2"})
+    (folder / "run.sh").chmod(0o700)
+    bundle = packed(folder)
+    unpack(bundle.path, bundle.sha256, folder.parent / "out")
+    code = folder.parent / "out" / "code"
+    assert (code / "a.py").read_text() == "1"
+    assert [os.access(code / name, os.X_OK) for name in ("a.py", "run.sh")] == [False, True]
+
+
+EVIL = {
+    "absolute": [(member("/tmp/evil"), b"x")],
+    "climbs": [(member("code/../../evil"), b"x")],
+    "link out": [(member("code/l", tarfile.SYMTYPE, "../../etc"), b"")],
+    "absolute link": [(member("code/l", tarfile.SYMTYPE, "/etc/passwd"), b"")],
+    "link that climbs late": [(member("code/l", tarfile.SYMTYPE, "a/../../../etc"), b"")],
+    "through a link": [(member("code/l", tarfile.SYMTYPE, "sub"), b""), (member("code/l/evil"), b"x")],
+    "hard link": [(member("code/l", tarfile.LNKTYPE, "code/a"), b"")],
+    "device": [(member("code/null", tarfile.CHRTYPE), b"")],
+    "fifo": [(member("code/fifo", tarfile.FIFOTYPE), b"")],
+}
+
+
+@pytest.mark.parametrize("case", EVIL)
+def test_unpack_refuses_what_reaches_outside(tmp_path: Path, case: str) -> None:
+    """Whatever the archive says, nothing is written outside its folder, and no device or hard link is made."""
+    path, sha256 = archive(tmp_path, *EVIL[case])
+    with pytest.raises(BundleError):
+        unpack(path, sha256, tmp_path / "out")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_unpack_refuses_an_archive_that_was_damaged_on_the_way(tree: Tree) -> None:
+    """One flipped bit is noticed before anything is unpacked."""
+    bundle = packed(tree({"a.py": "1"}))
+    data = bytearray(bundle.path.read_bytes())
+    data[len(data) // 2] ^= 1
+    bundle.path.write_bytes(data)
+    with pytest.raises(BundleError, match="arrived damaged"):
+        unpack(bundle.path, bundle.sha256, bundle.path.parent / "out")
+    assert not (bundle.path.parent / "out").exists()
+
+
+def test_unpack_calls_an_archive_that_is_none_a_bundle_error(tmp_path: Path) -> None:
+    """A file cut short before its hash was taken is refused in the same words, not with tarfile's exception."""
+    path, _ = archive(tmp_path, (member("code/a"), b"x" * 100_000))
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(BundleError):
+        unpack(path, hashlib.sha256(path.read_bytes()).hexdigest(), tmp_path / "out")

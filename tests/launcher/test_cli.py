@@ -1,0 +1,326 @@
+"""The command line itself: exit codes, streams, and how it speaks of errors."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import cli as commandline
+from cloudtrain.launcher import errors
+from cloudtrain.launcher.job import Job, State
+
+ESCAPE = "\x1b["
+
+
+def subclasses(kind: type[errors.CloudtrainError]) -> dict[str, int]:
+    """Return the exit code of each error below this one."""
+    return {one.__name__: one.exit_code for one in kind.__subclasses__()}
+
+
+def test_errors_have_the_published_exit_codes() -> None:
+    """The numbers are part of the contract."""
+    assert subclasses(errors.CloudtrainError) == {
+        "UsageError": 2,
+        "ConfigError": 3,
+        "CredentialError": 4,
+        "CapacityError": 5,
+        "BudgetError": 6,
+        "UnreachableError": 7,
+        "NoSuchJobError": 8,
+    }
+
+
+# -- exit codes ---
+
+
+def test_help_and_version_are_data(cli: Any) -> None:
+    """On stdout, exit code 0, with every command in the table."""
+    result = cli("--help")
+    assert (result.code, result.stderr) == (0, "")
+    assert all(f"  {name} " in result.stdout for name in commandline.COMMANDS)
+    assert cli("--version").stdout.startswith("cloudtrain 0.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("nonsense", "list --nonsense", "status", "submit --instances 0", "submit --instances two", "submit -o x"),
+        *("submit --backend all", "submit --name Bad_Name", "wait x --timeout soon", "explain no.such.key"),
+    ],
+)
+def test_usage_errors_are_exit_code_2(cli: Any, project: Callable[..., Path], line: str) -> None:
+    """What makes no sense is said on stderr, and nothing is done."""
+    result = cli(*line.split(), cwd=project())
+    assert (result.code, result.stdout, bool(result.stderr)) == (2, "", True)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])
+@pytest.mark.parametrize("text", ["name: [", "name: x\nscript: no.py\n", "nmae: x\nscript: loop.py\n", ""])
+def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], line: str, text: str) -> None:
+    """The same for every command that reads the file; nothing is sent."""
+    folder = project()
+    (folder / "cloudtrain.yaml").write_text(text)
+    result = cli(*line.split(), cwd=folder)
+    assert (result.code, result.stderr.startswith("error: ")) == (3, True), result.stderr
+    assert not (cli.home / "local").exists()
+
+
+def test_config_that_is_not_there_is_exit_code_3_with_a_hint(cli: Any) -> None:
+    """`cloudtrain init` writes one."""
+    result = cli("submit")
+    assert (result.code, "cloudtrain init" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("line", ["status x", "logs x", "stop x", "wait x", "resume x", "status last"])
+def test_unknown_jobs_are_exit_code_8(cli: Any, line: str) -> None:
+    """Every command that names a job."""
+    result = cli(*line.split())
+    assert (result.code, result.stdout) == (8, "")
+
+
+def test_wait_gives_up_with_exit_code_124(cli: Any, seed: Callable[..., Job]) -> None:
+    """A job whose submit is under way is pending, for as long as that process lives."""
+    seed("pending")
+    result = cli("wait", "pending", "--timeout", "0s")
+    assert (result.code, "still running: pending" in result.stderr) == (124, True)
+
+
+def test_wait_for_several_has_the_first_bad_exit_code(cli: Any, seed: Callable[..., Job]) -> None:
+    """In the order in which they were named."""
+    for name, state in {"a": State("succeeded"), "b": State("stopped", "user"), "c": State("failed")}.items():
+        seed(name, state)
+    assert cli("wait", "a", "b", "c").code == 9
+    assert cli("wait", "c", "b").code == 1
+
+
+def test_wait_interrupted_is_exit_code_130(cli: Any, seed: Callable[..., Job], wait_until: Callable[..., Any]) -> None:
+    """Ctrl-C ends the waiting, not the job."""
+    seed("pending")
+    waiting = cli.start("wait", "pending")
+    wait_until(lambda: any("registry.sqlite" in str(fd.readlink()) for fd in open_files(waiting.pid)))
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(30) == 130
+    assert "Traceback" not in waiting.communicate()[1]
+
+
+def open_files(pid: int) -> list[Path]:
+    """Return the process' open file descriptors that can still be looked at."""
+    return [path for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+
+
+# -- what errors say ---
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("sumbit", "submit"), ("lst", "list"), ("cancle", "cancel")])
+def test_misspelt_command_gets_the_right_one(cli: Any, typed: str, meant: str) -> None:
+    """Aliases too."""
+    assert f"Did you mean `{meant}`?" in cli(typed).stderr
+
+
+@pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
+def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
+    """run = submit, render = submit --dry-run, ps = list, cancel = stop."""
+    full = {"ps": "list", "run": "submit --dry-run", "render": "submit --dry-run"}[alias]
+    folder = project()
+    assert cli(*line.split(), cwd=folder).stdout == cli(*full.split(), cwd=folder).stdout
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_debug_shows_the_traceback_and_nothing_else_does(cli: Any, place: str) -> None:
+    """Anywhere on the line."""
+    line = ["--debug", "status", "x"] if place == "before" else ["status", "x", "--debug"]
+    assert "Traceback" in cli(*line).stderr
+    assert "Traceback" not in cli("status", "x").stderr
+
+
+def test_debug_keeps_the_exit_code(cli: Any) -> None:
+    """A script that adds --debug to learn more takes the same branch."""
+    assert cli("status", "x", "--debug").code == 8
+
+
+def test_debug_behind_two_dashes_is_an_argument(cli: Any) -> None:
+    """What follows `--` is not ours to take."""
+    assert "--debug" in cli("explain", "--", "--debug").stderr
+
+
+def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, seed: Callable[..., Job]) -> None:
+    """Where the product itself breaks, the user is told whose fault it is and how to report it."""
+    import sqlite3
+
+    seed("a", State("succeeded"))
+    with sqlite3.connect(cli.home / "registry.sqlite") as db:
+        db.execute("UPDATE attempts SET plan = '{}'")
+    db.close()
+    result = cli("status", "a")
+    assert (result.code, result.stderr.startswith("error: cloudtrain itself failed: KeyError")) == (1, True)
+    assert ("--debug" in result.stderr, "Traceback" in result.stderr) == (True, False)
+
+
+# -- streams ---
+
+
+@pytest.mark.parametrize("line", ["explain", "schema", "--help", "logs long"])
+def test_reader_that_leaves_is_no_error(cli: Any, seed: Callable[..., Job], line: str) -> None:
+    """`cloudtrain ... | head -1`: no traceback, no message, and an exit code that is no job's."""
+    seed("long", State("succeeded"), {"0": "x\n" * 100_000, "1": ""})
+    command = f"'{Path(sys.executable).with_name('cloudtrain')}' {line} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, check=False)
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    assert done.returncode in (0, 141)
+
+
+@pytest.mark.parametrize(
+    "line", ["--help", "list", "status ended", "logs ended", "explain", "validate", "submit --dry-run", "nonsense"]
+)
+@pytest.mark.parametrize("more", [{}, {"FORCE_COLOR": "", "TERM": "xterm-256color"}])
+def test_piped_output_has_no_colour(
+    cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str, more: dict[str, str]
+) -> None:
+    """Neither stream holds an escape sequence where neither is a terminal."""
+    seed("ended", State("failed", "error"))
+    result = cli(*line.split(), cwd=project(), env=more)
+    assert ESCAPE not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_terminal_gets_colour_unless_it_says_no(
+    cli: Any, seed: Callable[..., Job], env: dict[str, str], coloured: bool
+) -> None:
+    """The ranks' prefixes are coloured on a terminal; NO_COLOR is heard."""
+    seed("ended", State("succeeded"))
+    assert (ESCAPE in on_terminal(cli, ["logs", "ended"], env)) == coloured
+
+
+def on_terminal(cli: Any, args: list[str], env: dict[str, str]) -> str:
+    """Return what the command writes where its streams are a terminal."""
+    ours, theirs = pty.openpty()
+    plain = {key: value for key, value in cli.environment(env).items() if key != "NO_COLOR" or key in env}
+    command = [Path(sys.executable).with_name("cloudtrain"), *args]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=plain)
+    os.close(theirs)
+    said = b""
+    try:
+        while piece := os.read(ours, 4096):
+            said += piece
+    except OSError:  # EIO: the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait(30) == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("line", ["list", "status ended", "wait ended", "validate", "plan", "backends", "doctor"])
+def test_json_is_one_object_on_stdout(
+    cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str
+) -> None:
+    """Every read command has it, and writes nothing else there."""
+    seed("ended", State("succeeded"))
+    assert isinstance(cli(*line.split(), "--json", cwd=project()).json, dict)
+
+
+def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Job]) -> None:
+    """Scripts read these."""
+    seed("ended", State("failed", "error", True, {"rank": 1, "type": "ValueError", "message": "no"}))
+    status = cli("status", "ended", "--json").json
+    names = {"job", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss", "spend_usd"}
+    assert names | {"error"} <= set(status)
+    assert (status["state"], status["reason"], status["resumable"]) == ("failed", "error", True)
+
+
+def test_status_shows_the_failing_ranks_exception(cli: Any, seed: Callable[..., Job]) -> None:
+    """Rank, type and message, and what to do next."""
+    seed("ended", State("failed", "error", True, {"rank": 1, "type": "ValueError", "message": "no such class"}))
+    said = cli("status", "ended").stdout
+    assert "rank 1: ValueError: no such class" in said
+    assert "cloudtrain resume ended" in said
+
+
+def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, project: Callable[..., Path]) -> None:
+    """stdout can be piped into a file as it is; nothing is written to the state folder."""
+    result = cli("submit", "--dry-run", "--instances", "2", cwd=project())
+    assert [node["node"] for node in result.json["nodes"]] == [0, 1]
+    assert ("2 instances x 1 = 2 ranks" in result.stderr, "nothing was sent" in result.stderr) == (True, True)
+    assert not cli.home.exists()
+
+
+def test_dry_run_gives_the_same_bytes_twice(cli: Any, project: Callable[..., Path]) -> None:
+    """A request is a function of config and code alone."""
+    folder = project()
+    assert cli("submit", "--dry-run", cwd=folder).stdout == cli("submit", "--dry-run", cwd=folder).stdout
+
+
+def test_dry_run_as_json_has_the_published_names(cli: Any, project: Callable[..., Path]) -> None:
+    """One object; `--backend all` makes it one for each backend."""
+    shown = cli("submit", "--dry-run", "--json", cwd=project()).json
+    assert set(shown) >= {"job", "backend", "request", "plan"}
+
+
+@pytest.mark.parametrize("line", ["list", "submit -d", "status x", "logs x"])
+def test_state_folder_that_cannot_be_written_is_exit_code_3(
+    cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], line: str
+) -> None:
+    """The folder is named, and the variable that chooses another."""
+    cli.home.mkdir(mode=0o500)
+    result = unprivileged(*line.split(), cwd=project())
+    assert result.code == 3, result.stderr
+    assert (str(cli.home) in result.stderr, "CLOUDTRAIN_HOME" in result.stderr) == (True, True)
+
+
+def test_registry_that_cannot_be_written_is_exit_code_3(
+    cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], seed: Callable[..., Job]
+) -> None:
+    """A registry that was made by root once is met by its user later."""
+    seed("ended", State("succeeded"))
+    for path in cli.home.glob("registry.sqlite*"):
+        path.chmod(0o400)
+    result = unprivileged("submit", "-d", cwd=project())
+    assert (result.code, "registry" in result.stderr) == (3, True), result.stderr
+
+
+@pytest.mark.parametrize(("words", "wanted"), [("cloudtrain stat", "status"), ("cloudtrain logs see", "seeded")])
+def test_completion_completes_commands_and_jobs(cli: Any, seed: Callable[..., Job], words: str, wanted: str) -> None:
+    """The shell asks the command itself."""
+    seed("seeded", State("succeeded"))
+    env = {"_CLOUDTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert wanted in cli(env=env).stdout
+
+
+def test_archive_that_does_not_fit_is_exit_code_3(cli: Any, project: Callable[..., Path]) -> None:
+    """A full disk (here: a file size limit) is said with the file's name, and leaves no half archive."""
+    folder = project()
+    (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
+    command = f"ulimit -f 1000; exec '{Path(sys.executable).with_name('cloudtrain')}' submit -d"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "could not be packed" in done.stderr) == (3, True), done.stderr
+    assert list((cli.home / "bundles").iterdir()) == []
+
+
+def test_job_cannot_be_called_last(cli: Any, project: Callable[..., Path]) -> None:
+    """`last` is the newest job in every command: one of that name could not be named."""
+    result = cli("submit", "-d", "--name", "last", cwd=project())
+    if result.code == 0:
+        cli("stop", "last", "--now", "-y")
+    assert (result.code, "last" in result.stderr) == (2, True)
+
+
+def test_ranks_without_end_are_a_usage_error(cli: Any, seed: Callable[..., Job]) -> None:
+    """A slip of the finger (`0-99999999999`) is refused at once, not counted out in memory."""
+    seed("ended", State("succeeded"))
+    command = (
+        f"ulimit -v 2000000; exec '{Path(sys.executable).with_name('cloudtrain')}' logs ended --rank 0-99999999999"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "rank" in done.stderr) == (2, True), done.stderr[-300:]

@@ -1,0 +1,88 @@
+"""What a command imports: its start-up time is made of that, and none may need torch or an SDK."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher.job import Job, State
+
+HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
+# From 8 to 80 ms of processor time each.
+MODEL, TEMPLATES, YAML, RICH, PATTERNS = "pydantic", "jinja2", "yaml", "rich", "pathspec"
+
+# Runs the command line as the console script does, then says on the last line of stderr what has been imported.
+PROBE = """\
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})), file=sys.stderr))
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+LIGHT = {MODEL, TEMPLATES, YAML, RICH, PATTERNS}
+COMMANDS = {
+    "--help": LIGHT,
+    "--version": LIGHT,
+    "list": LIGHT,
+    "list --json": LIGHT,
+    "list --active": LIGHT,
+    "status ended": LIGHT,
+    "status ended --json": LIGHT,
+    "status interrupted": LIGHT,
+    "logs ended": LIGHT,
+    "wait ended": LIGHT,
+    "completion bash": LIGHT,
+    "backends": LIGHT,
+    "doctor": LIGHT,
+    "submit --help": LIGHT,
+    "validate": {TEMPLATES, RICH, PATTERNS},
+    "explain": {TEMPLATES, RICH, PATTERNS},
+    "schema": {TEMPLATES, RICH, PATTERNS},
+    "submit --dry-run": {RICH},
+}
+
+
+def imported(args: list[str], cwd: Path) -> set[str]:
+    """Return the top-level names that the command has imported."""
+    done = subprocess.run([sys.executable, "-c", PROBE, *args], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_imports_nothing_heavy(line: str, project: Callable[..., Path], seed: Callable[..., Job]) -> None:
+    """No command but a real submit needs torch or an SDK, and most need no more than click."""
+    seed("ended", State("succeeded"))
+    interrupted(seed)
+    modules = imported(line.split(), project())
+    assert modules & HEAVY == set()
+    assert modules & COMMANDS[line] == set()
+
+
+def interrupted(seed: Callable[..., Job]) -> None:
+    """Leave a job whose submit died, so that the backend is imported to ask for it."""
+    import sqlite3
+
+    from cloudtrain.launcher.home import home
+
+    seed("interrupted")
+    with sqlite3.connect(home() / "registry.sqlite") as db:
+        db.execute(
+            'UPDATE attempts SET submitter = \'{"host": "gone", "pid": 1, "stamp": null}\', created_s = 0'
+            " WHERE job_id = 'interrupted'"
+        )
+    db.close()
+
+
+def test_backend_is_imported_only_for_its_jobs(project: Callable[..., Path], home: Path) -> None:
+    """A list of no jobs asks no backend."""
+    program = PROBE.replace('{name.split(".")[0] for', "{name for")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "list"], cwd=project(), capture_output=True, text=True, check=False
+    )
+    assert not [name for name in json.loads(done.stderr.splitlines()[-1]) if name.startswith("cloudtrain.backends.")]

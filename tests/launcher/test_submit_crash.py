@@ -1,0 +1,240 @@
+"""`kill -9` of the command line at every step of submit: at most one job, and the next command finds it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import processes
+
+# `cloudtrain ARGS`, killed at a step: `MODULE:NAME` is wrapped so that the process dies before or after it. `handed
+# over` dies when the starter has its orders and has not answered.
+DRIVER = """\
+import importlib, os, signal, subprocess, sys
+
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+
+def wrap(target, when):
+    module, _, path = target.partition(":")
+    *above, name = path.split(".")
+    owner = importlib.import_module(module)
+    for part in above: owner = getattr(owner, part)
+    real = getattr(owner, name)
+    def wrapped(*args, **kwargs):
+        if when == "before": die()
+        answer = real(*args, **kwargs)
+        die()
+    setattr(owner, name, wrapped)
+
+def hand_over():
+    real = subprocess.Popen.communicate
+    def communicate(self, input=None, timeout=None):
+        if input is None: return real(self, input, timeout)
+        self.stdin.write(input); self.stdin.close(); die()
+    subprocess.Popen.communicate = communicate
+
+target, when, *sys.argv[1:] = sys.argv[1:]
+hand_over() if when == "handed over" else wrap(target, when)
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+LOCAL = "cloudtrain.backends.local.backend"
+NOTHING, NEVER_SENT, RUNS, EITHER = "nothing", "never sent", "runs", "either"
+STEPS = {
+    "before packing": ("cloudtrain.launcher.bundle:pack", "before", NOTHING),
+    "after packing": ("cloudtrain.launcher.bundle:pack", "after", NOTHING),
+    "before the journal": ("cloudtrain.launcher.registry:Registry.add", "before", NOTHING),
+    "inside the journal": ("cloudtrain.launcher.registry:Registry._insert", "after", NOTHING),
+    "after the journal": ("cloudtrain.launcher.registry:Registry.add", "after", NEVER_SENT),
+    "before the send": (f"{LOCAL}:send", "before", NEVER_SENT),
+    "before the starter": (f"{LOCAL}:_start_agents", "before", NEVER_SENT),
+    "orders handed over": ("", "handed over", EITHER),
+    "after the starter": (f"{LOCAL}:_start_agents", "after", RUNS),
+    "after the send": (f"{LOCAL}:send", "after", RUNS),
+    "before the mark": ("cloudtrain.launcher.registry:Registry.mark_sent", "before", RUNS),
+    "after the mark": ("cloudtrain.launcher.registry:Registry.mark_sent", "after", RUNS),
+}
+
+
+def submit_and_die(cli: Any, folder: Path, target: str, when: str) -> None:
+    """Submit, and be killed at that step."""
+    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "--instances", "2"]
+    done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", STEPS)
+def test_submit_killed_leaves_at_most_one_job_that_is_found(
+    cli: Any, project: Callable[..., Path], idle_python: Path, step: str
+) -> None:
+    """Nothing, or one job that runs and can be stopped, or one that says that it was never sent."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    target, when, expected = STEPS[step]
+    submit_and_die(cli, folder, target, when)
+    jobs = cli("list", "--json").json["jobs"]
+    assert len(jobs) == (expected != NOTHING)
+    state = jobs[0]["state"] if jobs else None
+    if expected == EITHER:
+        expected = NEVER_SENT if state == "failed" else RUNS
+    if expected == NEVER_SENT:
+        assert (state, "nothing runs" in jobs[0]["detail"]) == ("failed", True)
+        assert processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)) == []
+    if expected == RUNS:
+        assert state in ("pending", "running")
+        assert cli("stop", "last", "--now", "-y", "--json").json["state"] == "stopped"
+    assert cli("list", "--json", "--active").json["jobs"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
+def test_submit_after_a_killed_one_works(cli: Any, project: Callable[..., Path], idle_python: Path, step: str) -> None:
+    """The next submit is a job of its own, and what the dead one left is settled beside it."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    submit_and_die(cli, folder, *STEPS[step][:2])
+    submitted = cli("submit", "-d", "--json", cwd=folder)
+    assert submitted.code == 0, submitted.stderr
+    jobs = cli("list", "--json").json["jobs"]
+    assert jobs[0]["job"] == submitted.json["job"]
+    assert len({job["job"] for job in jobs}) == len(jobs) <= 2
+    for job in cli("list", "--json", "--active").json["jobs"]:
+        assert cli("stop", job["job"], "--now", "-y").code == 0
+
+
+@pytest.mark.slow
+def test_submit_with_a_key_killed_before_the_answer_is_not_sent_twice(
+    cli: Any, project: Callable[..., Path], idle_python: Path
+) -> None:
+    """A script that tries again with the same key gets the job that already runs."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    command = [sys.executable, "-c", DRIVER, *STEPS["after the send"][:2], "submit", "-d", "--idempotency-key", "k"]
+    subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, check=False)
+    again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
+    assert (again.code, again.json["new"]) == (0, False)
+    assert [job["job"] for job in cli("list", "--json").json["jobs"]] == [again.json["job"]]
+    assert cli("stop", "last", "--now", "-y").code == 0
+
+
+@pytest.mark.slow
+def test_submits_at_once_are_distinct_jobs(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
+    """Eight processes, one config: eight jobs in the list, eight attempts on disk, one bundle."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    submits = [cli.start("submit", "-d", "--json", cwd=folder) for _ in range(8)]
+    answers = [submit.communicate(timeout=120) for submit in submits]
+    assert [submit.returncode for submit in submits] == [0] * 8, answers
+    listed = [job["job"] for job in cli("list", "--json").json["jobs"]]
+    on_disk = Counter(path.parent.name for path in cli.home.glob("local/*/attempt-*"))
+    assert (len(set(listed)), on_disk) == (8, Counter(listed))
+    assert len(list((cli.home / "bundles").iterdir())) == 1
+    stops = [cli.start("stop", job, "--now", "-y") for job in listed]
+    assert [stop.wait(60) for stop in stops] == [0] * 8
+    for stop in stops:
+        stop.communicate()
+
+
+@pytest.mark.slow
+def test_job_outlives_its_command_line(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> None:
+    """`kill -9` of a following submit touches nothing: the ranks run on, and stop leaves no process."""
+    following = cli.start("submit", cwd=project())
+    wait_until(lambda: following.poll() is None and list(cli.home.glob("local/*/attempt-1/node-0/log/rank-0.log")))
+    following.kill()
+    following.communicate()
+    wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
+    assert cli("status", "last", "--json").json["state"] == "running"
+    stopped = cli("stop", "last", "--json").json
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "user")
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_followed_job_running(
+    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
+) -> None:
+    """Exit code 130, and how to come back and how to stop it."""
+    following = cli.start("submit", cwd=project(f"local: {{python: {idle_python}}}\n"))
+    said = following.stderr
+    assert any(line.startswith("sent: ") for line in iter(said.readline, ""))
+    wait_until(lambda: cli("list", "--json", "--active").json["jobs"])
+    following.send_signal(signal.SIGINT)
+    _, rest = following.communicate(timeout=30)
+    assert (following.returncode, "cloudtrain logs -f" in rest, "cloudtrain stop" in rest) == (130, True, True)
+    assert cli("stop", "last", "--now", "-y", "--json").json["reason"] == "user"
+
+
+@pytest.mark.slow
+def test_secrets_are_stored_nowhere(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
+    """A secret's value is in the ranks' environment, and in no file, no output and no command line."""
+    folder = project(f"secrets: [TOKEN]\nlocal: {{python: {idle_python}}}\n")
+    env = {"TOKEN": "hunter2-" + "x" * 20}
+    submitted = cli("submit", "-d", "--json", cwd=folder, env=env)
+    assert submitted.code == 0, submitted.stderr
+    running = processes.with_environment(CLOUDTRAIN_HOME=str(cli.home), **env)
+    shown = cli("status", "last", "--json").stdout + cli("submit", "--dry-run", cwd=folder, env=env).stdout
+    stored = [path for path in cli.home.rglob("*") if path.is_file() and env["TOKEN"].encode() in path.read_bytes()]
+    command_lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running]
+    assert cli("stop", "last", "--now", "-y").code == 0
+    assert running
+    assert (stored, env["TOKEN"] in shown + submitted.stdout + submitted.stderr) == ([], False)
+    assert not [line for line in command_lines if env["TOKEN"].encode() in line]
+
+
+@pytest.mark.slow
+def test_submit_does_not_take_an_older_jobs_folder_for_its_own(
+    cli: Any, project: Callable[..., Path], idle_python: Path
+) -> None:
+    """Once a damaged registry was moved away, as its error hints, a name may come again: its folder is there."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    assert cli("submit", "-d", "--name", "again", cwd=folder).code == 0
+    assert cli("stop", "again", "--now", "-y").code == 0
+    for path in cli.home.glob("registry.sqlite*"):
+        path.unlink()
+    second = cli("submit", "-d", "--name", "again", cwd=folder)
+    state = cli("status", "again", "--json").json["state"] if second.code == 0 else None
+    if state in ("pending", "running"):
+        cli("stop", "again", "--now", "-y")
+    assert second.code != 0 or state in ("pending", "running"), f"shows the old job: {state}"
+
+
+@pytest.mark.slow
+def test_interpreter_that_cannot_be_started_is_said(cli: Any, project: Callable[..., Path]) -> None:
+    """Whether at submit or by the node, the reason names the interpreter, and is not a lost agent."""
+    folder = project("local: {python: ./py}\n")
+    (folder / "py").write_text("#!/nonexistent/interpreter\n")
+    (folder / "py").chmod(0o755)
+    result = cli("submit", cwd=folder)
+    said = result.stdout + result.stderr
+    assert (result.code in (1, 3), "py" in said, "without a word" in said) == (True, True, False), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["beside the config", "elsewhere"])
+def test_interpreter_with_a_relative_path_counts_from_the_config_file(
+    cli: Any, project: Callable[..., Path], idle_python: Path, where: str
+) -> None:
+    """As every path of the config does, wherever the command is called."""
+    folder = project("local: {python: ../idle-python}\n")
+    cwd = folder if where == "beside the config" else folder.parent.parent
+    submitted = cli("submit", "-d", "-f", folder / "cloudtrain.yaml", cwd=cwd)
+    assert submitted.code == 0, submitted.stderr
+    assert cli("list", "--json", "--active").json["jobs"], cli("status", "last").stdout
+    assert cli("stop", "last", "--now", "-y", "--json").json["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_stopped_job_leaves_no_temporary_files(
+    cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    """Neither ours nor torchrun's: a long-lived machine would fill up job by job."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert cli("submit", "-d", cwd=project(), env={"TMPDIR": str(scratch)}).code == 0
+    wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
+    assert cli("stop", "last", "--now", "-y").code == 0
+    assert [path.name for path in scratch.iterdir()] == []

@@ -1,0 +1,94 @@
+"""The architecture's arrows, read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cloudtrain.launcher import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+FROM_ENTRYPOINTS = {"events", "durable", "processes", "logtimes"}  # what the launcher's side may use
+
+
+def imports(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (file, module) for every import in the folder, inside functions too; `from a import b` is a.b."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Import):
+                yield from ((str(path.relative_to(ROOT)), alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: imports are absolute"
+                yield from ((str(path.relative_to(ROOT)), f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_launcher_knows_no_concrete_backend() -> None:
+    """A backend is found through the table, as a string, and imported on first use."""
+    assert [found for found in imports("launcher") if found[1].startswith("cloudtrain.backends")] == []
+
+
+def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
+    """The event grammar and three small tools; nothing that runs a node."""
+    used = {name.split(".")[2] for _, name in imports("launcher") if name.startswith("cloudtrain.entrypoints.")}
+    assert used <= FROM_ENTRYPOINTS
+
+
+@pytest.mark.parametrize("folder", ["launcher", "backends"])
+def test_torch_is_imported_only_on_the_nodes(folder: str) -> None:
+    """Neither at the top of a module nor inside a function."""
+    assert [found for found in imports(folder) if found[1].split(".")[0] in ("torch", "numpy")] == []
+
+
+def test_entrypoints_import_nothing_of_ours_outside_themselves() -> None:
+    """They are shipped alone: the standard library, torch, numpy, and each other."""
+    allowed = {*sys.stdlib_module_names, "torch", "numpy"}
+    foreign = [
+        (file, name)
+        for file, name in imports("entrypoints")
+        if not name.startswith("cloudtrain.entrypoints.") and name.split(".")[0] not in allowed
+    ]
+    assert foreign == []
+
+
+def test_backends_do_not_know_each_other() -> None:
+    """What two need lives in the launcher; each folder can be taken out by itself."""
+    crossing = [
+        (file, name)
+        for file, name in imports("backends")
+        if name.startswith("cloudtrain.backends.") and name.split(".")[2] != file.split("/")[1]
+    ]
+    assert crossing == []
+
+
+@pytest.mark.parametrize("name", ["launcher", "backends", "templates", "entrypoints"])
+def test_ruff_refuses_the_bare_names(tmp_path: Path, name: str) -> None:
+    """`import launcher` from the repository's root makes a second copy of every class: the linter says so."""
+    file = tmp_path / "probe.py"
+    file.write_text(f"from {name}.cli import main\n\n__all__ = ['main']\n")
+    ruff = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", "--config", ROOT / "pyproject.toml"]
+    done = subprocess.run([*ruff, "--output-format", "concise", file], capture_output=True, text=True, check=False)
+    assert (done.returncode, "TID251" in done.stdout) == (1, True), done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_command_has_a_module_of_its_name(name: str) -> None:
+    """`cloudtrain NAME` is launcher/commands/NAME.py, with a docstring, its own help and a line in the table."""
+    module = importlib.import_module(f"cloudtrain.launcher.commands.{name}")
+    assert isinstance(module.command, click.Command)
+    assert f"cloudtrain {name}" in (module.__doc__ or "")
+    assert module.command.help
+    assert cli.COMMANDS[name].endswith(".")
+    assert module.command.name == name
+
+
+def test_commands_are_all_in_the_table() -> None:
+    """No file below commands/ is forgotten."""
+    files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__"}
+    assert files == set(cli.COMMANDS)

@@ -1,0 +1,147 @@
+"""The built wheel: what is in it, and that it works where nothing else is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("launcher", "backends", "templates", "entrypoints")
+SIDE = ("pyproject.toml", "README.md", "LICENSE")
+# What boot and the agents need before anything is known of torch.
+STDLIB_ONLY = (
+    *("agent", "boot", "bundlefile", "coordinate", "durable", "elastic", "events", "logtimes", "node", "peers"),
+    *("processes", "worker"),
+)
+NEVER_IN_BASE = ("torch", "numpy", "boto3", "botocore", "sagemaker", "azure", "google")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel once, from a copy, so that the checkout stays as it is."""
+    source = tmp_path_factory.mktemp("source")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in SIDE:
+        shutil.copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def names(wheel: Path) -> set[str]:
+    """Return the names of the wheel's files."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def files_below(folder: str) -> set[str]:
+    """Return the repository's files below the folder, relative to its root."""
+    return {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_wheel_holds_every_module(names: set[str], folder: str) -> None:
+    """A new sub-folder that `packages` does not name would be missing without a word."""
+    modules = {f"cloudtrain/{name}" for name in files_below(folder) if name.endswith(".py")}
+    assert modules - names == set()
+
+
+def test_wheel_holds_every_data_file_of_the_templates(names: set[str]) -> None:
+    """Starters, job specs, and names that begin with a dot."""
+    data = {f"cloudtrain/{name}" for name in files_below("templates")}
+    assert any("starters" in name for name in data)
+    assert data - names == set()
+
+
+def test_wheel_installs_nothing_outside_cloudtrain(names: set[str]) -> None:
+    """No bare `launcher` or `backends` at the top of anybody's site-packages."""
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"cloudtrain"}
+
+
+def test_wheel_leaves_the_namespace_open(names: set[str]) -> None:
+    """`cloudtrain/__init__.py` would keep a plug-in's or the bundle's `cloudtrain/...` from being found."""
+    assert "cloudtrain/__init__.py" not in names
+
+
+@pytest.mark.parametrize("package", ["launcher", "backends", "entrypoints"])
+def test_wheel_says_that_it_is_typed(names: set[str], package: str) -> None:
+    """Type checkers read a package's annotations only where it has this file."""
+    assert f"cloudtrain/{package}/py.typed" in names
+
+
+def test_wheel_holds_the_command_and_the_licence(wheel: Path, names: set[str]) -> None:
+    """One console script; the licence's text, and its name in the metadata."""
+    info = next(name for name in names if name.endswith(".dist-info/METADATA")).rpartition("/")[0]
+    with zipfile.ZipFile(wheel) as archive:
+        scripts = archive.read(f"{info}/entry_points.txt").decode()
+        metadata = HeaderParser().parsestr(archive.read(f"{info}/METADATA").decode())
+    assert "cloudtrain = cloudtrain.launcher.cli:main" in scripts
+    assert f"{info}/licenses/LICENSE" in names
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_wheel_needs_neither_torch_nor_an_sdk(wheel: Path, names: set[str]) -> None:
+    """The base dependencies are light; all else is an extra."""
+    name = next(name for name in names if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    base = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
+    assert not [need for need in base if need.lower().startswith(NEVER_IN_BASE)]
+
+
+@pytest.mark.parametrize("module", STDLIB_ONLY)
+def test_entrypoints_import_alone(wheel: Path, tmp_path: Path, module: str) -> None:
+    """On a node there is `cloudtrain/entrypoints` and Python: no torch, no launcher, no site-packages."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if name.startswith("cloudtrain/entrypoints/")]
+        archive.extractall(tmp_path, members)
+    program = (
+        "import sys\n"
+        "class Forbid:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        ours = name.startswith('cloudtrain.') and not name.startswith('cloudtrain.entrypoints')\n"
+        "        if ours or name.split('.')[0] in ('torch', 'numpy'): raise AssertionError(f'imports {name}')\n"
+        f"sys.meta_path.insert(0, Forbid()); sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"import cloudtrain.entrypoints.{module}"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_typings_links_exist_and_are_relative(folder: str) -> None:
+    """Type checkers find `cloudtrain.*` through them in every clone."""
+    link = ROOT / "typings" / "cloudtrain" / folder
+    assert str(link.readlink()) == f"../../{folder}"
+    assert link.resolve() == ROOT / folder
+
+
+@pytest.mark.slow
+def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: Callable[..., object]) -> None:
+    """Installed with its base dependencies alone, it helps, starts a project, checks it and shows the request."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)
+    absent = f"import importlib.util as u, sys; sys.exit(any(map(u.find_spec, {NEVER_IN_BASE!r})))"
+    assert subprocess.run([python, "-c", absent], check=False).returncode == 0
+    command = python.with_name("cloudtrain")
+    for args in (["--help"], ["--version"], ["init", "new"], ["validate"], ["submit", "--dry-run"]):
+        where = tmp_path / "new" if (tmp_path / "new").is_dir() else tmp_path
+        done = subprocess.run([command, *args], cwd=where, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert '"nodes"' in done.stdout
