@@ -25,12 +25,12 @@ from typing import Any
 from cloudtrain.entrypoints import bundlefile, durable, logtimes, peers, processes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
+from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
 
-__all__ = ["NEVER_SENT", "START_LOCK", "main", "start"]
+__all__ = ["main", "start"]
 
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 120.0
-START_LOCK, NEVER_SENT = "start.lock", "never-sent"
 FIRST_PORT, PORTS = 20000, 8000  # below the ephemeral range, where outgoing connections come and go
 
 
@@ -141,8 +141,12 @@ class Agent:
             durable.write_json(self.root / "spec.json", self.spec["spec"])
         except (OSError, bundlefile.BundleError) as error:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec['node']}: {error}"),))
-        while not self._turn():
-            pass
+        try:
+            while not self._turn():
+                pass
+        except Exception as error:  # a fault of ours must not look like a lost machine
+            traceback.print_exc()
+            self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
 
     def _turn(self) -> bool:
         """Look, tell, obey, once; return whether the job is over."""
@@ -150,7 +154,8 @@ class Agent:
         desired = self._hear()
         self.times.note(time.time())
         if desired is None:
-            self._end(_lost_contact(self.member.silent_s() if self.member else 0.0))
+            silent_s = self.member.silent_s() if self.member else 0.0
+            self._end(_failed("node_failure", f"lost contact with node 0 for {silent_s:.0f} s"))
             return True
         if desired.want == "end":
             assert desired.verdict is not None
@@ -199,19 +204,22 @@ class Agent:
 
     def _start_boot(self, desired: Desired) -> None:
         processes.kill_descendants()
-        result = self.root / "result" / str(desired.generation)
-        result.mkdir(parents=True, exist_ok=True)
-        env = self._environment(desired, result)
-        with (self.root / "log" / "boot.log").open("ab") as log:
-            self.boot = subprocess.Popen(
-                [self.spec["python"], "-m", "cloudtrain.entrypoints.boot"],
-                cwd=self.root / "code",
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
         self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
+        result = self.root / "result" / str(desired.generation)
+        try:
+            result.mkdir(parents=True, exist_ok=True)
+            with (self.root / "log" / "boot.log").open("ab") as log:
+                self.boot = subprocess.Popen(
+                    [self.spec["python"], "-m", "cloudtrain.entrypoints.boot"],
+                    cwd=self.root / "code",
+                    env=self._environment(desired, result),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+        except OSError as error:
+            message = f"node {self.spec['node']} cannot start {self.spec['python']}: {error}"
+            self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(message),))
 
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
         """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
@@ -268,7 +276,8 @@ class Agent:
         self.times.note(time.time())
         if self.head is not None:
             self.head.close()
-        resumable = verdict["state"] != "succeeded" and _has_checkpoint(self.spec["environment"])
+        checkpoints = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+        resumable = verdict["state"] != "succeeded" and has_checkpoint(checkpoints)
         times = {"started_s": self.started_s, "ended_s": time.time()}
         self._write("exit.json", {**verdict, "resumable": resumable, **times, "unkillable": stuck})
         self._set(phase="ended")
@@ -317,16 +326,10 @@ def _failure(message: str, kind: str = "config") -> dict[str, Any]:
     return {"rank": None, "kind": kind, "message": message, "time_s": time.time()}
 
 
-def _lost_contact(silent_s: float) -> dict[str, Any]:
-    error = {"rank": None, "kind": "lost", "message": f"lost contact with node 0 for {silent_s:.0f} s"}
-    return {"state": "failed", "reason": "node_failure", "error": error, "restarts": 0, "restarted_after": []}
-
-
-def _has_checkpoint(environment: dict[str, str]) -> bool:
-    folder = environment.get("CLOUDTRAIN_CHECKPOINT_DIR")
-    with contextlib.suppress(OSError):
-        return folder is not None and any(not name.endswith(".tmp") for name in os.listdir(folder))
-    return False
+def _failed(reason: str, message: str) -> dict[str, Any]:
+    """Return the verdict of a node that cannot hear node 0's."""
+    error = {"rank": None, "kind": "lost", "message": message}
+    return {"state": "failed", "reason": reason, "error": error, "restarts": 0, "restarted_after": []}
 
 
 def _free_port(address: str, seed: str) -> int:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -66,17 +67,17 @@ def main() -> int:
         platform=node.platform,
         python=sys.version.split()[0],
     )
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
-        folder = Path(os.environ.setdefault("CLOUDTRAIN_RESULT_DIR", scratch))
-        code, was_stopped = _run_torchrun(torchrun_command(spec, node, head), torchrun_environment(node))
+    with _result_folder() as folder:
+        command = torchrun_command(spec, node, head, folder)
+        code, was_stopped = _run_torchrun(command, torchrun_environment(node))
         stuck = processes.kill_descendants()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
         return _finish(*_outcome(folder, code, was_stopped))
 
 
-def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str) -> list[str]:
-    """Return the command line of torchrun on this node.
+def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
+    """Return the command line of torchrun on this node; its own files go below `scratch`, not into the temp folder.
 
     Static rendezvous with ranks in node order where a supervisor of ours restarts the whole job (it hands out the
     port); c10d with torchrun's own restarts elsewhere. `--` guards the script's flags: torchrun takes ambiguous
@@ -97,7 +98,7 @@ def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str) -> list[
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.elastic"),
         *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
-        *(f"--local-addr={node.address}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}"),
+        *(f"--local-addr={node.address}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}", f"--log-dir={scratch}/torchrun"),
         *("-m", "cloudtrain.entrypoints.worker", "--", *what),
     ]
 
@@ -123,6 +124,17 @@ def torchrun_environment(node: nodes.Node) -> dict[str, str]:
 def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort failures: what broke by itself before what broke because a peer was gone, then by time."""
     return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
+
+
+@contextlib.contextmanager
+def _result_folder() -> Iterator[Path]:
+    """Yield the folder for results: the supervisor's, or one of our own where there is none."""
+    if "CLOUDTRAIN_RESULT_DIR" in os.environ:
+        yield Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
+        return
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
+        yield Path(scratch)
 
 
 def _run_torchrun(command: list[str], env: dict[str, str]) -> tuple[int, bool]:

@@ -238,15 +238,15 @@ def _leave_early(job: Job, progress: Progress, reason: str) -> int:
     if job.place.is_head:
         text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
         emit("preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
-    _write_outcome(job, progress, "saved")
+    _write_outcome(job, progress, "saved", reason)
     return EXIT_SAVED
 
 
-def _write_outcome(job: Job, progress: Progress, outcome: str) -> None:
+def _write_outcome(job: Job, progress: Progress, outcome: str, reason: str | None = None) -> None:
     """Tell the supervisor how it ended: torchrun's own exit code cannot. Ranks leave together, so none is cut off."""
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder and job.place.is_head:
-        found = {"outcome": outcome, "step": progress.step, "checkpoint": str(progress.path)}
+        found = {"outcome": outcome, "reason": reason, "step": progress.step, "checkpoint": str(progress.path)}
         durable.write_json(Path(folder) / "outcome.json", found)
     dist.barrier()
 

@@ -20,6 +20,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from cloudtrain.entrypoints import durable, processes
 
@@ -44,22 +45,29 @@ def main(argv: list[str]) -> int:
     kind, *rest = argv
     try:
         if kind == "task":
-            return _run_task()
+            _run_task()
         _run_user_code(kind, rest)
     except SystemExit:
         raise
     except BaseException as error:
-        return _record(error)
+        code = _record(error)
+        if kind == "task":
+            _leave(code)
+        return code
     return 0
 
 
-def _run_task() -> int:
+def _run_task() -> NoReturn:
     from cloudtrain.entrypoints import train
 
-    code = train.main()
-    # Tearing gloo down aborts or hangs one time in nine (torch 2.13): everything durable is written, so leave.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _leave(train.main())
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit at once: tearing gloo down aborts or hangs one time in nine (torch 2.13), and all is written."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import ConfigError, Fault
 
@@ -103,24 +103,12 @@ def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, sc
             f"the code folder cannot be read: {error.strerror}", where=error.filename, hint=hint
         ) from error
     sizes = _check(folder, names, max_bytes)
-    partial = into / f"partial-{os.getpid()}.tar.gz"
     try:
-        if scratch:
-            sha256, packed = _write(folder, names, io.BytesIO())
-        else:
-            into.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                sha256, packed = _write(folder, names, file)
-                file.flush()
-                os.fsync(file.fileno())
+        sha256, packed = _write(folder, names, None) if scratch else _store(folder, names, into)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(
-            f"the code could not be packed: {error.strerror or error}", where=error.filename or into
-        ) from error
+        what = f"the code could not be packed: {error.strerror or error}"
+        raise ConfigError(what, where=error.filename or into) from error
     path = into / f"{sha256}.tar.gz"
-    if not scratch:
-        partial.replace(path)
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
     return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder))
 
@@ -251,8 +239,25 @@ def _stays_inside(link: Path, folder: Path) -> bool:
         return False
 
 
-def _write(folder: Path, names: list[PurePosixPath], out: BinaryIO) -> tuple[str, int]:
-    """Write the archive; return its sha256 and its size in bytes."""
+def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, int]:
+    """Write the archive under its hash; return the hash and the size in bytes."""
+    import tempfile  # with what it imports, 5 ms that a dry run does not need
+
+    into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=into, prefix="partial-", delete=False) as file:
+        try:
+            sha256, packed = _write(folder, names, file)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(into / f"{sha256}.tar.gz")
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    return sha256, packed
+
+
+def _write(folder: Path, names: list[PurePosixPath], out: IO[bytes] | None) -> tuple[str, int]:
+    """Write the archive, to nowhere without `out`; return its sha256 and its size in bytes."""
     counted = _Hashing(out)
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=counted, mtime=0, compresslevel=6) as packed,
@@ -282,7 +287,7 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
 class _Hashing(io.RawIOBase):
     """A file that hashes what passes through."""
 
-    def __init__(self, out: BinaryIO) -> None:
+    def __init__(self, out: IO[bytes] | None) -> None:
         self.out = out
         self.hash = hashlib.sha256()
         self.bytes = 0
@@ -293,7 +298,9 @@ class _Hashing(io.RawIOBase):
     def write(self, data: Any) -> int:
         self.hash.update(data)
         self.bytes += len(data)
-        return self.out.write(data)
+        if self.out is not None:
+            self.out.write(data)
+        return len(data)
 
 
 def _git(folder: Path) -> dict[str, Any]:

@@ -169,7 +169,11 @@ Arguments = Annotated[
 
 _NAME = "[a-z0-9][a-z0-9-]{0,40}"
 JobName = Annotated[
-    str, _matching("name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`)", _NAME)
+    str,
+    # `last` stands for the newest job wherever a job is named.
+    _matching(
+        "name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`", f"(?!last$){_NAME}"
+    ),
 ]
 BackendName = Annotated[
     str, _matching("backend", "a backend's name, such as `local` or `sagemaker`", r"[a-z][a-z0-9_-]{0,40}")

@@ -15,6 +15,8 @@ from cloudtrain.launcher.terminal import coloured
 
 __all__ = ["View", "parse_ranks"]
 
+MAX_RANKS = 100_000  # more than any job has; a slip of the keyboard must not count to it in memory
+
 
 @dataclass(frozen=True)
 class View:
@@ -68,7 +70,7 @@ def parse_ranks(text: str) -> frozenset[int]:
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
+        if match is None or not int(match[1]) <= int(match[2] or match[1]) < MAX_RANKS:
             raise UsageError(f"`{text}` names no ranks", hint="write them as 0 or 0,3-5")
         ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(ranks)

@@ -20,8 +20,9 @@ from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import logs as logfiles
 from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
 from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Request, Shipment
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.schema import Config
 
 __all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
-
-START_LOCK, NEVER_SENT = "start.lock", "never-sent"  # as in entrypoints.agent, which is not imported to ask
 
 
 def capacity(config: Config) -> Capacity:
@@ -55,18 +54,23 @@ def check(request: Request) -> list[Fault]:
 def send(request: Request, shipment: Shipment) -> JobRef:
     """Start one detached agent a node, all or none. Raises ConfigError where the machine lacks something."""
     body = request.body
-    python = body["python"] or sys.executable
-    _require_torch(python)
+    python = _interpreter(body["python"], shipment.base)
     job_folder = shipment.home / "local" / body["job"]
     folder = job_folder / f"attempt-{body['attempt']}"
     checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
     ref: JobRef = {"folder": str(folder), "nodes": len(body["nodes"]), "checkpoint_dir": str(checkpoints)}
     try:
         checkpoints.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True)
         environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
         durable.write_json(folder / "request.json", body)
         durable.write_json(folder / "ref.json", ref)
+    except FileExistsError as error:
+        raise UsageError(
+            f"there is a folder of an earlier job named `{body['job']}`, which the registry does not know",
+            where=error.filename,
+            hint="choose another --name, or move the folder away",
+        ) from error
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
     _start_agents(folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
@@ -144,18 +148,24 @@ def doctor() -> list[Check]:
     ]
 
 
-def _require_torch(python: str) -> None:
+def _interpreter(wanted: str | None, base: Path) -> str:
+    """Return the interpreter that runs the job; a relative path counts from the config file's folder."""
     if sys.platform != "linux":
         raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
+    if wanted is not None:
+        path = str(base / Path(wanted).expanduser()) if os.sep in wanted else wanted
+        python = shutil.which(path)
+        if python is None:
+            raise ConfigError(f"there is no interpreter `{wanted}`", where=path, hint="mend local.python")
+        return python
     from importlib.util import find_spec
 
-    if python == sys.executable and find_spec("torch") is None:
+    if find_spec("torch") is None:
         raise ConfigError(
             "torch is not installed here, and the local backend trains with it",
             hint="pip install 'cloudtrain[local]', or name an interpreter that has it: local.python",
         )
-    if shutil.which(python) is None:
-        raise ConfigError(f"there is no interpreter `{python}`", hint="mend local.python")
+    return sys.executable
 
 
 def _places(body: dict[str, Any], base: Path, output: Path, checkpoints: Path) -> dict[str, str]:
@@ -215,17 +225,15 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         last = complaint.strip().splitlines()[-1:] or ["no reason given"]
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
     told = json.loads(answer)
-    if not told["started"] and told["why"] != "already started":
+    if not told["started"]:
         raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
 
 
 def _lost(ref: JobRef, started_s: float | None, restarts: int) -> State:
-    with contextlib.suppress(OSError):
-        saved = any(not name.endswith(".tmp") for name in os.listdir(ref["checkpoint_dir"]))
-        message = "all agents are gone without a word: killed, or the machine was restarted"
-        error = {"rank": None, "kind": "lost", "message": message}
-        return State("failed", "node_failure", saved, error, started_s, time.time(), restarts)
-    return State("failed", "node_failure", False, None, started_s, time.time(), restarts)
+    message = "all agents are gone without a word: killed, or the machine was restarted"
+    error = {"rank": None, "kind": "lost", "message": message}
+    saved = has_checkpoint(Path(ref["checkpoint_dir"]))
+    return State("failed", "node_failure", saved, error, started_s, time.time(), restarts)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ def command(
     overrides = overrides_of(file, backend, instances, instance_type, spot, settings)
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
+    if name == "last":
+        raise UsageError("`last` cannot name a job: it stands for the newest one", hint="choose another --name")
     if dry_run:
         return _dry_run(overrides, output, as_json)
     if output is not None:
@@ -102,7 +104,11 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     ):
         raise click.Abort
     registry = Registry(folder)
-    job, is_new = submit.send(registry, prepared, name=name, key=key)
+    try:
+        job, is_new = submit.send(registry, prepared, name=name, key=key)
+    except KeyboardInterrupt:
+        say("\ninterrupted while sending: `cloudtrain list` tells whether the job runs; it is never sent twice")
+        return 130
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})

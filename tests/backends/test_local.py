@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,20 +105,27 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
     assert left == []
 
 
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """Mount a file system of 3 MB, outside pytest's own folder, which could not remove it; take it away after."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    folder = Path(tempfile.mkdtemp(prefix="cloudtrain-test-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+    folder.rmdir()
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path]) -> None:
-    """With not a byte left for anybody, the job's end and its cause are still on record, and no process is left."""
-    folder = project("", script="train.py", text=FILL)
-    cli.home.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", cli.home], check=True)
-    try:
-        assert cli("submit", cwd=folder).code == 1
-        status = cli("status", "last", "--json").json
-        assert (status["state"], status["error"]["type"]) == ("failed", "OSError")
-        assert "No space left on device" in status["error"]["message"]
-    finally:
-        subprocess.run(["umount", "-l", cli.home], check=True)
+def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path], small_disk: Path) -> None:
+    """With not a byte left for anybody, the job's end and its cause are still on record."""
+    cli = replace(cli, home=small_disk)
+    assert cli("submit", cwd=project("", script="train.py", text=FILL)).code == 1
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["error"]["type"]) == ("failed", "OSError")
+    assert "No space left on device" in status["error"]["message"]
+    assert processes.with_environment(CLOUDTRAIN_HOME=str(small_disk)) == []
 
 
 @pytest.mark.slow

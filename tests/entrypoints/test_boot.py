@@ -56,14 +56,14 @@ def test_interface_of_loopback() -> None:
 
 def test_command_under_an_agent_is_static_without_restarts() -> None:
     """The agents restart and hand out the port; ranks follow the nodes' order."""
-    command = boot.torchrun_command(SPEC, node(), "10.0.0.1")
+    command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
     assert {"--rdzv-backend=static", "--node-rank=1", "--master-port=20123", "--max-restarts=0"} <= set(command)
     assert "--local-addr=10.0.0.2" in command
 
 
 def test_command_on_a_platform_is_elastic() -> None:
     """Without agents torchrun restarts by itself, and knows which node hosts the rendezvous."""
-    command = boot.torchrun_command(SPEC, node("vertex", rank=0), "10.0.0.1")
+    command = boot.torchrun_command(SPEC, node("vertex", rank=0), "10.0.0.1", Path("/x"))
     assert "--rdzv-backend=c10d" in command
     assert "--max-restarts=3" in command
     assert any("is_host=1" in word for word in command)
@@ -71,7 +71,7 @@ def test_command_on_a_platform_is_elastic() -> None:
 
 def test_command_guards_the_scripts_flags() -> None:
     """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before."""
-    command = boot.torchrun_command(SPEC, node(), "10.0.0.1")
+    command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
     assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
 
 

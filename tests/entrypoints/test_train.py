@@ -200,6 +200,7 @@ def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
     assert done.only("done")["metrics"] == {"loss": done.values("eval", "loss")[16]}
     assert done.outcome() == {
         "outcome": "done",
+        "reason": None,
         "step": 16,
         "checkpoint": str(done.folder / "checkpoints/step-00000016"),
     }

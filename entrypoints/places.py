@@ -1,0 +1,21 @@
+"""Names in a job's folder that both the agents and whoever asks about them must know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["NEVER_SENT", "START_LOCK", "has_checkpoint"]
+
+# Held while agents start; the mark that a start, still under way or not, has been given up.
+START_LOCK, NEVER_SENT = "start.lock", "never-sent"
+
+_NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$")
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether there is something to go on from: the trainer's checkpoints, or whatever a script has saved."""
+    try:
+        return any(not _NOT_WHOLE.search(entry.name) for entry in folder.iterdir())
+    except OSError:
+        return False
