@@ -149,9 +149,9 @@ class Agent:
             self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
 
     def _turn(self) -> bool:
-        """Look, tell, obey, once; return whether the job is over."""
+        """Look, tell, obey, and wait for news, once; return whether the job is over."""
         self._look()
-        desired = self._hear()
+        desired = self._exchange()
         self.times.note(time.time())
         if desired is None:
             silent_s = self.member.silent_s() if self.member else 0.0
@@ -162,6 +162,9 @@ class Agent:
             self._end(desired.verdict)
             return True
         self._obey(desired)
+        line = self.head or self.member
+        assert line is not None
+        line.listen(TICK_S)
         return False
 
     def _look(self) -> None:
@@ -173,16 +176,14 @@ class Agent:
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
 
-    def _hear(self) -> Desired | None:
-        """Exchange states with the other nodes; return what should be, None once node 0 is silent for too long."""
+    def _exchange(self) -> Desired | None:
+        """Say how this node is; return what should be, None once node 0 has been silent for too long."""
         if self.member is not None:
-            self.member.listen(TICK_S)
             self.member.tell(self.report)
             if self.member.lost(JOIN_TIMEOUT_S):
                 return None
             return self.member.desired or Desired()
         assert self.head is not None
-        self.head.listen(TICK_S)
         reports = {**self.head.reports, self.report.node: self.report}
         now_s = time.monotonic() - self.clock_zero
         desired = self.coordinator.decide(reports, self.head.lost(), now_s, self._fresh_port)

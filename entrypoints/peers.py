@@ -159,11 +159,10 @@ class Member:
         self._sent: tuple[float, Report | None] = (0.0, None)
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what arrives within the time; connects first, again and again, where there is no connection."""
-        if self._wire is None and not self._connect():
+        """Take in what arrives within the time."""
+        if self._wire is None:
             time.sleep(timeout_s)
             return
-        assert self._wire is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._wire.sock, selectors.EVENT_READ)
             if not selector.select(timeout_s):
@@ -186,10 +185,13 @@ class Member:
         return self.silent_s() > (SILENCE_S if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
-        """Send node 0 how this node is: at once when it changed, else every beat."""
+        """Send node 0 how this node is: at once when it changed, else every beat; connect, where that is needed."""
         now = time.monotonic()
-        if self._wire is None or (report == self._sent[1] and now - self._sent[0] < BEAT_S):
+        if self._wire is None and not self._connect():
             return
+        if report == self._sent[1] and now - self._sent[0] < BEAT_S:
+            return
+        assert self._wire is not None
         self._sent = (now, report)
         self._wire.send({**asdict(report), "token": self.token})
 

@@ -20,7 +20,7 @@ from cloudtrain.launcher.terminal import print_lines, say
 __all__ = ["follow", "show", "wait"]
 
 POLL_S = 0.1  # for lines; a local read of a few files' ends
-STATE_POLL_S = 0.5
+STATE_POLL_S = 0.2
 BACK_OFF_S = 5.0
 
 
