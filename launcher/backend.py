@@ -16,9 +16,9 @@ from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.schema import Config
 
 __all__ = [
     "BUILT_IN",

@@ -12,7 +12,7 @@ import click
 from cloudtrain.launcher.errors import UsageError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.schema import Config
+    from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["DEFAULT_FILE", "Overrides", "config_options", "job_argument", "json_option", "overrides_of", "yes_option"]
 

@@ -9,7 +9,7 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
-    from cloudtrain.launcher.schema import Config
+    from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["STOP_TAIL_S", "Batch", "Plan", "make"]
 

@@ -12,7 +12,7 @@ from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.schema import Config
+    from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["DRY_SUFFIX", "Prepared", "prepare"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.schema import Config
 
 __all__ = ["job_spec"]
 

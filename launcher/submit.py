@@ -19,8 +19,8 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.registry import Registry, this_process
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
-    from cloudtrain.launcher.schema import Config
 
 __all__ = ["resend", "send"]
 

@@ -26,8 +26,8 @@ from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.schema import Config
 
 __all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
 

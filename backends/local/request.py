@@ -12,8 +12,8 @@ from cloudtrain.launcher.plan import STOP_TAIL_S
 from cloudtrain.launcher.spec import job_spec
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.schema import Config
 
 __all__ = ["build"]
 

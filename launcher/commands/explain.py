@@ -26,7 +26,7 @@ _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or fals
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(path: str, as_json: bool) -> None:
     """Explain a key of the config file, such as `resources.spot`; without PATH, list the top level."""
-    from cloudtrain.launcher import schema
+    from cloudtrain.launcher.config import schema
 
     steps = tuple(int(step) if step.isascii() and step.isdigit() else step for step in path.split(".") if step)
     field = schema.field_at(steps) if steps else None
@@ -46,7 +46,7 @@ def command(path: str, as_json: bool) -> None:
 
 def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """Return a type in words: `list of text`, `ddp | fsdp`, `duration`."""
-    from cloudtrain.launcher.kinds import Kind, Shorthand
+    from cloudtrain.launcher.config.kinds import Kind, Shorthand
 
     kind = next((item for item in metadata if isinstance(item, Kind)), None)
     if kind is not None:
@@ -69,7 +69,7 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 
 
 def _facts(field: FieldInfo) -> dict[str, Any]:
-    from cloudtrain.launcher.schema import written_default
+    from cloudtrain.launcher.config.schema import written_default
 
     facts: dict[str, Any] = {
         "type": type_name(field.annotation, tuple(field.metadata)),
@@ -81,7 +81,7 @@ def _facts(field: FieldInfo) -> dict[str, Any]:
 
 
 def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
-    from cloudtrain.launcher.schema import as_yaml
+    from cloudtrain.launcher.config.schema import as_yaml
 
     lines = [f"{path}: {facts['type']}{_default_words(facts) if not is_section else ''}"]
     lines += textwrap.wrap(facts["help"], _WIDTH, initial_indent="  ", subsequent_indent="  ")
@@ -103,14 +103,14 @@ def _listed(keys: dict[str, dict[str, Any]]) -> str:
 def _default_words(facts: dict[str, Any]) -> str:
     if facts["required"]:
         return ", required"
-    from cloudtrain.launcher.schema import as_yaml
+    from cloudtrain.launcher.config.schema import as_yaml
 
     empty = facts["default"] is None or facts["default"] in ([], {})
     return "" if empty else f", default {as_yaml(facts['default'])}"
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.schema import Config, keys_named
+    from cloudtrain.launcher.config.schema import Config, keys_named
 
     names = list(_every_key(Config))
     if close := get_close_matches(path, names, 1):
@@ -120,7 +120,7 @@ def _closest(path: str) -> str:
 
 
 def _every_key(model: type[BaseModel], above: str = "") -> list[str]:
-    from cloudtrain.launcher.schema import section
+    from cloudtrain.launcher.config.schema import section
 
     keys = []
     for key, field in model.model_fields.items():

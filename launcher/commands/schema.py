@@ -23,7 +23,7 @@ def json_schema() -> dict[str, Any]:
     """Return the schema. It accepts what validation accepts, rules that span keys apart."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    from cloudtrain.launcher.schema import Config, sections, written_default
+    from cloudtrain.launcher.config.schema import Config, sections, written_default
 
     class WithoutTitles(GenerateJsonSchema):
         """A title that repeats the key is noise in an editor's pop-up."""

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
-from cloudtrain.launcher import schema, yamlfile
 from cloudtrain.launcher.commands.schema import command, json_schema
+from cloudtrain.launcher.config import schema, yamlfile
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.launcher import yamlfile
+from cloudtrain.launcher.config import yamlfile
 from cloudtrain.launcher.errors import Fault
 
 

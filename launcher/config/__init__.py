@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher import codefiles, rules, schema, schemafaults, yamlfile
-from cloudtrain.launcher import overrides as given_values
+from cloudtrain.launcher.config import codefiles, rules, schema, schemafaults, yamlfile
+from cloudtrain.launcher.config import overrides as given_values
+from cloudtrain.launcher.config.schema import Config
+from cloudtrain.launcher.config.yamlfile import KeyPath, Node
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.schema import Config
-from cloudtrain.launcher.yamlfile import KeyPath, Node
 
 __all__ = ["DEFAULT_FILE", "Config", "load", "stored"]
 

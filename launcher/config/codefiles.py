@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
+from cloudtrain.launcher.config.rules import given
+from cloudtrain.launcher.config.schemafaults import named, quoted
+from cloudtrain.launcher.config.yamlfile import Node
 from cloudtrain.launcher.errors import Fault, Place
-from cloudtrain.launcher.rules import given
-from cloudtrain.launcher.schemafaults import named, quoted
-from cloudtrain.launcher.yamlfile import Node
 
 __all__ = ["TASK_FUNCTIONS", "faults_of"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from cloudtrain.launcher.kinds import (
+from cloudtrain.launcher.config.kinds import (
     Accelerators,
     Arguments,
     BackendName,
@@ -29,7 +29,7 @@ from cloudtrain.launcher.kinds import (
     Text,
     Written,
 )
-from cloudtrain.launcher.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
+from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
 
 __all__ = [
     "BACKENDS",

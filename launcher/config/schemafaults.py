@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher import rivals, schema
+from cloudtrain.launcher.config import rivals, schema
+from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
-from cloudtrain.launcher.yamlfile import KeyPath, Node, find, key_place
 
 __all__ = ["dotted", "faults_of", "found", "named", "quoted"]
 

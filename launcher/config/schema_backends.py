@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloudtrain.launcher.kinds import Duration, Many, Money, Shorthand, SizeGb, Text
+from cloudtrain.launcher.config.kinds import Duration, Many, Money, Shorthand, SizeGb, Text
 
 __all__ = ["AzureML", "Local", "SageMaker", "Section", "Ssh", "SshHost", "Vertex"]
 

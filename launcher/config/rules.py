@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from cloudtrain.launcher import rivals, schema
+from cloudtrain.launcher.config import rivals, schema
+from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
+from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
-from cloudtrain.launcher.schemafaults import dotted, named, quoted
-from cloudtrain.launcher.yamlfile import KeyPath, Node, find, key_place
 
 __all__ = ["faults_of", "given"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cloudtrain.launcher import schema, yamlfile
+from cloudtrain.launcher.config import schema, yamlfile
+from cloudtrain.launcher.config.schemafaults import dotted
+from cloudtrain.launcher.config.yamlfile import KeyPath, Member, Node
 from cloudtrain.launcher.errors import Fault, Place
-from cloudtrain.launcher.schemafaults import dotted
-from cloudtrain.launcher.yamlfile import KeyPath, Member, Node
 
 __all__ = ["Given", "apply"]
 
