@@ -234,7 +234,8 @@ def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str
 
 def _stays_inside(link: Path, folder: Path) -> bool:
     try:
-        return link.resolve().is_relative_to(folder)
+        target = link.resolve()
+        return target.is_relative_to(folder) and not target.is_symlink()  # still a link: a loop, from Python 3.13 on
     except (OSError, RuntimeError):  # a loop; RuntimeError before Python 3.13
         return False
 

@@ -12,6 +12,7 @@ import os
 import socket
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -76,6 +77,7 @@ class Registry:
         try:
             self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
             self._db.row_factory = sqlite3.Row
+            weakref.finalize(self, self._db.close)
             self._prepare()
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(error) from error

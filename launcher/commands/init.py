@@ -26,7 +26,7 @@ def command(folder: Path, kind: str, force: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds."""
     starter = {
         entry.name: entry.read_text(encoding="utf-8")
-        for entry in sorted(files("cloudtrain.templates").joinpath("starters", kind).iterdir(), key=lambda e: e.name)
+        for entry in sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda e: e.name)
         if entry.is_file()
     }
     try:
