@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from cloudtrain.launcher.errors import UsageError
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["DEFAULT_FILE", "Overrides", "config_options", "job_argument", "json_option", "overrides_of", "yes_option"]
+__all__ = ["DEFAULT_FILE", "Overrides", "config_options", "job_argument", "json_option", "yes_option"]
 
 DEFAULT_FILE = "cloudtrain.yaml"
 
@@ -44,46 +46,42 @@ class Overrides:
         return config.load(self.file, backend=backend or self.backend, overrides=self.settings)
 
 
-def config_options(command: F) -> F:
-    """Add the options that choose a config file and override it."""
-    for option in (
-        click.option(
-            "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML."
-        ),
-        click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
-        click.option("--instance-type", help="Override resources.instance_type."),
-        click.option("--instances", type=click.IntRange(min=1), help="Override resources.instances."),
-        click.option(
-            "--backend", help="Override backend; `all`, for a dry run: every backend that the file configures."
-        ),
-        click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True),
-    ):
-        command = option(command)
-    return command
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a config file and override it; the command gets them as one `Overrides`, first."""
+
+    @functools.wraps(command)
+    def with_overrides(
+        file: Path,
+        backend: str | None,
+        instances: int | None,
+        instance_type: str | None,
+        spot: bool | None,
+        settings: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        # The typed options become settings, and beat `--set`.
+        typed = [f"resources.instances={instances}"] if instances is not None else []
+        if instance_type is not None:
+            typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
+        if spot is not None:
+            typed.append(f"resources.spot={str(spot).lower()}")
+        if backend == "":
+            raise UsageError("--backend needs a name", hint="cloudtrain backends")
+        return command(Overrides(file, backend, (*settings, *typed)), **rest)
+
+    for option in reversed(_CONFIG_OPTIONS):
+        with_overrides = option(with_overrides)
+    return with_overrides
 
 
-def overrides_of(
-    file: Path,
-    backend: str | None,
-    instances: int | None,
-    instance_type: str | None,
-    spot: bool | None,
-    settings: tuple[str, ...],
-) -> Overrides:
-    """Return the options as one value; the typed ones become settings, and beat `--set`."""
-    typed = []
-    if instances is not None:
-        typed.append(f"resources.instances={instances}")
-    if instance_type is not None:
-        import json
-
-        typed.append(f"resources.instance_type={json.dumps(instance_type)}")
-        typed.append("resources.accelerators=null")
-    if spot is not None:
-        typed.append(f"resources.spot={str(spot).lower()}")
-    if backend == "":
-        raise UsageError("--backend needs a name", hint="cloudtrain backends")
-    return Overrides(file, backend, (*settings, *typed))
+_CONFIG_OPTIONS = (
+    click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True),
+    click.option("--backend", help="Override backend; `all`, for a dry run: every backend that the file configures."),
+    click.option("--instances", type=click.IntRange(min=1), help="Override resources.instances."),
+    click.option("--instance-type", help="Override resources.instance_type."),
+    click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML."),
+)
 
 
 def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

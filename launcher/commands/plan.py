@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cloudtrain.launcher.options import config_options, json_option, overrides_of
+from cloudtrain.launcher.options import Overrides, config_options, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines
 
 __all__ = ["command"]
@@ -15,20 +15,11 @@ __all__ = ["command"]
 @click.command("plan")
 @config_options
 @json_option
-def command(
-    file: Path,
-    backend: str | None,
-    instances: int | None,
-    instance_type: str | None,
-    spot: bool | None,
-    settings: tuple[str, ...],
-    as_json: bool,
-) -> None:
+def command(overrides: Overrides, as_json: bool) -> None:
     """Show ranks, batch split, time limit and price; sends nothing."""
     from cloudtrain.launcher.prepare import prepare
 
-    overrides = overrides_of(file, backend, instances, instance_type, spot, settings)
-    prepared = prepare(overrides.load(), file, Path(), dry=True)
+    prepared = prepare(overrides.load(), overrides.file, Path(), dry=True)
     if as_json:
         print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
         return

@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.launcher.backend import names
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import Overrides, config_options, json_option, overrides_of, yes_option
+from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import confirm, print_json, say
 
@@ -33,12 +33,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 @yes_option
 @json_option
 def command(
-    file: Path,
-    backend: str | None,
-    instances: int | None,
-    instance_type: str | None,
-    spot: bool | None,
-    settings: tuple[str, ...],
+    overrides: Overrides,
     name: str | None,
     dry_run: bool,
     output: Path | None,
@@ -51,7 +46,6 @@ def command(
 
     The exit code is the job's. A job is a process tree a node, detached: closing the terminal does not touch it.
     """
-    overrides = overrides_of(file, backend, instances, instance_type, spot, settings)
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
     if name == "last":
@@ -60,7 +54,7 @@ def command(
         return _dry_run(overrides, output, as_json)
     if output is not None:
         raise UsageError("-o writes a dry run's files", hint="add --dry-run")
-    if backend == "all":
+    if overrides.backend == "all":
         raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
     return _submit(overrides, name, idempotency_key, detach=detach, yes=yes, as_json=as_json)
 
@@ -70,17 +64,12 @@ def command(
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
 @json_option
 def render(
-    file: Path,
-    backend: str | None,
-    instances: int | None,
-    instance_type: str | None,
-    spot: bool | None,
-    settings: tuple[str, ...],
+    overrides: Overrides,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(overrides_of(file, backend, instances, instance_type, spot, settings), output, as_json)
+    return _dry_run(overrides, output, as_json)
 
 
 def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: bool, yes: bool, as_json: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,40 +11,35 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config
 from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.options import Overrides, config_options, json_option
 
 __all__ = ["command"]
 
 
-@click.command("validate", short_help="Check the config file, without network or account.")
-@click.option(
-    "-f", "--file", "file", type=click.Path(path_type=Path), default=config.DEFAULT_FILE, show_default=True,
-    help="Config file.",
-)  # fmt: skip
-@click.option("--backend", metavar="NAME", help="Backend, in place of the file's.")
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Value in place of the file's; repeatable."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-@click.pass_context
-def command(ctx: click.Context, file: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+@click.command("validate")
+@config_options
+@json_option
+def command(overrides: Overrides, as_json: bool) -> int:
     """Check the config file and the code files it names, without network or account.
 
     All that is wrong is reported at once, each with its place in the file. Exits 3 if anything is.
     """
+    file = overrides.file
     try:
-        job = config.load(file, backend=backend, overrides=overrides)
+        job = overrides.load()
         _require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise
         faults = [_as_json(fault) for fault in exc.faults]
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
-        ctx.exit(exc.exit_code)
+        return exc.exit_code
     if as_json:
         click.echo(json.dumps({"ok": True, "file": str(file), "faults": []}, indent=2))
-        return
+        return 0
     instances = job.resources.instances
     click.echo(f"{file}: ok (backend {job.backend}, {instances} instance{'s' * (instances != 1)})")
+    return 0
 
 
 def _require_a_plan(job: config.Config) -> None:

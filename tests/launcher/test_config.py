@@ -520,12 +520,12 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
     assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
 
 
-def test_validate_json_lists_faults(load: Load, tmp_path: Path) -> None:
+def test_validate_json_lists_faults(load: Load, tmp_path: Path, cli: Callable[..., Any]) -> None:
     """`--json` prints the faults as data, and exits 3."""
     load(task(""))
-    result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml"), "--json", "--set", "nodes=2"])
-    answer = json.loads(result.output)
-    assert (result.exit_code, answer["ok"]) == (3, False)
+    result = cli("validate", "-f", tmp_path / "cloudtrain.yaml", "--json", "--set", "nodes=2")
+    answer = json.loads(result.stdout)
+    assert (result.code, answer["ok"]) == (3, False)
     assert answer["faults"][0]["hint"] == "it is `resources.instances` here"
     assert answer["faults"][0]["line"] is None
 
