@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ __all__ = ["main", "start"]
 
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 120.0
+MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
 FIRST_PORT, PORTS = 20000, 8000  # below the ephemeral range, where outgoing connections come and go
 
 
@@ -49,7 +51,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
     never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so.
     """
-    os.umask(0o077)
+    umask = os.umask(0o077)
     folder = Path(request["folder"])
     with (folder / START_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -64,10 +66,10 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if server is not None:
             for spec in request["nodes"]:
                 spec["head"] = server.getsockname()[:2]
-        return {"started": True, "pids": [_fork_agent(spec, server, lock.fileno()) for spec in request["nodes"]]}
+        return {"started": True, "pids": [_fork_agent(spec, server, umask, lock.fileno()) for spec in request["nodes"]]}
 
 
-def _fork_agent(spec: dict[str, Any], server: socket.socket | None, lock: int) -> int:
+def _fork_agent(spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int) -> int:
     """Fork twice, so that init is the agent's parent; return its pid once its state is on disk."""
     ready, announce = os.pipe()
     child = os.fork()
@@ -89,7 +91,7 @@ def _fork_agent(spec: dict[str, Any], server: socket.socket | None, lock: int) -
     code = 1
     try:
         _detach(Path(spec["root"]))
-        Agent(spec, server if spec["node"] == 0 else None).run(announce)
+        Agent(spec, server if spec["node"] == 0 else None, umask).run(announce)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -114,14 +116,16 @@ def _detach(root: Path) -> None:
 class Agent:
     """One node's life, from the first state on disk to exit.json."""
 
-    def __init__(self, spec: dict[str, Any], server: socket.socket | None) -> None:
+    def __init__(self, spec: dict[str, Any], server: socket.socket | None, umask: int) -> None:
         self.spec = spec
+        self.umask = umask  # the user's own, for what the job writes
         self.root = Path(spec["root"])
         self.started_s = time.time()
         self.clock_zero = time.monotonic()
         self.report = Report(spec["node"])
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
+        self.killed = False  # in this generation, by ourselves: then how boot ended is no news
         self.head = peers.Head(server, spec["token"]) if server else None
         self.member = None if server else peers.Member(tuple(spec["head"]), spec["token"])
         self.coordinator = Coordinator(_rules(spec))
@@ -201,10 +205,12 @@ class Agent:
             if self.boot is not None and self.report.phase == "running":
                 processes.kill(self.boot.pid, signal.SIGTERM)
         elif desired.want == "kill" and self.report.phase == "running":
+            self.killed = True
             processes.kill_descendants()
 
     def _start_boot(self, desired: Desired) -> None:
         processes.kill_descendants()
+        self.killed = False
         self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
         result = self.root / "result" / str(desired.generation)
         try:
@@ -212,7 +218,8 @@ class Agent:
             with (self.root / "log" / "boot.log").open("ab") as log:
                 self.boot = subprocess.Popen(
                     [self.spec["python"], "-m", "cloudtrain.entrypoints.boot"],
-                    cwd=self.root / "code",
+                    cwd=self.root,
+                    umask=self.umask,
                     env=self._environment(desired, result),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -236,7 +243,7 @@ class Agent:
             "CLOUDTRAIN_RESTART": str(desired.generation - 1),
             "CLOUDTRAIN_RESULT_DIR": str(result),
             "CLOUDTRAIN_LOG_DIR": str(self.root / "log"),
-            "CLOUDTRAIN_BEAT": str(result / "beat-"),
+            "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
             "CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}",
         }
         path = os.pathsep.join(filter(None, [str(self.root / "runtime"), os.environ.get("PYTHONPATH")]))
@@ -264,8 +271,8 @@ class Agent:
         processes.kill_descendants()
         result = self.root / "result" / str(self.report.generation)
         told = durable.read_json(result / "result.json") or {}
-        failures = tuple(told.get("failures", ()))
-        if code < 0 and not failures:
+        failures = tuple(told.get("failures", ()))[:MAX_FAILURES]
+        if code < 0 and not failures and not self.killed:
             name = signal.Signals(-code).name
             failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
         outcome = durable.read_json(result / "outcome.json")
@@ -282,6 +289,9 @@ class Agent:
         times = {"started_s": self.started_s, "ended_s": time.time()}
         self._write("exit.json", {**verdict, "resumable": resumable, **times, "unkillable": stuck})
         self._set(phase="ended")
+        if verdict["state"] == "succeeded":  # the bundle still has it, once
+            for name in ("code", "runtime", "reserve"):
+                shutil.rmtree(self.root / name, ignore_errors=True)
 
     def _set(self, **changes: Any) -> None:
         self.report = Report(**{**self.report.__dict__, **changes})
@@ -309,16 +319,14 @@ class Agent:
 
 
 def _rules(spec: dict[str, Any]) -> Rules:
-    hard_s, grace_s = spec["max_duration_s"], spec["grace_s"]
-    # The trainer saves before its deadline by itself; this signal is for scripts, a quarter of a short cap at most.
-    soft_s = hard_s - min(grace_s, hard_s / 4)
+    # The trainer saves before its deadline by itself; the signal at the soft one is for scripts.
     return Rules(
         nodes=spec["spec"]["nodes"],
         max_restarts=spec["max_restarts"],
         limit_reason=spec["limit_reason"],
-        soft_deadline_s=soft_s,
-        hard_deadline_s=hard_s,
-        grace_s=grace_s,
+        soft_deadline_s=spec["deadline_s"],
+        hard_deadline_s=spec["max_duration_s"],
+        grace_s=spec["grace_s"],
         join_timeout_s=JOIN_TIMEOUT_S,
     )
 

@@ -141,7 +141,7 @@ def _run_torchrun(command: list[str], env: dict[str, str]) -> tuple[int, bool]:
     """Run torchrun to its end, passing signals on; return its exit code and whether a signal asked it to stop."""
     asked: list[int] = []
     with _torchrun_log() as log:
-        child = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
             # Once: a second signal makes torchrun give up waiting for the workers' save.
@@ -180,8 +180,20 @@ def _outcome(folder: Path, torchrun_code: int, was_stopped: bool) -> tuple[int, 
     if was_stopped:
         return EXIT_STOPPED, []
     kind = "signal" if torchrun_code < 0 else "exit"
-    message = f"torchrun ended with code {torchrun_code}; see torchrun.log"
-    return EXIT_FAILED, [{"rank": None, "kind": kind, "message": message}]
+    return EXIT_FAILED, [
+        {"rank": None, "kind": kind, "message": f"torchrun ended with code {torchrun_code}{_last_words()}"}
+    ]
+
+
+def _last_words() -> str:
+    """Return the end of what torchrun printed: where nothing else is known, the cause stands there."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    try:
+        lines = (Path(folder) / "torchrun.log").read_text(errors="replace").splitlines() if folder else []
+    except OSError:
+        return ""
+    last = [line for line in lines if line.strip()][-3:]
+    return ": " + " | ".join(last) if last else ""
 
 
 def _finish(code: int, failures: list[dict[str, Any]]) -> int:

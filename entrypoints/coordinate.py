@@ -76,6 +76,7 @@ class Coordinator:
     first_failure_s: float | None = None
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
+    last_echo: set[tuple[Any, ...]] = field(default_factory=set)
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
@@ -118,6 +119,9 @@ class Coordinator:
         reason = next((r.stop for r in current if r.stop), None)
         if reason:
             return self._end("stopped", reason)
+        broken = [f for r in current if r.phase == "exited" for f in r.failures]
+        if broken:  # a node that could not unpack what it was sent
+            return self._end("failed", "error", broken[0])
         if everyone:
             return Desired("run", self.desired.generation + 1, port())
         if now_s > self.rules.join_timeout_s:
@@ -146,14 +150,18 @@ class Coordinator:
         if len(exited) + len(lost) < self.rules.nodes and waited_s < self.rules.grace_s:
             return self.desired
         failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
-        if lost and all(f.get("peer_lost") for f in failures):
+        if lost:
             gone = ", ".join(str(n) for n in sorted(lost))
             failures.insert(0, {"rank": None, "kind": "lost", "message": f"node {gone} was lost: its agent is silent"})
         first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
         # What code raised it would raise again; a killed worker, a lost peer or a failed rendezvous may well mend.
         is_fault = first["kind"] in ("signal", "rendezvous") or bool(first.get("peer_lost"))
         is_config = any(r.code == EXIT_CONFIG for r in exited)
-        if is_fault and not is_config and not lost and self.restarts < self.rules.max_restarts:
+        # Nothing but echoes, and the same as last time: whatever the ranks cannot reach, a restart does not bring it.
+        echo = {(f.get("rank"), f.get("type"), f["message"][:80]) for f in failures if f.get("peer_lost")}
+        is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo
+        self.last_echo = echo
+        if is_fault and not is_config and not lost and not is_again and self.restarts < self.rules.max_restarts:
             self.restarts += 1
             self.first_failure_s = None
             self.history.append(first)
@@ -168,9 +176,12 @@ class Coordinator:
         if over:
             failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
             return self._end("stopped", self.desired.reason, failures[0] if failures else None)
-        if any(r.stop == "now" for r in current) or waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
-            # The agents kill at `end`: whoever has not saved by now has had its time.
+        if any(r.stop == "now" for r in current):
             return self._end("stopped", self.desired.reason)
+        if waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
+            # The agents kill at `end`: whoever has not saved by now has had its time.
+            message = f"did not save and leave within {waited_s:.0f} s, so it was killed"
+            return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
         return self.desired
 
     def _end(self, state: str, reason: str | None, error: dict[str, Any] | None = None) -> Desired:

@@ -20,6 +20,9 @@ __all__ = ["main"]
 def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return 0, or 1 where a worker failed or a signal stopped it."""
     processes.die_with_parent()
+    # Only now: `-m` puts the folder that it starts in before the standard library, and the code may hold a platform.py.
+    if "CLOUDTRAIN_CODE_DIR" in os.environ:
+        os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

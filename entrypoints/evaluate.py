@@ -85,7 +85,6 @@ def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, 
                 job.agreement.begin(job.meter.step_s)
             with job.strategy.autocast():
                 found = _measure(job, next(batches))
-            job.beat()
             stop = job.agreement.finish().stop
             if stop is not None:
                 return stop, {}

@@ -52,12 +52,6 @@ class Job:
     identity: dict[str, Any]  # what every checkpoint says of the job, and a resume compares
     meter: Meter
     folder: Path  # of the checkpoints
-    beat_file: int | None
-
-    def beat(self) -> None:
-        """Show that this rank is alive and getting on; a supervisor reads the file's time."""
-        if self.beat_file is not None:
-            os.utime(self.beat_file)
 
 
 @dataclass
@@ -103,7 +97,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
     if train_data is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     fingerprint = data.fingerprint(train_data, wanted.seed)
-    eval_data = _eval_split(spec, task, fingerprint)
+    eval_data = _eval_split(spec, task, fingerprint, place.is_head)
     data.seed_all(data.mix(wanted.seed, data.INIT, 1))
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
@@ -115,7 +109,6 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
         optimizer = task.optimizer(spread.module, spec.params)
     parameters = sum(p.numel() for p in module.parameters())
     agreement.start(place.rank, spec.checkpoint.every_s, save_s=12 * parameters / _SAVE_BYTES_PER_S)
-    beat = os.environ.get("CLOUDTRAIN_BEAT")
     return Job(
         spec=spec,
         task=task,
@@ -148,11 +141,10 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
         },
         meter=Meter(split.global_batch),
         folder=Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute(),
-        beat_file=os.open(f"{beat}{place.rank}", os.O_WRONLY | os.O_CREAT, 0o600) if beat else None,
     )
 
 
-def _eval_split(spec: Spec, task: Task, train_fingerprint: str) -> Any | None:
+def _eval_split(spec: Spec, task: Task, train_fingerprint: str, is_head: bool) -> Any | None:
     """Return the split to evaluate on, or None where the task has none.
 
     A task that asked for evaluation must have one. Else a `dataset` that refuses the name "eval", or pays no heed to
@@ -161,9 +153,11 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str) -> Any | None:
     asked = task.evaluate is not None or spec.training.eval_every is not None
     try:
         found = task.make_dataset(spec.params, "eval")
-    except (LookupError, ValueError, NotImplementedError):
+    except Exception as error:
         if asked:
             raise
+        if is_head:  # nobody asked: a task that knows no such split is as it should be, but a slip shows
+            print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
         return None
     if found is None and asked:
         raise TaskError(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["MISLEADING", "Node", "identify", "interface_of", "local_address", "resolve"]
+__all__ = ["MISLEADING", "Node", "identify", "interface_of", "resolve"]
 
 # Set by platforms and outer launchers; to torchrun's workers and to torchrun itself (PET_*) they would be lies:
 # on Vertex and Azure ML, RANK and WORLD_SIZE count nodes, not processes.
@@ -70,13 +70,6 @@ def resolve(name: str, patience_s: float) -> str:
                 ) from error
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 5.0)
-
-
-def local_address(head: str) -> str:
-    """Return this node's address on the route to `head`; a UDP connect sends no packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((head, 9))
-        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:

@@ -53,14 +53,18 @@ class _Wire:
         if not data or len(self.pending) > MAX_LINE:
             return None
         try:
-            return [json.loads(line) for line in lines]
+            messages = [json.loads(line) for line in lines]
         except ValueError:
             return None
+        return messages if all(isinstance(message, dict) for message in messages) else None
 
     def send(self, message: dict[str, Any]) -> None:
-        # A full buffer means a peer that does not read: it will count as silent, so dropping a beat is right.
-        with contextlib.suppress(OSError):
+        try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # A full buffer, of a peer that does not read, may have taken half a line: the next read ends this wire.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Head:
@@ -139,7 +143,10 @@ class Head:
     def _take(self, wire: _Wire, message: dict[str, Any]) -> None:
         if message.pop("token", None) != self.token:
             return
-        report = Report.load(message)
+        try:
+            report = Report.load(message)
+        except TypeError:  # another version of us
+            return
         if wire.node is None:
             wire.node = report.node
             self._sent = (0.0, None)  # the newcomer learns at once where things stand

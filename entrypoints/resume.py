@@ -139,14 +139,13 @@ def _load(job: Job, found: checkpoint.Found) -> None:
 def _report(job: Job, found: checkpoint.Found | None, damaged: list[tuple[Path, str]]) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
-        text = (
-            f"checkpoint {path.name} is damaged ({fault}); using the one of step {step}, and {path.name} is set aside"
-        )
+        instead = f"using the one of step {step}" if found else "none is left"
+        text = f"checkpoint {path.name} is damaged ({fault}); {instead}, and {path.name} is set aside"
         emit("checkpoint", text, step=step, damaged=str(path), reason=fault)
-    if found is None and _restarts() == 0:
+    if found is None and _restarts() == 0 and job.spec.attempt == 1:
         return
     changed = differences(found.trainer, job.identity) if found else []
-    origin = f"resuming from step {step} ({found.path})" if found else "no checkpoint yet: starting again from step 0"
+    origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
     emit("restart", text, step=step, path=str(found.path) if found else None, restarts=_restarts(), changed=changed)
 

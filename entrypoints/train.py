@@ -9,6 +9,7 @@ Exit codes: 0 done; 75 stopped early but saved, so that starting it again goes o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -132,7 +133,6 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> tuple[torch.Te
     job.optimizer.zero_grad()
     progress.step += 1
     progress.samples += split.global_batch
-    job.beat()
     job.meter.tick()
     return norm, job.agreement.finish()
 
@@ -209,7 +209,8 @@ def save(job: Job, progress: Progress) -> None:
         place = {name: getattr(progress, name) for name in ("step", "samples", "evaluated_step", "metrics", "loss")}
         try:
             told = list(checkpoint.save(job.folder, progress.step, state, {**job.identity, **place}))
-            checkpoint.retain(job.folder, job.spec.checkpoint.keep)
+            with contextlib.suppress(OSError):  # one too many does no harm, and the next save tries again
+                checkpoint.retain(job.folder, job.spec.checkpoint.keep)
         except (checkpoint.CheckpointError, OSError) as error:
             told = [checkpoint.CheckpointError(str(error)), 0]
     dist.broadcast_object_list(told, 0, device=torch.device("cpu"))

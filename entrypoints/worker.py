@@ -35,7 +35,7 @@ _PEER_LOST = re.compile(
     r"|store.*timeout|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
-_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError")
+_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
         if kind == "task":
             _run_task()
         _run_user_code(kind, rest)
-    except SystemExit:
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):  # `sys.exit("no data")`: its word is the cause
+            return _record(leaving)
         raise
     except BaseException as error:
         code = _record(error)
@@ -113,24 +115,40 @@ def _record(error: BaseException) -> int:
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
         rank = int(os.environ.get("RANK", "0"))
-        peer_lost = type(error).__name__ in _PEER_TYPES or bool(
-            isinstance(error, (RuntimeError, OSError)) and _PEER_LOST.search(str(error))
-        )
         failure = {
             "rank": rank,
             "kind": "config" if is_config else "exception",
             "type": type(error).__name__,
             "message": str(error)[:4000],
-            "traceback": "".join(lines)[-16000:],
-            "peer_lost": peer_lost,
+            "traceback": "".join(_without_ours(error))[-16000:],
+            "peer_lost": _is_echo(error),
             "time_s": time.time(),
         }
         with contextlib.suppress(OSError):
             durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+    shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
         sys.stdout.flush()
-        os.write(2, "".join(lines).encode(errors="replace"))
+        os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Return whether a rank raises this because another one is gone; before the ranks have met, none can be."""
+    if type(error).__name__ in _PEER_TYPES:
+        return True
+    distributed = sys.modules.get("torch.distributed")
+    have_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return have_met and isinstance(error, (RuntimeError, OSError)) and bool(_PEER_LOST.search(str(error)))
+
+
+def _without_ours(error: BaseException) -> list[str]:
+    """Return the traceback without any frame of ours, for who looks for the cause in their own code."""
+    ours = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
+    frames = [f for f in frames if f.filename != runpy.__file__]
+    head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    return [*head, *traceback.format_exception_only(type(error), error)]
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -16,6 +16,7 @@ import os
 import stat
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -89,7 +90,7 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[PurePosixPath]:
 
 
 def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, scratch: bool = False) -> Bundle:
-    """Write the archive to `into`/SHA256.tar.gz, unless it is there, and return it; `scratch` writes nothing.
+    """Write the archive to `into`/SHA256.tar.gz and return it; `scratch` writes nothing.
 
     Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (it names the largest files),
     for unreadable files, links that leave the folder, and a folder with nothing to ship.
@@ -202,16 +203,12 @@ def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str
         if _looks_secret(name)
     ]
     sizes: dict[str, int] = {}
+    shipped = {parent for name in names for parent in (name, *name.parents)}
     for name in names:
         path = folder / name
-        if path.is_symlink() and not _stays_inside(path, folder):
-            faults.append(
-                Fault(
-                    f"the link `{name}` points outside the code folder",
-                    key="code.dir",
-                    hint="copy what it points to, or exclude it",
-                )
-            )
+        if path.is_symlink() and (why := _why_not_shipped(path, folder, shipped)):
+            hint = "copy what it points to, or exclude it"
+            faults.append(Fault(f"the link `{name}` {why}", key="code.dir", hint=hint))
             continue
         sizes[str(name)] = path.lstat().st_size
         if not os.access(path, os.R_OK, follow_symlinks=not path.is_symlink()):
@@ -232,12 +229,19 @@ def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str
     return sizes
 
 
-def _stays_inside(link: Path, folder: Path) -> bool:
+def _why_not_shipped(link: Path, folder: Path, shipped: set[PurePosixPath]) -> str | None:
+    """Return what is wrong with a link whose target would not be there on a node."""
     try:
         target = link.resolve()
-        return target.is_relative_to(folder) and not target.is_symlink()  # still a link: a loop, from Python 3.13 on
-    except (OSError, RuntimeError):  # a loop; RuntimeError before Python 3.13
-        return False
+    except (OSError, RuntimeError):  # RuntimeError before Python 3.13
+        return "leads to itself"
+    if target.is_symlink():
+        return "leads to itself"
+    if not target.is_relative_to(folder):
+        return "points outside the code folder"
+    if target.exists() and PurePosixPath(target.relative_to(folder)) not in shipped:
+        return "points to what is not shipped"
+    return None
 
 
 def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, int]:
@@ -245,6 +249,9 @@ def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, i
     import tempfile  # with what it imports, 5 ms that a dry run does not need
 
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for partial in into.glob("partial-*"):  # of a submit that was killed; a day is longer than any takes
+        if time.time() - partial.stat().st_mtime > 86_400:
+            partial.unlink(missing_ok=True)
     with tempfile.NamedTemporaryFile(dir=into, prefix="partial-", delete=False) as file:
         try:
             sha256, packed = _write(folder, names, file)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.terminal import ReaderGoneError
 
 __all__ = ["ALIASES", "COMMANDS", "cli", "main"]
 
@@ -103,8 +104,8 @@ def _run(argv: list[str], debug: bool) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        # Whoever read us has gone (`cloudtrain logs | head`): nothing to say, and nobody to say it to.
+    except (ReaderGoneError, BrokenPipeError):
+        # Nothing to say, and nobody to say it to. (click by itself would exit 1, which means that the job failed.)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:

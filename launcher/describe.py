@@ -101,7 +101,8 @@ def _error_lines(error: dict[str, Any] | None) -> list[str]:
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{error['type']}: " if error.get("type") else ""
     first, *rest = f"{who}{kind}{error['message']}".splitlines() or [""]
-    frames = [line for line in (error.get("traceback") or "").splitlines() if line.startswith("  ")]
+    trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
+    frames = [line for line in trace.splitlines() if line.startswith("  ")]
     return [f"  error       {first}", *(f"              {line}" for line in rest + frames[-6:])]
 
 

@@ -60,7 +60,9 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
             return cursor
 
 
-def wait(registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Callable[[Job], None]) -> int:
+def wait(
+    registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Callable[[Job], None], *, quiet: bool = False
+) -> int:
     """Wait for all to end, telling of each; return the first bad exit code, 0, or 124 when the time is out."""
     end = None if timeout_s is None else time.monotonic() + timeout_s
     codes = {}
@@ -74,7 +76,8 @@ def wait(registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Cal
                 codes[job.id] = exit_code(job.attempt.state)
                 tell(job)
         if waiting and end is not None and time.monotonic() >= end:
-            say(f"still running: {', '.join(job.id for job in waiting)}")
+            if not quiet:
+                say(f"still running: {', '.join(job.id for job in waiting)}")
             return 124
         if waiting:
             time.sleep(POLL_S)

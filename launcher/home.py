@@ -13,15 +13,15 @@ __all__ = ["home"]
 
 def home() -> Path:
     """Return the folder, made if need be, readable by its owner alone. Raises ConfigError where it cannot be used."""
-    path = _default() if "CLOUDTRAIN_HOME" not in os.environ else Path(os.environ["CLOUDTRAIN_HOME"]).expanduser()
+    path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default())
     try:
-        path = path.absolute()
+        path = path.expanduser().absolute()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
         raise ConfigError(
-            f"cloudtrain cannot keep its state in {path}: {error.strerror}",
+            f"cloudtrain cannot keep its state in {path}: {getattr(error, 'strerror', None) or error}",
             where=path,
             hint="set CLOUDTRAIN_HOME to a folder that you can write",
         ) from error

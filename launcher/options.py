@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -44,6 +45,16 @@ class Overrides:
         from cloudtrain.launcher import config
 
         return config.load(self.file, backend=backend or self.backend, overrides=self.settings)
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Give what the block refuses its place in the file."""
+        try:
+            yield
+        except ConfigError as error:
+            from cloudtrain.launcher import config
+
+            raise (config.placed(error, self.file, self.settings) if not error.where else error) from error
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ class Prepared:
     plan: plans.Plan
     bundle: bundles.Bundle
     request: backends.Request
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(
@@ -54,4 +56,18 @@ def prepare(
     faults = backend.check(request)
     if faults:
         raise ConfigError(faults)
-    return Prepared(config, config_file, backend, plan, bundle, request)
+    return Prepared(config, config_file, backend, plan, bundle, request, tuple(_warnings(config)))
+
+
+def _warnings(config: Config) -> Iterator[str]:
+    """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
+    is_local = config.backend == "local"
+    unheard = {
+        "notify": bool(config.notify),
+        "retry": config.retry.max_attempts > 1,
+        "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
+        "limits.max_wait": config.limits.max_wait is not None,
+        "resources.spot": is_local and config.resources.spot,
+    }
+    if names := [name for name, is_set in unheard.items() if is_set]:
+        yield f"not carried out on {config.backend} by this version: {', '.join(names)}"

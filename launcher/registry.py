@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import time
@@ -28,6 +29,7 @@ __all__ = ["Registry", "submitter_lives", "this_process"]
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 60.0
+RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
 
 _SCHEMA = """
 CREATE TABLE jobs (
@@ -75,12 +77,12 @@ class Registry:
         self.folder = folder or home()
         self.path = self.folder / "registry.sqlite"
         try:
-            self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-            self._db.row_factory = sqlite3.Row
-            weakref.finalize(self, self._db.close)
-            self._prepare()
+            self._open()
         except (sqlite3.Error, OSError) as error:
-            raise self._unusable(error) from error
+            # Even to read, SQLite writes beside the file: on a full disk nothing could be seen, nor stopped.
+            if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
+                raise self._unusable(error) from error
+            self._open()
 
     def close(self) -> None:
         """Close the file."""
@@ -96,7 +98,11 @@ class Registry:
         """
         with self._transaction():
             if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
-                return known[0], False
+                if not _never_ran(known[0]):
+                    return known[0], False
+                self._execute("UPDATE jobs SET idempotency_key = NULL WHERE id = ?", (known[0].id,))
+            if exclusive and (known := self._select("AND jobs.id = ?", name)) and _never_ran(known[0]):
+                self._forget(known[0])
             if exclusive and self._select("AND (jobs.id = ?1 OR jobs.name = ?1) LIMIT 1", name):
                 raise UsageError(
                     f"a job named `{name}` exists already",
@@ -117,8 +123,11 @@ class Registry:
             self._insert(job.attempt)
         return job, True
 
-    def add_attempt(self, attempt: Attempt) -> None:
-        """Journal the intent to send a further attempt. Raises UsageError where the last one is still active."""
+    def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
+        """Journal the intent to send a further attempt, with this config and bundle, which the next one starts from.
+
+        Raises UsageError where the last one is still active.
+        """
         with self._transaction():
             row = self._execute(
                 "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
@@ -128,6 +137,10 @@ class Registry:
                     f"`{attempt.job_id}` is being resumed already",
                     hint=f"cloudtrain logs -f {attempt.job_id}",
                 )
+            self._execute(
+                "UPDATE jobs SET config = ?, bundle = ? WHERE id = ?",
+                (json.dumps(config), json.dumps(bundle), attempt.job_id),
+            )
             self._insert(attempt)
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
@@ -197,6 +210,16 @@ class Registry:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        weakref.finalize(self, self._db.close)
+        self._prepare()
+
+    def _forget(self, job: Job) -> None:
+        self._execute("DELETE FROM attempts WHERE job_id = ?", (job.id,))
+        self._execute("DELETE FROM jobs WHERE id = ?", (job.id,))
+
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
@@ -207,6 +230,7 @@ class Registry:
                 if version == 0:
                     self._db.execute("PRAGMA journal_mode = WAL")
                     self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+                    (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
                     version = SCHEMA_VERSION
         if version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"it was written by another version of cloudtrain (schema {version})")
@@ -273,6 +297,18 @@ def submitter_lives(attempt: Attempt) -> bool:
     if who.get("host") != socket.gethostname():
         return time.time() - attempt.created_s < 600
     return processes.alive(who["pid"], who["stamp"])
+
+
+def _never_ran(job: Job) -> bool:
+    return job.attempt.phase == "never_sent" and job.attempt.number == 1
+
+
+def _give_back(folder: Path) -> bool:
+    try:
+        (folder / RESERVE).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _job(row: sqlite3.Row) -> Job:

@@ -66,8 +66,9 @@ def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[st
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, prepared.config, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
-    registry.add_attempt(attempt)
-    return _send(registry, replace(job, attempt=attempt), prepared, secrets)
+    config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
+    registry.add_attempt(attempt, config, bundle)
+    return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
 
 
 def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:

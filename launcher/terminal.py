@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-__all__ = ["confirm", "coloured", "is_terminal", "print_json", "print_lines", "say", "table", "when"]
+__all__ = ["ReaderGoneError", "confirm", "coloured", "is_terminal", "print_json", "print_lines", "say", "table", "when"]
 
 _RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
@@ -23,13 +23,25 @@ def say(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON object on one line."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    _write(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print data, in one write."""
     if lines:
-        click.echo("\n".join(lines))
+        _write("\n".join(lines))
+
+
+class ReaderGoneError(Exception):
+    """Whoever reads standard output has closed it (`cloudtrain logs | head`)."""
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
 
 
 def is_terminal() -> bool:

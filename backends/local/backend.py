@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
 
+STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
+OBEY_S = 5.0
+
 
 def capacity(config: Config) -> Capacity:
     """Return this machine's GPUs, shared out evenly over the instances."""
-    gpus = sum(name[6:].isdigit() for name in os.listdir("/dev") if name.startswith("nvidia"))
+    gpus = len(_visible_gpus())
     price = config.local.price_per_hour if config.local else None
     if price is None:
         return Capacity(gpus // config.resources.instances, 0.0, "your own machine")
@@ -60,17 +64,12 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
     ref: JobRef = {"folder": str(folder), "nodes": len(body["nodes"]), "checkpoint_dir": str(checkpoints)}
     try:
+        job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_own(folder, body["job"])
         checkpoints.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, parents=True)
         environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
         durable.write_json(folder / "request.json", body)
         durable.write_json(folder / "ref.json", ref)
-    except FileExistsError as error:
-        raise UsageError(
-            f"there is a folder of an earlier job named `{body['job']}`, which the registry does not know",
-            where=error.filename,
-            hint="choose another --name, or move the folder away",
-        ) from error
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
     _start_agents(folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
@@ -95,15 +94,17 @@ def state(ref: JobRef) -> State:
     """Return the fold of the nodes' states. A node whose agent is gone without a word is lost."""
     folder, nodes = Path(ref["folder"]), range(ref["nodes"])
     states = [durable.read_json(folder / f"node-{node}" / "state.json") for node in nodes]
-    exits = [durable.read_json(folder / f"node-{node}" / "exit.json") for node in nodes]
     started_s = next((s["started_s"] for s in states if s), None)
     restarts = max([s["generation"] - 1 for s in states if s and s["generation"]], default=0)
-    if any(s is not None and processes.alive(s["pid"], s["stamp"]) for s in states):
-        if any(exits) or any((folder / f"node-{node}" / "stop.json").exists() for node in nodes):
+    # Who lives, before what they wrote: an agent that ends in between has written its exit by then.
+    lives = any(s is not None and processes.alive(s["pid"], s["stamp"]) for s in states)
+    exits = [durable.read_json(folder / f"node-{node}" / "exit.json") for node in nodes]
+    verdict = exits[0] or next((e for e in exits if e), None)
+    if lives and not (exits[0] and time.time() - exits[0]["ended_s"] > STRAGGLER_S):
+        if any((folder / f"node-{node}" / "stop.json").exists() for node in nodes):
             return State("stopping", started_s=started_s, restarts=restarts)
         busy = any(s and s["generation"] for s in states)
         return State("running" if busy else "pending", started_s=started_s, restarts=restarts)
-    verdict = exits[0] or next((e for e in exits if e), None)
     if verdict is None:
         return _lost(ref, started_s, restarts)
     return State(
@@ -123,15 +124,19 @@ def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | Non
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Leave each agent the word; kill what dead agents have left behind."""
+    """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
     folder = Path(ref["folder"])
     for node in range(ref["nodes"]):
         with contextlib.suppress(FileNotFoundError):
             durable.write_json(folder / f"node-{node}" / "stop.json", {"reason": "now" if now else "user"})
-    if state(ref).state not in ("pending", "running", "stopping"):
-        name, attempt = folder.parent.name, folder.name.removeprefix("attempt-")
-        for pid in processes.with_environment(CLOUDTRAIN_JOB=name, CLOUDTRAIN_ATTEMPT=attempt):
-            processes.kill(pid, 9)
+    end = time.monotonic() + OBEY_S
+    while now and _agents(ref) and time.monotonic() < end:
+        time.sleep(0.05)
+    if now:
+        for pid in _agents(ref):
+            processes.kill(pid, signal.SIGKILL)
+    if now or not _agents(ref):
+        _sweep(ref)
 
 
 def doctor() -> list[Check]:
@@ -146,6 +151,25 @@ def doctor() -> list[Check]:
         Check("torch", "ok" if torch else "fail", sys.executable, "" if torch else "pip install 'cloudtrain[local]'"),
         Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
     ]
+
+
+def _make_own(folder: Path, job: str) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise UsageError(
+            f"there is a folder of an earlier job named `{job}`, which the registry does not know",
+            where=str(folder),
+            hint="choose another --name, or move the folder away",
+        ) from error
+
+
+def _visible_gpus() -> list[str]:
+    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES where it is set, else all there are."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() and gpu.strip() != "-1"]
+    return sorted(name[6:] for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
 
 
 def _interpreter(wanted: str | None, base: Path) -> str:
@@ -187,7 +211,6 @@ def _agent_spec(
     python: str,
     folder: Path,
 ) -> dict[str, Any]:
-    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, node["gpus"]))} if node["gpus"] else {}
     return {
         "job": body["job"],
         "attempt": body["attempt"],
@@ -197,10 +220,11 @@ def _agent_spec(
         "bundle": str(shipment.bundle.path),
         "sha256": shipment.bundle.sha256,
         "python": python,
-        "environment": {**gpus, **environment},
+        "environment": {**_share_of_gpus(node), **environment},
         "secrets": dict(shipment.secrets),
         "max_duration_s": body["max_duration_s"],
         "limit_reason": body["limit_reason"],
+        "deadline_s": body["deadline_s"],
         "grace_s": body["grace_s"],
         "max_restarts": body["max_restarts"],
         "colocated": len(body["nodes"]),
@@ -208,11 +232,18 @@ def _agent_spec(
     }
 
 
+def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
+    """Return the variable, always: a node without a share of its own must not take another's."""
+    visible = _visible_gpus()
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
+
+
 def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
     """Hand everything over in one breath: a launcher killed meanwhile has started all nodes or none."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.agent", "start"],
+        cwd=folder,  # `-m` looks in the current folder first, and the user's may hold a signal.py
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -229,11 +260,29 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
 
 
+def _agents(ref: JobRef) -> list[int]:
+    """Return the pids of the agents that live."""
+    roots = [Path(ref["folder"]) / f"node-{node}" for node in range(ref["nodes"])]
+    states = [durable.read_json(root / "state.json") for root in roots]
+    return [s["pid"] for s in states if s and processes.alive(s["pid"], s["stamp"])]
+
+
+def _sweep(ref: JobRef) -> None:
+    """Kill what agents that were killed themselves have left: found by the log folder in its environment."""
+    for node in range(ref["nodes"]):
+        log = str(Path(ref["folder"]) / f"node-{node}" / "log")
+        for pid in processes.with_environment(CLOUDTRAIN_LOG_DIR=log):
+            processes.kill(pid, signal.SIGKILL)
+
+
 def _lost(ref: JobRef, started_s: float | None, restarts: int) -> State:
+    _sweep(ref)
     message = "all agents are gone without a word: killed, or the machine was restarted"
     error = {"rank": None, "kind": "lost", "message": message}
     saved = has_checkpoint(Path(ref["checkpoint_dir"]))
-    return State("failed", "node_failure", saved, error, started_s, time.time(), restarts)
+    # The last sign of life, not the moment somebody asked: that may be days later.
+    signs = [path.stat().st_mtime for path in Path(ref["folder"]).glob("node-*/**/*.log")]
+    return State("failed", "node_failure", saved, error, started_s, max(signs, default=time.time()), restarts)
 
 
 @contextmanager

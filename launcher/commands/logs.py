@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.options import job_argument, json_option
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.logs import View
 
 __all__ = ["command"]
 
@@ -56,6 +61,7 @@ def command(
     )
     registry = Registry()
     found = refresh(registry, registry.find(job))
+    _require_there(found, view)
     if attempt is not None and attempt != found.attempt.number:
         chosen = registry.attempt(found, attempt)
         show(found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
@@ -64,6 +70,14 @@ def command(
         return follow(registry, found, view_of(found, view), tail=tail)
     show(found, found.attempt, view_of(found, view), tail=tail)
     return 0
+
+
+def _require_there(job: Job, view: View) -> None:
+    ranks, nodes = job.attempt.plan["ranks"], job.attempt.plan["instances"]
+    if view.ranks and min(view.ranks) >= ranks:
+        raise UsageError(f"{job.id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")
+    if view.node is not None and view.node >= nodes:
+        raise UsageError(f"{job.id} has no node {view.node}", hint=f"its nodes are 0 to {nodes - 1}")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -19,9 +19,12 @@ def command(overrides: Overrides, as_json: bool) -> None:
     """Show ranks, batch split, time limit and price; sends nothing."""
     from cloudtrain.launcher.prepare import prepare
 
-    prepared = prepare(overrides.load(), overrides.file, Path(), dry=True)
+    config = overrides.load()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, Path(), dry=True)
     if as_json:
         print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
         return
     print_lines([f"backend {prepared.config.backend}", *prepared.plan.lines(), f"code: {prepared.bundle.summary()}"])
+    print_lines(list(prepared.warnings))
     print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])

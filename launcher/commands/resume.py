@@ -46,6 +46,8 @@ def command(
     _require_ended(found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     stored = configs.stored(found.config, overrides=[*settings, *typed])
+    if not found.attempt.state.resumable:
+        say("nothing was saved to go on from: it starts from step 0")
     prepared = prepare(
         stored,
         Path(found.config_file),
@@ -58,7 +60,8 @@ def command(
         say(line)
     worst = prepared.plan.worst_case_usd
     if worst and stored.budget is None and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
-        raise click.Abort
+        say("not sent")
+        return 1
     found = submit.resend(registry, found, prepared)
     say(f"sent: {found.id}, attempt {found.attempt.number}")
     if as_json:

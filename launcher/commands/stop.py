@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
 from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
 
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+
 __all__ = ["command"]
+
+PATIENCE_S = 5.0  # before the wait is explained
 
 
 @click.command("stop")
@@ -21,7 +29,6 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.describe import as_json as describe
     from cloudtrain.launcher.describe import as_lines
-    from cloudtrain.launcher.follow import wait
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
@@ -29,20 +36,38 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     found = refresh(registry, registry.find(job))
     if not found.active:
         say(f"{found.id} has ended already")
+        if found.attempt.ref is not None:  # what agents that were killed may have left
+            backends.load(found.backend).stop(found.attempt.ref, now=False)
     elif found.attempt.ref is None:
         say(f"{found.id} is just being submitted; try again in a moment")
         return 1
     else:
         how = "at once, without saving" if now else "after saving"
         if not confirm(f"Stop {found.id} {how}?", yes=yes or not now):
-            raise click.Abort
+            say("not stopped")
+            return 1
         backends.load(found.backend).stop(found.attempt.ref, now=now)
         say(f"stopping {found.id} {how}")
-        if not detach:
-            wait(registry, [found], None, lambda _: None)
+        if not detach and not _see_it_stop(registry, found):
+            return 130
     found = refresh(registry, registry.find(found.id))
     if as_json:
         print_json(describe(found, registry.spent_usd(found)))
     else:
         print_lines(as_lines(found, registry.spent_usd(found)))
     return 0
+
+
+def _see_it_stop(registry: Registry, job: Job) -> bool:
+    """Wait for the end, explaining a long wait; return False where the user no longer wants to."""
+    from cloudtrain.launcher.follow import wait
+
+    try:
+        if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True) == 124:
+            say("it is saving, or does not listen; after two minutes it is killed")
+            say(f"  kill it now   cloudtrain stop --now {job.id}")
+            wait(registry, [job], None, lambda _: None)
+    except KeyboardInterrupt:
+        say("no longer waiting; the stop goes on")
+        return False
+    return True

@@ -80,10 +80,14 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    prepared = prepare(overrides.load(), overrides.file, folder / "bundles", dry=False)
+    config = overrides.load()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
     for line in prepared.plan.lines():
         say(line)
     say(f"code: {prepared.bundle.summary()}")
+    for line in prepared.warnings:
+        say(line)
     worst = prepared.plan.worst_case_usd
     # A budget in the config is the answer to this question.
     if (
@@ -91,7 +95,8 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
         and prepared.config.budget is None
         and not confirm(f"This job may cost up to {worst:.2f} USD. Send it?", yes=yes)
     ):
-        raise click.Abort
+        say("not sent")
+        return 1
     registry = Registry(folder)
     try:
         job, is_new = submit.send(registry, prepared, name=name, key=key)
@@ -112,16 +117,18 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     shown: list[dict[str, Any]] = []
     for backend in chosen:
         config = overrides.load(backend)
-        prepared = prepare(config, overrides.file, Path(), dry=True)
+        with overrides.placing():
+            prepared = prepare(config, overrides.file, Path(), dry=True)
         request = prepared.request
-        for line in [*prepared.plan.lines(), f"code: {prepared.bundle.summary()}"]:
+        for line in [*prepared.plan.lines(), *prepared.warnings, f"code: {prepared.bundle.summary()}"]:
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
         say("dry run: nothing was sent")
         if output is not None:
             _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
         if as_json:
             plan = prepared.plan.dump()
-            shown.append({"job": request.name, "backend": config.backend, "request": request.body, "plan": plan})
+            job_id = request.name.rpartition("-")[0]
+            shown.append({"job": job_id, "backend": config.backend, "request": request.body, "plan": plan})
         else:
             click.echo(request.text, nl=False)
     if as_json:

@@ -27,7 +27,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
     file = overrides.file
     try:
         job = overrides.load()
-        _require_a_plan(job)
+        with overrides.placing():
+            _require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from cloudtrain.launcher.config.schema import Config
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node
 from cloudtrain.launcher.errors import ConfigError, Fault
 
-__all__ = ["DEFAULT_FILE", "Config", "load", "stored"]
+__all__ = ["DEFAULT_FILE", "Config", "load", "placed", "stored"]
 
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
@@ -69,6 +70,23 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
     if config is None or faults:
         raise ConfigError(faults)
     return config
+
+
+def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> ConfigError:
+    """Return the error with the places in the file of the keys it is about; a key that an override gives has none."""
+    try:
+        root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
+    except ConfigError:
+        root = None
+    given = tuple(assignment.partition("=")[0].strip() for assignment in overrides)
+    return ConfigError([_placed(fault, root, given) for fault in error.faults])
+
+
+def _placed(fault: Fault, root: Node | None, given: tuple[str, ...]) -> Fault:
+    if root is None or fault.place is not None or not fault.key or fault.key.startswith(given or "\0"):
+        return fault
+    node = yamlfile.find(root, tuple(fault.key.split(".")))
+    return replace(fault, place=node.place) if node is not None else fault
 
 
 def _assignments(backend: str | None, overrides: Sequence[str]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints import processes
 
 TWO = "resources: {instances: 2}\n"
@@ -103,6 +104,71 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
     while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == []
+
+
+@pytest.mark.slow
+def test_stop_sweeps_what_killed_agents_left(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
+    """A script's own child survives the kill of the agents; the next look at the lost job takes it away."""
+    text = "import subprocess; print('started', flush=True); subprocess.run(['sleep', '4242'])"
+    cli("submit", "-d", cwd=project("", script="train.py", text=text))
+    wait_until(lambda: "started" in cli("logs", "last").stdout, 90, 0.2)
+    folder = next(cli.home.glob("local/*/attempt-1"))
+    os.kill(json.loads((folder / "node-0" / "state.json").read_text())["pid"], signal.SIGKILL)
+    assert cli("wait", "last").code == 1
+    wait_until(lambda: pids(folder, 0, "sleep") == [])
+
+
+@pytest.mark.slow
+def test_frozen_agent_does_not_hold_the_job(cli: Any, training: Path) -> None:
+    """A node that is stopped dead is lost; `stop --now` takes even that agent away."""
+    agent = json.loads((training / "node-1" / "state.json").read_text())["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    assert cli("stop", "last", "--now", "-y", timeout_s=60).code == 0
+    assert cli("status", "last", "--json").json["state"] == "stopped"
+    assert processes.stamp(agent) is None
+
+
+def test_state_of_an_agent_that_ends_while_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit written between the two looks counts: the job is done, not lost."""
+    node = tmp_path / "node-0"
+    node.mkdir()
+    (node / "state.json").write_text(json.dumps({"pid": 1, "stamp": "x", "generation": 1, "started_s": 1.0}))
+
+    def end(pid: int, stamp: str) -> bool:
+        verdict = {"state": "succeeded", "reason": None, "resumable": False, "error": None, "restarts": 0}
+        (node / "exit.json").write_text(json.dumps({**verdict, "ended_s": 2.0}))
+        return False
+
+    monkeypatch.setattr(processes, "alive", end)
+    ref = {"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": str(tmp_path)}
+    assert backend.state(ref).state == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "instances", "shares"),
+    [("2,3", 2, ["2", "3"]), ("2,3", 1, ["2,3"]), ("0", 2, ["", ""]), ("", 1, [""])],
+)
+def test_gpus_are_the_users_own_and_never_shared(
+    cli: Any,
+    project: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: str,
+    instances: int,
+    shares: list[str],
+) -> None:
+    """Each node gets its share of CUDA_VISIBLE_DEVICES, and nothing where there is not one for each."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    dry = cli(
+        "submit",
+        "--dry-run",
+        "--json",
+        "--instances",
+        str(instances),
+        cwd=project(),
+        env={"CUDA_VISIBLE_DEVICES": chosen},
+    )
+    found = [backend._share_of_gpus(node) for node in dry.json["request"]["nodes"]]
+    assert found == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
 
 
 @pytest.fixture

@@ -117,6 +117,30 @@ def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
     assert (verdict["state"], verdict["reason"], verdict["error"]["message"]) == ("failed", "error", "boom")
 
 
+def test_same_echoes_twice_end_the_job() -> None:
+    """Ranks that again find nobody there, with nobody broken, would do so for ever."""
+    job = Job(replace(RULES, max_restarts=3))
+    job.run()
+    for _ in range(2):
+        for node in job.reports:
+            job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
+        job.decide()
+        desired = job.decide()
+        for node in job.reports:
+            job.say(node, phase="running", generation=desired.generation, code=None, failures=())
+    assert desired.verdict is not None
+    assert (desired.verdict["state"], desired.verdict["restarts"]) == ("failed", 1)
+
+
+def test_node_that_cannot_unpack_ends_the_job_with_its_reason() -> None:
+    """A damaged bundle is said before anything starts."""
+    job = Job()
+    job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "arrived damaged"},))
+    verdict = job.decide().verdict
+    assert verdict is not None
+    assert (verdict["state"], verdict["error"]["message"]) == ("failed", "arrived damaged")
+
+
 def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     """A stop is passed to all nodes, and is over when all have saved."""
     job.say(1, stop="user")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -60,12 +61,11 @@ def test_stranger_is_not_heard(head: peers.Head, connect: Connect) -> None:
     assert member.desired is None
 
 
-def test_garbage_closes_the_line(head: peers.Head, connect: Connect) -> None:
-    """What is not JSON ends a connection, not the head."""
-    import socket
-
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'{"token": "token", "x": 1}\n', b"\xff\n"])
+def test_garbage_does_not_end_the_head(head: peers.Head, connect: Connect, garbage: bytes) -> None:
+    """What is no report of ours is passed over, and others are still heard."""
     with socket.create_connection(head.address) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.sendall(garbage)
         for _ in range(5):
             head.listen(0.01)
     member = connect("token")

@@ -138,7 +138,6 @@ def run(
             "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
             "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
             "CLOUDTRAIN_RESULT_DIR": str(folder),
-            "CLOUDTRAIN_BEAT": str(folder / "beat-"),
             "DO": do,
             **(env or {}),
         },

@@ -23,6 +23,12 @@ if __name__ == "__main__":
 """
 
 
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
 def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the shell in `folder` as rank 3."""
     return subprocess.run(
@@ -83,9 +89,23 @@ def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
 )
 def test_lost_peer_is_told_apart(tmp_path: Path, message: str) -> None:
     """What a rank raises because another died is marked as an echo."""
-    (tmp_path / "train.py").write_text(f"raise RuntimeError({message!r})")
+    (tmp_path / "train.py").write_text(f"{MEET}raise RuntimeError({message!r})")
     run(tmp_path, "script", "train.py")
     assert failure(tmp_path)["peer_lost"] is True
+
+
+def test_nobody_is_lost_before_the_ranks_have_met(tmp_path: Path) -> None:
+    """The same words from a script's own connection, or a backend that was never built, are a cause of their own."""
+    (tmp_path / "train.py").write_text("raise RuntimeError('Distributed package does not have NCCL built in')")
+    run(tmp_path, "script", "train.py")
+    assert failure(tmp_path)["peer_lost"] is False
+
+
+def test_last_words_of_a_script_are_the_cause(tmp_path: Path) -> None:
+    """`sys.exit("no data")` says why, and exits 1, as under python itself."""
+    (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
+    ended = run(tmp_path, "script", "train.py")
+    assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
 
 
 def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:

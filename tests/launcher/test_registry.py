@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,11 +159,11 @@ def test_registry_takes_a_further_attempt_only_after_the_last_has_ended(
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     second = replace(job.attempt, number=2)
     with pytest.raises(UsageError):
-        registry.add_attempt(second)
+        registry.add_attempt(second, {}, {})
     registry.set_state(job.attempt, State("stopped", "user"), {})
-    registry.add_attempt(second)
+    registry.add_attempt(second, {}, {})
     with pytest.raises(UsageError):
-        registry.add_attempt(second)
+        registry.add_attempt(second, {}, {})
     assert registry.find("digits").attempt.number == 2
 
 
@@ -251,3 +253,26 @@ def test_submitter_elsewhere_is_believed_for_a_while(make_job: Callable[..., Job
     attempt = replace(make_job("a").attempt, submitter={"host": "elsewhere", "pid": 1, "stamp": "x"})
     assert submitter_lives(attempt)
     assert not submitter_lives(replace(attempt, created_s=attempt.created_s - 3600))
+
+
+def test_registry_lets_go_of_a_job_that_never_ran(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """A submit that the backend refused holds neither its idempotency key nor its name."""
+    job, _ = registry.add("mine", make_job, exclusive=True, key="k")
+    registry.mark_never_sent(job.attempt, State("failed", "error"))
+    again, is_new = registry.add("mine", make_job, exclusive=True, key="k")
+    assert (again.id, is_new) == ("mine", True)
+
+
+def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where SQLite has no room for its own files, the reserve goes, and jobs can be seen and stopped."""
+    registry.close()
+    opened = Registry._open
+
+    def open_when_there_is_room(self: Registry) -> None:
+        if (home / "registry.reserve").exists():
+            raise sqlite3.OperationalError("disk I/O error")
+        opened(self)
+
+    monkeypatch.setattr(Registry, "_open", open_when_there_is_room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert Registry().jobs() == []
