@@ -7,7 +7,6 @@ tree of parents does. A subreaper keeps that tree whole when something in the mi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -133,4 +132,6 @@ def _exists(pid: int) -> bool:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
+        import ctypes  # 2 ms, which the launcher need not spend: it only asks who lives
+
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

@@ -9,6 +9,7 @@ that, changes the hash.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -250,8 +251,9 @@ def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, i
 
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
     for partial in into.glob("partial-*"):  # of a submit that was killed; a day is longer than any takes
-        if time.time() - partial.stat().st_mtime > 86_400:
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another submit has just finished its own
+            if time.time() - partial.stat().st_mtime > 86_400:
+                partial.unlink()
     with tempfile.NamedTemporaryFile(dir=into, prefix="partial-", delete=False) as file:
         try:
             sha256, packed = _write(folder, names, file)
