@@ -246,11 +246,13 @@ class Agent:
             "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
             "CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}",
         }
-        path = os.pathsep.join(filter(None, [str(self.root / "runtime"), os.environ.get("PYTHONPATH")]))
+        # The user's own PYTHONPATH stays, behind the folder that boot and the trainer come from.
+        theirs = spec["environment"].get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
         # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
         threads = max(1, (os.cpu_count() or 1) // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
-        defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
-        return {**defaults, **os.environ, "PYTHONPATH": path, **spec["environment"], **spec["secrets"], **beside}
+        defaults = {"OMP_NUM_THREADS": str(threads)}
+        return {**defaults, **os.environ, **spec["environment"], **spec["secrets"], **beside, "PYTHONPATH": path}
 
     def _boot_code(self) -> int | None:
         """Reap every ended child of the subreaper; return boot's exit code once it has one."""

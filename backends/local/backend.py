@@ -107,6 +107,8 @@ def state(ref: JobRef) -> State:
         return State("running" if busy else "pending", started_s=started_s, restarts=restarts)
     if verdict is None:
         return _lost(ref, started_s, restarts)
+    if None in exits:  # an agent was killed: what its node's ranks had started may still be there
+        _sweep(ref)
     return State(
         verdict["state"],
         verdict["reason"],

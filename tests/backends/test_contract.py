@@ -95,6 +95,16 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any) -
     assert (status["state"], status["exit_code"], status["attempt"], status["ranks"]) == ("succeeded", 0, 1, 2)
 
 
+def test_users_own_pythonpath_stays(cli: Any, job: Any) -> None:
+    """`env: {PYTHONPATH: lib}` finds the user's modules, and does not hide ours."""
+    folder = job("env: {PYTHONPATH: lib}\n")
+    (folder / "lib").mkdir()
+    (folder / "lib" / "mine.py").write_text("word = 'found it'")
+    (folder / "train.py").write_text("import mine\nprint(mine.word)")
+    done = cli("submit", cwd=folder)
+    assert (done.code, done.stdout.count("found it")) == (0, 2)
+
+
 def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     """Exit code 1; `status` shows the exception of the rank that raised it, not torchrun's, and nothing is retried."""
     done = cli("submit", cwd=job("args: [fail]\n"))
