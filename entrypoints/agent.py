@@ -49,7 +49,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     """Fork one detached agent for each of `request["nodes"]`; return when each has written its state.
 
     All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
-    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so.
+    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so. Raises RuntimeError where an
+    agent cannot live; the mark is left then, and those before it are killed.
     """
     umask = os.umask(0o077)
     folder = Path(request["folder"])
@@ -66,7 +67,16 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if server is not None:
             for spec in request["nodes"]:
                 spec["head"] = server.getsockname()[:2]
-        return {"started": True, "pids": [_fork_agent(spec, server, umask, lock.fileno()) for spec in request["nodes"]]}
+        pids: list[int] = []
+        try:
+            for spec in request["nodes"]:
+                pids.append(_fork_agent(spec, server, umask, lock.fileno()))
+        except (OSError, RuntimeError):
+            (folder / NEVER_SENT).touch()
+            for pid in pids:  # they wait for the missing one, and have started nothing
+                processes.kill(pid, signal.SIGKILL)
+            raise
+        return {"started": True, "pids": pids}
 
 
 def _fork_agent(spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int) -> int:
@@ -291,8 +301,8 @@ class Agent:
         times = {"started_s": self.started_s, "ended_s": time.time()}
         self._write("exit.json", {**verdict, "resumable": resumable, **times, "unkillable": stuck})
         self._set(phase="ended")
-        if verdict["state"] == "succeeded":  # the bundle still has it, once
-            for name in ("code", "runtime", "reserve"):
+        if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there
+            for name in ("runtime", "reserve"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
     def _set(self, **changes: Any) -> None:

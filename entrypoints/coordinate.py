@@ -14,6 +14,7 @@ from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root
 
 __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 
+SOON_S = 300.0  # after its start: then a failure like the last one counts as the same
 COLLECT_S = 5.0  # how long the first failure waits for the others' accounts, which may hold the root cause
 
 
@@ -73,6 +74,7 @@ class Coordinator:
     rules: Rules
     desired: Desired = WAIT
     since_s: float = 0.0
+    started_s: float = 0.0  # of the generation
     first_failure_s: float | None = None
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -90,6 +92,8 @@ class Coordinator:
             self.desired = self._next(reports, lost, now_s, fresh_port)
         if self.desired != before:
             self.since_s = now_s
+        if self.desired.generation != before.generation:
+            self.started_s = now_s
         return self.desired
 
     def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
@@ -150,16 +154,19 @@ class Coordinator:
         if len(exited) + len(lost) < self.rules.nodes and waited_s < self.rules.grace_s:
             return self.desired
         failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
-        if lost:
+        if lost:  # that explains the echoes, but not what a rank raised by itself
             gone = ", ".join(str(n) for n in sorted(lost))
-            failures.insert(0, {"rank": None, "kind": "lost", "message": f"node {gone} was lost: its agent is silent"})
+            causes = sum(not f.get("peer_lost") for f in failures)
+            loss = {"rank": None, "kind": "lost", "message": f"node {gone} was lost: its agent is silent"}
+            failures.insert(causes, loss)
         first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
         # What code raised it would raise again; a killed worker, a lost peer or a failed rendezvous may well mend.
         is_fault = first["kind"] in ("signal", "rendezvous") or bool(first.get("peer_lost"))
         is_config = any(r.code == EXIT_CONFIG for r in exited)
-        # Nothing but echoes, and the same as last time: whatever the ranks cannot reach, a restart does not bring it.
+        # Nothing but echoes, soon, and the same as last time: what the ranks cannot reach, no restart brings.
         echo = {(f.get("rank"), f.get("type"), f["message"][:80]) for f in failures if f.get("peer_lost")}
-        is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo
+        was_soon = (self.first_failure_s or 0.0) - self.started_s < SOON_S
+        is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
         self.last_echo = echo
         if is_fault and not is_config and not lost and not is_again and self.restarts < self.rules.max_restarts:
             self.restarts += 1

@@ -97,7 +97,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
     if train_data is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     fingerprint = data.fingerprint(train_data, wanted.seed)
-    eval_data = _eval_split(spec, task, fingerprint, place.is_head)
+    eval_data = _eval_split(spec, task, fingerprint, place)
     data.seed_all(data.mix(wanted.seed, data.INIT, 1))
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
@@ -144,19 +144,29 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
     )
 
 
-def _eval_split(spec: Spec, task: Task, train_fingerprint: str, is_head: bool) -> Any | None:
-    """Return the split to evaluate on, or None where the task has none.
+def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: Place) -> Any | None:
+    """Return the split to evaluate on, or None where the task has none. Collective: all ranks have it, or none has.
 
     A task that asked for evaluation must have one. Else a `dataset` that refuses the name "eval", or pays no heed to
-    it and returns the training split again, has none.
+    it and returns the training split again, has none. Raises TaskError.
     """
     asked = task.evaluate is not None or spec.training.eval_every is not None
+    found = _own_eval_split(spec, task, train_fingerprint, asked, place)
+    having = torch.tensor(int(found is not None))
+    dist.all_reduce(having)
+    if 0 < int(having) < place.ranks:
+        raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
+    return found
+
+
+def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: Place) -> Any | None:
     try:
         found = task.make_dataset(spec.params, "eval")
     except Exception as error:
         if asked:
             raise
-        if is_head:  # nobody asked: a task that knows no such split is as it should be, but a slip shows
+        # Nobody asked: a task that knows no such split is as it should be, but a slip shows.
+        if place.is_head:
             print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
         return None
     if found is None and asked:

@@ -29,7 +29,11 @@ __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 EXIT_CONFIG = 64
 EXIT_SAVED = 75
 
-# What a rank raises because another one died: never the root cause where anything else failed.
+# What a rank raises because another one died: never the root cause where anything else failed. The first are the
+# transports' own words; the second may also be a script's, of something else than its peers.
+_TRANSPORT = re.compile(
+    r"gloo/transport|closed by peer|NCCL communicator was aborted|NCCL error: remote", re.IGNORECASE
+)
 _PEER_LOST = re.compile(
     r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket (timeout|closed|error)|timed out waiting"
     r"|store.*timeout|recvValue failed|sendBytes failed",
@@ -134,8 +138,12 @@ def _record(error: BaseException) -> int:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Return whether a rank raises this because another one is gone; before the ranks have met, none can be."""
-    if type(error).__name__ in _PEER_TYPES:
+    """Return whether a rank raises this because another one is gone.
+
+    Loose words count only while the process group lives: before the ranks have met, no peer can be lost. A script
+    that destroys its group in a `finally` has only the transport's own words left.
+    """
+    if type(error).__name__ in _PEER_TYPES or (isinstance(error, RuntimeError) and _TRANSPORT.search(str(error))):
         return True
     distributed = sys.modules.get("torch.distributed")
     have_met = distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -82,7 +82,10 @@ class Registry:
             # Even to read, SQLite writes beside the file: on a full disk nothing could be seen, nor stopped.
             if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
                 raise self._unusable(error) from error
-            self._open()
+            try:
+                self._open()
+            except (sqlite3.Error, OSError) as again:
+                raise self._unusable(again) from again
 
     def close(self) -> None:
         """Close the file."""
@@ -90,19 +93,23 @@ class Registry:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def add(self, name: str, make: Callable[[str], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
-        """Journal a job and the intent to send its first attempt; return it, and whether it is new.
+    def add(self, name: str, make: Callable[[str, int], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
+        """Journal a job and the intent to send it; return it, and whether it is new.
 
-        `make` gets the job's id and returns the job. The id is the name itself where `exclusive` (the user chose it;
-        UsageError if it is taken), else a fresh one. A known idempotency key returns the job that has it.
+        `make` gets the job's id and the attempt's number and returns the job. The id is the name itself where
+        `exclusive` (the user chose it; UsageError if it is taken), else a fresh one. A known idempotency key returns
+        the job that has it. A job that never ran holds neither its key nor its name: under that name the new job
+        takes its place, with the next attempt, for what the platform knows by the earlier one's name is never reused.
         """
         with self._transaction():
             if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
-                if not _never_ran(known[0]):
+                if not self.never_ran(known[0]):
                     return known[0], False
                 self._execute("UPDATE jobs SET idempotency_key = NULL WHERE id = ?", (known[0].id,))
-            if exclusive and (known := self._select("AND jobs.id = ?", name)) and _never_ran(known[0]):
-                self._forget(known[0])
+            if exclusive and (known := self._select("AND jobs.id = ?", name)) and self.never_ran(known[0]):
+                job = make(name, known[0].attempt.number + 1)
+                self._insert_job(job, key)
+                return job, True
             if exclusive and self._select("AND (jobs.id = ?1 OR jobs.name = ?1) LIMIT 1", name):
                 raise UsageError(
                     f"a job named `{name}` exists already",
@@ -111,16 +118,8 @@ class Registry:
             job_id = name if exclusive else new_id(name)
             while not exclusive and self._select("AND jobs.id = ?", job_id):
                 job_id = new_id(name)
-            job = make(job_id)
-            seq = self._execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
-            self._execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
-                    *(json.dumps(job.bundle), key, seq),
-                ),
-            )
-            self._insert(job.attempt)
+            job = make(job_id, 1)
+            self._insert_job(job, key)
         return job, True
 
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
@@ -144,12 +143,17 @@ class Registry:
             self._insert(attempt)
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
-        """Store the backend's handle: the attempt exists there."""
-        self._update(attempt, phase="sent", ref=json.dumps(ref))
+        """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter."""
+        state = State("pending")
+        self._update(attempt, phase="sent", ref=json.dumps(ref), state=state.state, outcome=json.dumps(asdict(state)))
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
-        """Store that nothing was sent, and never will be."""
-        self._update(attempt, phase="never_sent", state=state.state, outcome=json.dumps(asdict(state)))
+        """Store that nothing was sent, and never will be; unless it has been, meanwhile."""
+        self._execute(
+            "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?"
+            " WHERE job_id = ? AND number = ? AND phase = 'intent'",
+            (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
+        )
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> None:
         """Store what the backend says now."""
@@ -202,6 +206,10 @@ class Registry:
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
         return _attempt(rows[0], job.id)
 
+    def never_ran(self, job: Job) -> bool:
+        """Return whether no attempt was ever sent."""
+        return not self._execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
+
     def spent_usd(self, job: Job) -> float | None:
         """Return what all attempts have cost so far, None where a price is unknown."""
         rows = self._execute("SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?", (job.id,))
@@ -215,10 +223,6 @@ class Registry:
         self._db.row_factory = sqlite3.Row
         weakref.finalize(self, self._db.close)
         self._prepare()
-
-    def _forget(self, job: Job) -> None:
-        self._execute("DELETE FROM attempts WHERE job_id = ?", (job.id,))
-        self._execute("DELETE FROM jobs WHERE id = ?", (job.id,))
 
     def _prepare(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -261,6 +265,20 @@ class Registry:
             raise
         self._execute("COMMIT")
 
+    def _insert_job(self, job: Job, key: str | None) -> None:
+        """Write the job and its attempt as the newest; a row of that id, which never ran, becomes this one."""
+        seq = self._execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
+        columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
+        self._execute(
+            f"INSERT INTO jobs (id, {', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in columns)}",
+            (
+                *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
+                *(json.dumps(job.bundle), key, seq),
+            ),
+        )
+        self._insert(job.attempt)
+
     def _insert(self, attempt: Attempt) -> None:
         self._execute(
             "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
@@ -297,10 +315,6 @@ def submitter_lives(attempt: Attempt) -> bool:
     if who.get("host") != socket.gethostname():
         return time.time() - attempt.created_s < 600
     return processes.alive(who["pid"], who["stamp"])
-
-
-def _never_ran(job: Job) -> bool:
-    return job.attempt.phase == "never_sent" and job.attempt.number == 1
 
 
 def _give_back(folder: Path) -> bool:

@@ -40,8 +40,8 @@ def send(
     secrets = _secrets(prepared.config, environ)
     config = prepared.config
 
-    def make(job_id: str) -> Job:
-        request = prepared.backend.request(prepared.plan, config, job_id, 1, prepared.bundle.sha256)
+    def make(job_id: str, number: int) -> Job:
+        request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)
         return Job(
             id=job_id,
             name=config.name,
@@ -50,7 +50,7 @@ def send(
             config=config.model_dump(mode="json"),
             config_file=str(prepared.config_file.absolute()),
             bundle=prepared.bundle.dump(),
-            attempt=_intent(job_id, 1, prepared, request),
+            attempt=_intent(job_id, number, prepared, request),
             idempotency_key=key,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import secrets
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
 
 STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
-OBEY_S = 5.0
+DEVICES = Path("/dev")
+OBEY_S = 15.0  # an agent's own end may take 12 s where processes do not die
 
 
 def capacity(config: Config) -> Capacity:
@@ -72,7 +74,13 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         durable.write_json(folder / "ref.json", ref)
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
-    _start_agents(folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
+    try:
+        _start_agents(
+            folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
+        )
+    except ConfigError:
+        if find(request.name, shipment.home) is None:  # they may live, though their starter died before it said so
+            raise
     return ref
 
 
@@ -83,7 +91,7 @@ def find(name: str, home: Path) -> JobRef | None:
     if not folder.is_dir():
         return None
     with _locked(folder / START_LOCK):
-        if any(folder.glob("node-*/state.json")):
+        if not (folder / NEVER_SENT).exists() and any(folder.glob("node-*/state.json")):
             ref: JobRef = durable.read_json(folder / "ref.json")
             return ref
         (folder / NEVER_SENT).touch()
@@ -167,11 +175,17 @@ def _make_own(folder: Path, job: str) -> None:
 
 
 def _visible_gpus() -> list[str]:
-    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES where it is set, else all there are."""
+    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES where it is set, else all there are.
+
+    By CUDA's ordinals, which count from 0 whatever the device files of a container are called; as CUDA does, the
+    variable's list ends at the first -1.
+    """
+    there = [name for name in os.listdir(DEVICES) if name.startswith("nvidia") and name[6:].isdigit()]
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() and gpu.strip() != "-1"]
-    return sorted(name[6:] for name in os.listdir("/dev") if name.startswith("nvidia") and name[6:].isdigit())
+    if chosen is None or not there:
+        return [str(ordinal) for ordinal in range(len(there))]
+    named = itertools.takewhile(lambda gpu: gpu != "-1", (gpu.strip() for gpu in chosen.split(",")))
+    return [gpu for gpu in named if gpu]
 
 
 def _interpreter(wanted: str | None, base: Path) -> str:
@@ -255,7 +269,7 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
     message = {"folder": str(folder), "nodes": [{**spec, "token": token} for spec in specs]}
     answer, complaint = starter.communicate(json.dumps(message))
     if starter.returncode != 0:
-        last = complaint.strip().splitlines()[-1:] or ["no reason given"]
+        last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
     told = json.loads(answer)
     if not told["started"]:
@@ -278,13 +292,25 @@ def _sweep(ref: JobRef) -> None:
 
 
 def _lost(ref: JobRef, started_s: float | None, restarts: int) -> State:
+    """Return the end of a job whose agents were all killed: by `stop --now`, or by something unknown."""
     _sweep(ref)
+    saved = has_checkpoint(Path(ref["checkpoint_dir"]))
+    ended_s = _last_sign(ref, started_s)
+    asked = [durable.read_json(Path(ref["folder"]) / f"node-{node}" / "stop.json") for node in range(ref["nodes"])]
+    if any(word is not None and word["reason"] == "now" for word in asked):
+        return State("stopped", "user", saved, None, started_s, ended_s, restarts)
     message = "all agents are gone without a word: killed, or the machine was restarted"
     error = {"rank": None, "kind": "lost", "message": message}
-    saved = has_checkpoint(Path(ref["checkpoint_dir"]))
-    # The last sign of life, not the moment somebody asked: that may be days later.
-    signs = [path.stat().st_mtime for path in Path(ref["folder"]).glob("node-*/**/*.log")]
-    return State("failed", "node_failure", saved, error, started_s, max(signs, default=time.time()), restarts)
+    return State("failed", "node_failure", saved, error, started_s, ended_s, restarts)
+
+
+def _last_sign(ref: JobRef, started_s: float | None) -> float:
+    """Return when the job last wrote a line, in unix seconds: not the moment somebody asks, which may be days later."""
+    signs = [] if started_s is None else [started_s]
+    for path in Path(ref["folder"]).glob("node-*/log/*.log"):
+        with contextlib.suppress(OSError):
+            signs.append(path.stat().st_mtime)
+    return max(signs, default=time.time())
 
 
 @contextmanager

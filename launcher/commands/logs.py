@@ -13,7 +13,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.options import job_argument, json_option
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.job import Attempt
     from cloudtrain.launcher.logs import View
 
 __all__ = ["command"]
@@ -61,23 +61,24 @@ def command(
     )
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    _require_there(found, view)
     if attempt is not None and attempt != found.attempt.number:
         chosen = registry.attempt(found, attempt)
+        _require_there(chosen, view)
         show(found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
         return 0
+    _require_there(found.attempt, view)
     if following:
         return follow(registry, found, view_of(found, view), tail=tail)
     show(found, found.attempt, view_of(found, view), tail=tail)
     return 0
 
 
-def _require_there(job: Job, view: View) -> None:
-    ranks, nodes = job.attempt.plan["ranks"], job.attempt.plan["instances"]
+def _require_there(attempt: Attempt, view: View) -> None:
+    ranks, nodes = attempt.plan["ranks"], attempt.plan["instances"]
     if view.ranks and min(view.ranks) >= ranks:
-        raise UsageError(f"{job.id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")
+        raise UsageError(f"{attempt.job_id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")
     if view.node is not None and view.node >= nodes:
-        raise UsageError(f"{job.id} has no node {view.node}", hint=f"its nodes are 0 to {nodes - 1}")
+        raise UsageError(f"{attempt.job_id} has no node {view.node}", hint=f"its nodes are 0 to {nodes - 1}")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -44,6 +44,8 @@ def command(
     registry = Registry()
     found = refresh(registry, registry.find(job))
     _require_ended(found)
+    if registry.never_ran(found):
+        raise UsageError(f"{found.id} was never sent", hint="submit it again")
     typed = [f"resources.instances={instances}"] if instances is not None else []
     stored = configs.stored(found.config, overrides=[*settings, *typed])
     if not found.attempt.state.resumable:
@@ -85,7 +87,5 @@ def _require_ended(job: Job) -> None:
         raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
     if job.attempt.state.state == "succeeded":
         raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
-    if job.attempt.phase == "never_sent" and job.attempt.number == 1:
-        raise UsageError(f"{job.id} was never sent", hint="submit it again")
     if not Path(job.config_file).parent.is_dir():
         raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it anew")

@@ -37,7 +37,7 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     if not found.active:
         say(f"{found.id} has ended already")
         if found.attempt.ref is not None:  # what agents that were killed may have left
-            backends.load(found.backend).stop(found.attempt.ref, now=False)
+            backends.load(found.backend).stop(found.attempt.ref, now=now)
     elif found.attempt.ref is None:
         say(f"{found.id} is just being submitted; try again in a moment")
         return 1

@@ -17,6 +17,7 @@ import pytest
 
 from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.config.schema import Config
 
 TWO = "resources: {instances: 2}\n"
 
@@ -146,29 +147,37 @@ def test_state_of_an_agent_that_ends_while_it_is_asked(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("chosen", "instances", "shares"),
-    [("2,3", 2, ["2", "3"]), ("2,3", 1, ["2,3"]), ("0", 2, ["", ""]), ("", 1, [""])],
+    [
+        ("2,3", 2, ["2", "3"]),
+        ("2,3", 1, ["2,3"]),
+        ("0", 2, ["", ""]),
+        ("", 1, [""]),
+        ("1,-1,2", 1, ["1"]),
+        (None, 2, ["0,1", "2,3"]),
+    ],
 )
 def test_gpus_are_the_users_own_and_never_shared(
-    cli: Any,
-    project: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    chosen: str,
-    instances: int,
-    shares: list[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, instances: int, shares: list[str]
 ) -> None:
     """Each node gets its share of CUDA_VISIBLE_DEVICES, and nothing where there is not one for each."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    dry = cli(
-        "submit",
-        "--dry-run",
-        "--json",
-        "--instances",
-        str(instances),
-        cwd=project(),
-        env={"CUDA_VISIBLE_DEVICES": chosen},
-    )
-    found = [backend._share_of_gpus(node) for node in dry.json["request"]["nodes"]]
-    assert found == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
+    for name in ("nvidia3", "nvidia5", "nvidia6", "nvidia7", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(backend, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    config = Config.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
+    each = backend.capacity(config).gpus
+    nodes = [{"gpus": list(range(node * each, (node + 1) * each))} for node in range(instances)]
+    assert each == len(shares[0].split(",")) * bool(shares[0])
+    assert [backend._share_of_gpus(node) for node in nodes] == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
+
+
+def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that sets CUDA_VISIBLE_DEVICES on a machine without a GPU promises nothing."""
+    monkeypatch.setattr(backend, "DEVICES", tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert backend._visible_gpus() == []
 
 
 @pytest.fixture
@@ -202,6 +211,15 @@ def test_ports_in_use_are_stepped_over(cli: Any, project: Callable[..., Path]) -
         assert cli("submit", "-d", cwd=folder).code == 0
     ids = [job["job"] for job in cli("list", "--json").json["jobs"]]
     assert cli("wait", *ids).code == 0
+
+
+@pytest.mark.slow
+def test_files_that_a_script_writes_beside_itself_stay(cli: Any, project: Callable[..., Path]) -> None:
+    """A relative path is a place in the job's own copy of the code; a job that succeeded keeps it."""
+    folder = project("", script="train.py", text="open('best.txt', 'w').write('0.98')")
+    assert cli("submit", cwd=folder).code == 0
+    assert next(cli.home.glob("local/*/attempt-1/node-0/code/best.txt")).read_text() == "0.98"
+    assert not (folder / "best.txt").exists()
 
 
 @pytest.mark.slow

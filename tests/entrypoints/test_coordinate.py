@@ -194,6 +194,32 @@ def test_lost_node_ends_the_others(job: Job) -> None:
     assert verdict["error"]["message"] == "node 1 was lost: its agent is silent"
 
 
+@pytest.mark.parametrize(("mine", "cause"), [(RAISED, "boom"), (COLLATERAL, "node 1 was lost")])
+def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str, Any], cause: str) -> None:
+    """What a rank raised by itself stays the cause; an echo is explained by the loss."""
+    job.say(0, phase="exited", code=70, failures=(mine,))
+    job.decide()
+    assert job.decide(after_s=6).want == "kill"
+    verdict = job.decide(lost=frozenset({1})).verdict
+    assert verdict is not None
+    assert cause in verdict["error"]["message"]
+
+
+def test_same_echoes_after_hours_of_work_are_restarted() -> None:
+    """A network that fails twice in the same words, with a day between, has not failed for ever."""
+    job = Job(replace(RULES, max_restarts=3, soft_deadline_s=1e9, hard_deadline_s=1e9))
+    job.run()
+    for _ in range(2):
+        job.decide(after_s=7200)
+        for node in job.reports:
+            job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
+        job.decide()
+        desired = job.decide()
+        assert desired.want == "run"
+        for node in job.reports:
+            job.say(node, phase="running", generation=desired.generation, code=None, failures=())
+
+
 def test_verdict_is_final(job: Job) -> None:
     """Whatever is reported after the end changes nothing."""
     for node in job.reports:

@@ -94,6 +94,15 @@ def test_lost_peer_is_told_apart(tmp_path: Path, message: str) -> None:
     assert failure(tmp_path)["peer_lost"] is True
 
 
+def test_lost_peer_is_told_apart_after_the_group_is_gone(tmp_path: Path) -> None:
+    """A script that tidies up in a `finally`, as many do, still raises an echo; its own broken pipe is none."""
+    script = f"{MEET}try:\n    raise RuntimeError({{!r}})\nfinally:\n    dist.destroy_process_group()\n"
+    for message, is_echo in (("[gloo/transport/tcp/pair.cc:553] Read error", True), ("broken pipe", False)):
+        (tmp_path / "train.py").write_text(script.format(message))
+        run(tmp_path, "script", "train.py")
+        assert failure(tmp_path)["peer_lost"] is is_echo
+
+
 def test_nobody_is_lost_before_the_ranks_have_met(tmp_path: Path) -> None:
     """The same words from a script's own connection, or a backend that was never built, are a cause of their own."""
     (tmp_path / "train.py").write_text("raise RuntimeError('Distributed package does not have NCCL built in')")

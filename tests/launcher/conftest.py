@@ -20,8 +20,8 @@ PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 0.0, "cap
 def make_job() -> Callable[..., Job]:
     """Return a function that makes a job as submit would, before it is journalled."""
 
-    def make(job_id: str, **changes: Any) -> Job:
-        attempt = Attempt(job_id, 1, "intent", PLAN, {"body": 1}, time.time(), this_process())
+    def make(job_id: str, number: int = 1, **changes: Any) -> Job:
+        attempt = Attempt(job_id, number, "intent", PLAN, {"body": 1}, time.time(), this_process())
         job = Job(job_id, job_id.split("-")[0], "local", time.time(), {}, "/x/cloudtrain.yaml", {}, attempt)
         return replace(job, **changes)
 

@@ -29,7 +29,7 @@ from cloudtrain.launcher.registry import Registry, this_process
 
 count, key, gate = int(sys.argv[1]), sys.argv[2] or None, Path(sys.argv[3])
 
-def make(job_id):
+def make(job_id, number=1):
     attempt = Attempt(job_id, 1, "intent", {}, {}, 0.0, this_process())
     return Job(job_id, "many", "local", 0.0, {}, "f", {}, attempt, key)
 
@@ -96,7 +96,7 @@ def test_registry_refuses_a_chosen_name_that_is_another_jobs_config_name(
 def test_registry_keeps_nothing_of_a_job_that_could_not_be_made(registry: Registry) -> None:
     """An exception inside `make` rolls the transaction back."""
 
-    def fail(job_id: str) -> Job:
+    def fail(job_id: str, number: int) -> Job:
         raise RuntimeError(job_id)
 
     with pytest.raises(RuntimeError):
@@ -256,11 +256,28 @@ def test_submitter_elsewhere_is_believed_for_a_while(make_job: Callable[..., Job
 
 
 def test_registry_lets_go_of_a_job_that_never_ran(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A submit that the backend refused holds neither its idempotency key nor its name."""
+    """A submit that the backend refused holds neither its idempotency key nor its name; the platform's is a new one."""
     job, _ = registry.add("mine", make_job, exclusive=True, key="k")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
+    assert registry.never_ran(job)
     again, is_new = registry.add("mine", make_job, exclusive=True, key="k")
-    assert (again.id, is_new) == ("mine", True)
+    assert (again.id, is_new, again.attempt.name) == ("mine", True, "mine-2")
+    assert registry.find("mine").attempt.state.state == "pending"
+    registry.mark_sent(again.attempt, {"x": 1})
+    assert not registry.never_ran(again)
+    with pytest.raises(UsageError, match="exists already"):
+        registry.add("mine", make_job, exclusive=True, key=None)
+
+
+def test_registry_believes_the_answer_more_than_the_guess(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """An attempt given up too early is there again once its submitter has the backend's word, and stays there."""
+    job, _ = registry.add("mine", make_job, exclusive=True, key=None)
+    gone = State("failed", "error")
+    registry.mark_never_sent(job.attempt, gone)
+    registry.mark_sent(job.attempt, {"x": 1})
+    assert registry.find("mine").active
+    registry.mark_never_sent(job.attempt, gone)
+    assert (registry.find("mine").active, registry.find("mine").attempt.phase) == (True, "sent")
 
 
 def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,3 +238,38 @@ def test_stopped_job_leaves_no_temporary_files(
     wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
     assert cli("stop", "last", "--now", "-y").code == 0
     assert [path.name for path in scratch.iterdir()] == []
+
+
+# `cloudtrain ARGS`, whose starter is killed before it has its orders, or after its agents live and before it says so.
+STARTER = """\
+import subprocess, sys
+from cloudtrain.launcher.cli import main
+
+real = subprocess.Popen.communicate
+def communicate(self, input=None, timeout=None):
+    if input is None: return real(self, input, timeout)
+    if when == "before": self.kill()
+    answer = real(self, input, timeout)
+    self.returncode = -9
+    return "", ""
+subprocess.Popen.communicate = communicate
+
+when, *sys.argv[1:] = sys.argv[1:]
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "code"), [("before", 3), ("after", 0)])
+def test_starter_that_dies_leaves_a_job_or_none(
+    cli: Any, project: Callable[..., Path], idle_python: Path, when: str, code: int
+) -> None:
+    """Agents that live are the job, whatever became of who started them; without any, nothing was sent."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    command = [sys.executable, "-c", STARTER, when, "submit", "-d", "--name", "mine"]
+    done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert bool(processes.with_environment(CLOUDTRAIN_HOME=str(cli.home))) == (code == 0)
+    again = cli("submit", "-d", "--name", "mine", cwd=folder)
+    assert again.code == (2 if code == 0 else 0), again.stderr
+    assert cli("stop", "mine", "--now", "-y").code == 0
