@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from cloudtrain.entrypoints.task import TaskError
+from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = [
     "Batches",

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cloudtrain.entrypoints import data
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress
-from cloudtrain.entrypoints.task import TaskError
+from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["evaluate", "shares"]
 

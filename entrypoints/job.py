@@ -14,7 +14,8 @@ import torch.distributed as dist
 from cloudtrain.entrypoints import data, optim, strategy
 from cloudtrain.entrypoints.agree import Agreement
 from cloudtrain.entrypoints.metrics import Meter
-from cloudtrain.entrypoints.task import Spec, Task, TaskError
+from cloudtrain.entrypoints.settings import Spec, TaskError
+from cloudtrain.entrypoints.task import Task
 
 __all__ = ["Job", "Place", "Progress", "build", "connect"]
 

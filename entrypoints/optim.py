@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from cloudtrain.entrypoints.task import Optimizer, Schedule, TaskError
+from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError
 
 __all__ = ["OPTIMIZERS", "SCHEDULES", "build", "lr_factor", "set_lr"]
 

@@ -1,38 +1,28 @@
-"""What the user asked for: the settings in the spec, and the plain functions of the task file.
+"""The task file: plain functions that say what is trained.
 
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: there is no such split);
 `loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
-by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one.
+by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
+`on_event(event, fields)`, called on rank 0 with every event that is printed, for a logger of your own.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import hashlib
 import importlib.util
 import inspect
-import json
 import sys
-from collections.abc import Callable, Iterable, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-__all__ = [
-    "CheckpointSettings",
-    "Optimizer",
-    "Schedule",
-    "Spec",
-    "Task",
-    "TaskError",
-    "Training",
-    "load_task",
-    "read_spec",
-]
+from cloudtrain.entrypoints.settings import TaskError, suggest
+
+__all__ = ["Task", "load_task"]
 
 REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
 OPTIONAL = {
@@ -40,76 +30,8 @@ OPTIONAL = {
     "evaluate": ("model", "batch"),
     "collate": ("samples",),
     "blocks": ("model",),
+    "on_event": ("event", "fields"),
 }
-
-
-class TaskError(Exception):
-    """The task file or the settings are wrong: trying again changes nothing, and the message says how to mend it."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The built-in optimizer's settings; a field that the named one does not know is ignored."""
-
-    name: str = "adamw"
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How the learning rate moves: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
-
-    name: str = "constant"
-    warmup_steps: int = 0
-    min_lr_ratio: float = 0.0
-
-
-@dataclass(frozen=True)
-class Training:
-    """Section `training` of cloudtrain.yaml. Batch sizes count samples; steps are optimizer steps."""
-
-    global_batch_size: int
-    micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
-    strategy: str = "ddp"
-    precision: str = "fp32"
-    max_steps: int | None = None
-    epochs: float | None = None
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    clip_norm: float | None = None
-    seed: int = 0
-    log_every: int = 10
-    eval_every: int | None = None
-    eval_batches: int | None = None  # on each rank; None: the whole split
-    num_workers: int = 0
-
-
-@dataclass(frozen=True)
-class CheckpointSettings:
-    """Section `checkpoint`: when to save, how many to keep, and what to resume from (auto, never, or a path)."""
-
-    every_steps: int | None = None
-    every_s: float | None = None
-    keep: int = 3
-    resume: str = "auto"
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One job's spec as the ranks see it; `config_sha256` covers training and params."""
-
-    job: str
-    attempt: int
-    target: str
-    params: dict[str, Any]
-    training: Training
-    checkpoint: CheckpointSettings
-    timeout_s: float
-    config_sha256: str
 
 
 @dataclass(frozen=True)
@@ -124,6 +46,7 @@ class Task:
     evaluate: Callable[..., Any] | None = None
     collate: Callable[..., Any] | None = None
     blocks: Callable[..., Any] | None = None
+    on_event: Callable[..., Any] | None = None
 
     def make_dataset(self, params: dict[str, Any], split: str) -> Any:
         """Return the split, checked to be map-style and not empty, or None where the task says there is none."""
@@ -141,63 +64,6 @@ class Task:
         return data
 
 
-def read_spec(path: str | Path) -> Spec:
-    """Return the spec with every field checked for name and range. Raises TaskError."""
-    raw = json.loads(Path(path).read_text())
-    run = raw.get("run", {})
-    if run.get("kind", "task") != "task":
-        raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {run['kind']!r}")
-    settings = dict(raw["training"])
-    betas = tuple((settings.get("optimizer") or {}).get("betas") or (0.9, 0.999))
-    optimizer = _fill(Optimizer, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas})
-    schedule = _fill(Schedule, "training.schedule", settings.get("schedule") or {})
-    training = _fill(Training, "training", {**settings, "optimizer": optimizer, "schedule": schedule})
-    _check_training(training)
-    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # its other keys are for who stages the folder
-    checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
-    params = raw.get("params") or {}
-    config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
-    return Spec(
-        job=str(raw.get("job", "job")),
-        attempt=int(raw.get("attempt", 1)),
-        target=run.get("target", "task.py"),
-        params=params,
-        training=training,
-        checkpoint=_fill(CheckpointSettings, "checkpoint", checkpoint),
-        timeout_s=float(raw.get("timeout_s") or 600),
-        config_sha256=hashlib.sha256(config.encode()).hexdigest(),
-    )
-
-
-def _fill(kind: type[Any], where: str, values: dict[str, Any]) -> Any:
-    """Return `kind` filled from `values`; None stands for the default. Raises TaskError at an unknown key."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    for key in values:
-        if key not in names:
-            raise TaskError(f"{where}.{key} is not a setting of this trainer{_suggest(key, names)}")
-    try:
-        return kind(**{k: v for k, v in values.items() if v is not None})
-    except TypeError as error:
-        raise TaskError(f"{where}: {error}") from error
-
-
-def _check_training(training: Training) -> None:
-    if (training.max_steps is None) == (training.epochs is None):
-        raise TaskError("training needs exactly one of max_steps and epochs")
-    for name in (
-        "max_steps",
-        "epochs",
-        "global_batch_size",
-        "micro_batch_size",
-        "log_every",
-        "eval_every",
-        "clip_norm",
-    ):
-        value = getattr(training, name)
-        if value is not None and not value > 0:
-            raise TaskError(f"training.{name} is {value}; it must be positive")
-
-
 def load_task(target: str | Path) -> Task:
     """Return the functions of the task file, all its faults found at once. What the file itself raises propagates."""
     path = Path(target).resolve()
@@ -211,7 +77,7 @@ def load_task(target: str | Path) -> Task:
     for name, arguments in (REQUIRED | OPTIONAL).items():
         call, signature = found[name], f"{name}({', '.join(arguments)})"
         if call is None and name in REQUIRED:
-            faults.append(f"it has no function {signature}{_suggest(name, public)}")
+            faults.append(f"it has no function {signature}{suggest(name, public)}")
         elif call is not None and not callable(call):
             faults.append(f"`{name}` is a {type(call).__name__}; it must be a function {signature}")
         elif call is not None and not _accepts(call, len(arguments)):
@@ -246,8 +112,3 @@ def _accepts(call: Callable[..., Any], count: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _suggest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean `{close[0]}`?" if close else ""

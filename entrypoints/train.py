@@ -27,7 +27,8 @@ from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress, build, connect
 from cloudtrain.entrypoints.metrics import duration, quantity
 from cloudtrain.entrypoints.resume import resume
-from cloudtrain.entrypoints.task import TaskError, load_task, read_spec
+from cloudtrain.entrypoints.settings import TaskError, read_spec
+from cloudtrain.entrypoints.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 

@@ -13,7 +13,7 @@ import torch
 
 from cloudtrain.entrypoints import checkpoint, resume
 from cloudtrain.entrypoints.checkpoint import CheckpointError
-from cloudtrain.entrypoints.task import TaskError
+from cloudtrain.entrypoints.settings import TaskError
 
 
 def write(folder: Path, *steps: int, size: int = 10) -> list[Path]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints import data
-from cloudtrain.entrypoints.task import TaskError
+from cloudtrain.entrypoints.settings import TaskError
 
 CPU = torch.device("cpu")
 

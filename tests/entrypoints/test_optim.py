@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints import optim
-from cloudtrain.entrypoints.task import Optimizer, Schedule, TaskError
+from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError
 
 
 def test_warm_up_is_linear_and_wastes_no_step() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cloudtrain.entrypoints import strategy
-from cloudtrain.entrypoints.task import TaskError
+from cloudtrain.entrypoints.settings import TaskError
 
 
 def transformer() -> nn.Module:

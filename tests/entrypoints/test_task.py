@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints.task import Task, TaskError, load_task, read_spec
+from cloudtrain.entrypoints.settings import TaskError, read_spec
+from cloudtrain.entrypoints.task import Task, load_task
 
 WHOLE = "def model(params): return params\ndef dataset(params, split): return [1]\ndef loss(model, batch): return 0\n"
 
