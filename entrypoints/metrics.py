@@ -1,20 +1,101 @@
-"""How fast it goes and how long it will take, in numbers that people read at a glance."""
+"""How fast it goes, where the time goes, and how long it will take; in numbers that people read at a glance."""
 
 from __future__ import annotations
 
+import dataclasses
+import resource
+import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-__all__ = ["Meter", "duration", "quantity"]
+import torch
+
+from cloudtrain.entrypoints.flops import mfu
+
+__all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory", "quantity"]
+
+Batch = TypeVar("Batch")
+_SLOW_DATA = 0.1  # of the step: from here on, a log line says that training waits for data
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Means over one window of optimizer steps, from one log line to the next; None is what cannot be known here.
+
+    step_s = data_s + compute_s + communication_s; a checkpoint's time comes on top. Times are rank 0's clock, rates
+    those of all ranks. compute_s is what is left, so it is right on a GPU too, where calls return before the work is
+    done: forward, backward, the optimizer, and the waiting for other ranks that communication_s does not hold.
+    """
+
+    step_s: float
+    data_s: float  # the loop waited for a batch; on a GPU, which may still have had work, the most that it idled
+    compute_s: float
+    communication_s: float | None  # a sampled step's wait for gradients after computing its own: ddp_communication
+    checkpoint_s: float  # training stood still for saving; per step, the window's saves spread over its steps
+    samples_per_s: float
+    tokens_per_s: float | None
+    mfu: float | None
+    memory_bytes: int  # most in use by rank 0 so far: of the GPU by tensors, without one of the process
+
+    def fields(self) -> dict[str, float]:
+        """Return what is known, by name: the step event's fields."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def text(self) -> str:
+        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`; where it is much, the wait for data."""
+        parts = [f"{quantity(self.samples_per_s)} samples/s"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{quantity(self.tokens_per_s)} tokens/s")
+        if self.mfu is not None:
+            parts.append(f"mfu {100 * self.mfu:.2g}%")
+        if self.data_s > _SLOW_DATA * self.step_s:
+            parts.append(f"waiting {100 * self.data_s / self.step_s:.0f}% for data")
+        return " ".join(parts)
 
 
 class Meter:
-    """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping."""
+    """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
 
-    def __init__(self, samples_per_step: int) -> None:
+    A step costs one clock reading and two for each micro-batch, about a microsecond; all else is done at log lines.
+    """
+
+    def __init__(
+        self,
+        samples_per_step: int,
+        *,
+        tokens_per_sample: int | None = None,
+        ranks: int = 1,
+        peak_tflops: float | None = None,
+        communication: Callable[[], float | None] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """`samples_per_step` are of all ranks; `peak_tflops` is of one; `communication` returns seconds a step."""
         self._samples_per_step = samples_per_step
+        self._tokens_per_sample = tokens_per_sample
+        self._ranks = ranks
+        self._peak_tflops = peak_tflops
+        self._communication = communication or (lambda: None)
+        self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
-        self._steps = 0
+        self._steps = self._all_steps = 0
+        self._data_s = self._checkpoint_s = self._paused_s = 0.0
         self.step_s = 0.0  # of the last window; 0 until the first is done
+        self.flops_per_step: float | None = None  # over all ranks; set once it is counted, 0 if it could not be
+
+    @property
+    def knows_peak(self) -> bool:
+        """Whether MFU can be told once the operations are counted."""
+        return self._peak_tflops is not None
+
+    def wait_for(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch, its waiting counted."""
+        begin_s = time.perf_counter()
+        batch = next(batches)
+        self._data_s += time.perf_counter() - begin_s
+        return batch
 
     def tick(self) -> None:
         """Count one optimizer step."""
@@ -23,15 +104,91 @@ class Meter:
             self.step_s = time.perf_counter() - self._since_s
 
     def skip(self, seconds: float) -> None:
-        """Leave out time that went into saving or evaluating."""
+        """Leave out time that went into something other than steps, such as evaluating."""
         self._since_s += seconds
+        self._paused_s += seconds
+
+    def add(self, part: str, seconds: float) -> None:
+        """Leave out time in which training stood still for a `checkpoint`, and report it as such. Raises ValueError."""
+        if part != "checkpoint":
+            raise ValueError(f"{part!r} is not a part of the time; there is checkpoint")
+        self._checkpoint_s += seconds
+        self.skip(seconds)
 
     def read(self) -> float:
         """Return samples per second since the last reading, over all ranks, and begin a new window."""
-        now_s = time.perf_counter()
-        self.step_s = max(now_s - self._since_s, 1e-9) / max(self._steps, 1)
-        self._since_s, self._steps = now_s, 0
-        return self._samples_per_step / self.step_s
+        return self.measure().samples_per_s
+
+    def measure(self) -> Speed:
+        """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
+        now_s, steps = time.perf_counter(), max(self._steps, 1)
+        self.step_s = max(now_s - self._since_s, 1e-9) / steps
+        data_s = min(self._data_s / steps, self.step_s)
+        checkpoint_s = self._checkpoint_s / steps
+        communication_s = self._communication()
+        if communication_s is not None:  # a sample of one step may exceed the mean
+            communication_s = min(communication_s, self.step_s - data_s)
+        self._all_steps += self._steps
+        self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
+        rate = self._samples_per_step / self.step_s
+        share = None
+        if self.flops_per_step and self._peak_tflops is not None:
+            share = mfu(self.flops_per_step, self.step_s, self._ranks, self._peak_tflops)
+        return Speed(
+            step_s=self.step_s,
+            data_s=data_s,
+            compute_s=self.step_s - data_s - (communication_s or 0.0),
+            communication_s=communication_s,
+            checkpoint_s=checkpoint_s,
+            samples_per_s=rate,
+            tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
+            mfu=share,
+            memory_bytes=peak_memory(self._device),
+        )
+
+    def eta_s(self, steps_left: int) -> float:
+        """Return the seconds that the steps will take at the last window's pace, with pauses as there were so far."""
+        return steps_left * (self.step_s + self._paused_s / max(self._all_steps + self._steps, 1))
+
+
+def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
+    """Return a function for the seconds that the newest sampled step waited for gradients beyond computing its own.
+
+    From DistributedDataParallel's own clocks, host ones on CPU and CUDA events on a GPU: the time of its all-reduces
+    less what overlaps the backward pass; waiting for slower ranks is in it. It samples the first 10 steps and then one
+    of `every`. None where there is no such model (fsdp keeps no such clocks), or torch has changed its private names.
+    """
+    try:
+        # One of log_every: reading the clocks waits for the GPU, so a sample of every step would stop it running ahead.
+        model._set_ddp_runtime_logging_sample_rate(every)
+        read: Callable[[], dict[str, Any]] = model._get_ddp_logging_data
+    except AttributeError:
+        return lambda: None
+
+    def newest() -> float | None:
+        found = read()  # 6 us
+        try:
+            ns = float(found["backward_comm_time"] - found["backward_compute_comm_overlap_time"])
+        except KeyError:  # before the second step
+            return None
+        return max(0.0, ns / 1e9)
+
+    return newest
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes in use so far: of the GPU by tensors; without one, of main memory by this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        # getrusage inherits its peak from whoever forked this process: after a launcher of 500 MB, 500 MB.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def quantity(value: float) -> str:

@@ -1,18 +1,87 @@
-"""Learning-rate schedules by value, and the optimizers' names."""
+"""Schedules and scaling by value, LARS and LAMB against their papers' formulas, and every optimizer over shards."""
 
 from __future__ import annotations
 
+import copy
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 
 from cloudtrain.entrypoints import optim
 from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError
+
+# Two ranks, one after another every optimizer over shards (fsdp, hsdp's mesh) and over a copy of the model, on the same
+# batches. Odd sizes shard unevenly; a matrix of one row leaves rank 1 with nothing of it.
+SHARDED = """
+import copy, json, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from cloudtrain.entrypoints import optim
+from cloudtrain.entrypoints.settings import Optimizer
+
+rank = int(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+hybrid = init_device_mesh("cpu", (1, 2), mesh_dim_names=("copy", "shard"))
+meshes = {"fsdp": init_device_mesh("cpu", (2,)), "hsdp": hybrid}
+calls = 0
+reduce = dist.all_reduce
+def counted(*args, **kwargs):
+    global calls
+    calls += 1
+    return reduce(*args, **kwargs)
+found = {}
+for mesh_name, mesh in meshes.items():
+    for name in optim.OPTIMIZERS:
+        settings = Optimizer(name, lr=0.05, momentum=0.9, weight_decay=0.01, trust_coefficient=0.1)
+        torch.manual_seed(0)
+        whole = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3), nn.Linear(3, 1, bias=False))
+        spread = copy.deepcopy(whole)
+        for layer in (spread[0], spread[3]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(spread, mesh=mesh)
+        both = [(m, optim.build(settings, m.parameters())) for m in (whole, spread)]
+        calls = 0
+        for step in range(4):
+            torch.manual_seed(step)
+            x = torch.randn(8, 5)
+            for model, optimizer in both:
+                model(x).square().mean().backward()
+                dist.all_reduce = counted
+                optimizer.step()
+                dist.all_reduce = reduce
+                optimizer.zero_grad()
+        pairs = zip(whole.parameters(), spread.parameters(), strict=True)
+        away = max((a - b.full_tensor()).abs().max().item() for a, b in pairs)
+        torch.manual_seed(0)
+        moved = max((a - b).abs().max().item() for a, b in zip(whole[0].parameters(), nn.Linear(5, 7).parameters()))
+        found[f"{mesh_name} {name}"] = {"away": away, "moved": moved, "calls": calls}
+if rank == 0:
+    print(json.dumps(found), flush=True)
+dist.barrier()
+os._exit(0)
+"""
 
 
 def test_warm_up_is_linear_and_wastes_no_step() -> None:
     """The first step has 1/n of the rate and step n the whole."""
     schedule = Schedule("constant", warmup_steps=4)
     assert [optim.lr_factor(schedule, step, 10) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_warm_up_may_begin_at_the_unscaled_rate() -> None:
+    """From a start above 0 the first step has just that, and the first after the warm-up the whole."""
+    schedule = Schedule("constant", warmup_steps=4)
+    found = [optim.lr_factor(schedule, step, 10, start=0.2) for step in range(5)]
+    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 def test_cosine_ends_at_the_lowest_rate() -> None:
@@ -29,15 +98,211 @@ def test_linear_falls_evenly() -> None:
 
 def test_unknown_names_are_task_errors() -> None:
     """The message lists what there is."""
-    with pytest.raises(TaskError, match="adamw, sgd"):
-        optim.build(Optimizer("adam"), [torch.nn.Parameter(torch.zeros(1))])
+    with pytest.raises(TaskError, match="adamw, lamb, lars, radam, sgd"):
+        optim.build(Optimizer("adam"), [nn.Parameter(torch.zeros(1))])
     with pytest.raises(TaskError, match="constant, cosine, linear"):
         optim.lr_factor(Schedule("step"), 0, 1)
+    with pytest.raises(TaskError, match="none, linear, sqrt"):
+        optim.scaled_lr(0.1, 512, 256, "square")
 
 
 def test_set_lr_keeps_the_groups_apart() -> None:
     """Each group moves by the same factor from its own base."""
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.1, 0.01)]
     optimizer = torch.optim.SGD(groups)
     assert optim.set_lr(optimizer, [0.1, 0.01], 0.5) == 0.05
     assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.005]
+
+
+@pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 1.6), ("sqrt", 0.4)])
+def test_rate_is_scaled_by_the_rule(rule: str, lr: float) -> None:
+    """Sixteen base batches: 16 times the rate, or 4 times, in the function and in what is built."""
+    assert optim.scaled_lr(0.1, 4096, 256, rule) == pytest.approx(lr)
+    settings = Optimizer("sgd", lr=0.1, lr_scaling=rule, base_batch_size=256)
+    optimizer = optim.build(settings, [nn.Parameter(torch.zeros(1))], 4096)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)
+
+
+def test_warm_up_of_a_rate_scaled_up_starts_at_the_unscaled_one() -> None:
+    """A rate as it is, or scaled down, warms up from 0."""
+    schedule = Schedule(warmup_steps=10)
+    settings = Optimizer("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
+    assert optim.warmup_start(settings, schedule, 1024) == 0.25
+    assert optim.warmup_start(settings, schedule, 256) == optim.warmup_start(settings, schedule, 64) == 0.0
+
+
+def test_scaling_up_without_warm_up_is_a_task_error() -> None:
+    """It says which setting mends it; scaled down, or not at all, there is nothing to mend."""
+    settings = Optimizer("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
+    with pytest.raises(TaskError, match=r"lr 0\.1 to 0\.4 for 1024 samples.*set schedule\.warmup_steps"):
+        optim.warmup_start(settings, Schedule(), 1024)
+    assert optim.warmup_start(settings, Schedule(), 128) == 0.0
+    assert optim.warmup_start(Optimizer("sgd"), Schedule(), 1024) == 0.0
+
+
+def test_build_passes_every_setting_on() -> None:
+    """What the settings say, each optimizer has."""
+    parameters = [nn.Parameter(torch.zeros(1))]
+    wanted = {
+        "lr": 0.3,
+        "momentum": 0.8,
+        "betas": (0.7, 0.95),
+        "eps": 1e-5,
+        "weight_decay": 0.2,
+        "trust_coefficient": 0.5,
+    }
+    for name in optim.OPTIMIZERS:
+        (group,) = optim.build(Optimizer(name, **wanted), parameters).param_groups
+        assert {key: group[key] for key in wanted if key in group} == {k: v for k, v in wanted.items() if k in group}
+    assert group["lr"] == 0.3
+
+
+def run(optimizer_of: Any, steps: int = 4) -> nn.Module:
+    """Return a small model after some steps; its gradients do not depend on the optimizer's own arithmetic."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    optimizer = optimizer_of(model.parameters())
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(8, 4, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+class PlainLars(torch.optim.Optimizer):
+    """Algorithm 1 of You et al. 2017, one line a line; biases without ratio and decay."""
+
+    def step(self) -> None:  # type: ignore[override]
+        """Take one step with rate 0.1, momentum 0.9, decay 0.01 and trust coefficient 0.02."""
+        for weights in self.param_groups[0]["params"]:
+            gradient, ratio, decay = weights.grad, 1.0, 0.0
+            if weights.ndim > 1:
+                decay = 0.01
+                ratio = 0.02 * weights.norm() / (gradient.norm() + decay * weights.norm())
+            velocity = self.state[weights].get("v", torch.zeros_like(weights))
+            self.state[weights]["v"] = velocity = 0.9 * velocity + 0.1 * ratio * (gradient + decay * weights)
+            weights.data -= velocity.detach()
+
+
+class PlainLamb(torch.optim.Optimizer):
+    """Algorithm 2 of You et al. 2020, one line a line; biases without ratio and decay."""
+
+    def step(self) -> None:  # type: ignore[override]
+        """Take one step with rate 0.1, betas 0.8 and 0.9, eps 1e-6 and decay 0.01."""
+        for weights in self.param_groups[0]["params"]:
+            state = self.state[weights]
+            t = state["t"] = state.get("t", 0) + 1
+            mean = state["m"] = 0.8 * state.get("m", 0.0) + 0.2 * weights.grad
+            square = state["s"] = 0.9 * state.get("s", 0.0) + 0.1 * weights.grad**2
+            update = mean / (1 - 0.8**t) / ((square / (1 - 0.9**t)).sqrt() + 1e-6)
+            ratio = 1.0
+            if weights.ndim > 1:
+                update = update + 0.01 * weights
+                ratio = weights.norm() / update.norm()
+            weights.data -= (0.1 * ratio * update).detach()
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain"),
+    [
+        (lambda p: optim.LARS(p, 0.1, 0.9, 0.01, 0.02), lambda p: PlainLars(p, {})),
+        (lambda p: optim.LAMB(p, 0.1, (0.8, 0.9), 1e-6, 0.01), lambda p: PlainLamb(p, {})),
+    ],
+    ids=["lars", "lamb"],
+)
+def test_layerwise_optimizers_follow_their_papers(ours: Any, plain: Any) -> None:
+    """Four steps in fp64 agree with the formulas written out."""
+    for found, wanted in zip(run(ours).parameters(), run(plain).parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+def test_state_survives_saving_to_the_bit(name: str) -> None:
+    """Two steps, saved and loaded into a fresh optimizer, and two more: as four."""
+    settings = Optimizer(name, lr=0.05, momentum=0.9, weight_decay=0.01)
+    torch.manual_seed(1)
+    first = nn.Linear(4, 3)
+    second = copy.deepcopy(first)
+    gradients = [[torch.randn_like(p) for p in first.parameters()] for _ in range(4)]
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[list[torch.Tensor]]) -> None:
+        for gradient in steps:
+            for parameter, value in zip(model.parameters(), gradient, strict=True):
+                parameter.grad = value.clone()
+            optimizer.step()
+
+    train(first, optim.build(settings, first.parameters()), gradients)
+    half = optim.build(settings, second.parameters())
+    train(second, half, gradients[:2])
+    rest = optim.build(settings, second.parameters())
+    rest.load_state_dict(copy.deepcopy(half.state_dict()))
+    train(second, rest, gradients[2:])
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_zero_weights_and_zero_gradients_stay_finite(name: str) -> None:
+    """A layer that begins at zero moves at the plain rate; without a gradient, or with a zero one, it stays."""
+    settings = Optimizer(name, lr=0.1)
+    zero, still, unused = (nn.Parameter(value) for value in (torch.zeros(2, 2), torch.ones(2, 2), torch.ones(2, 2)))
+    optimizer = optim.build(settings, [zero, still, unused])
+    zero.grad, still.grad = torch.ones(2, 2), torch.zeros(2, 2)
+    optimizer.step()
+    torch.testing.assert_close(zero.detach(), torch.full((2, 2), -0.1))
+    assert torch.equal(still, torch.ones(2, 2))
+    assert torch.equal(unused, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_groups_keep_their_own_settings(name: str) -> None:
+    """A group at rate 0 stays, the other moves; a closure's loss comes back."""
+    pair = [nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
+    maker = {"lars": optim.LARS, "lamb": optim.LAMB}[name]
+    optimizer = maker([{"params": pair[:1], "lr": 0.0}, {"params": pair[1:]}], lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = (pair[0] + pair[1]).square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 16.0
+    assert torch.equal(pair[0], torch.ones(2, 2))
+    assert not torch.equal(pair[1], torch.ones(2, 2))
+
+
+def test_sparse_gradients_are_refused() -> None:
+    """The message says what to write instead."""
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        optim.LAMB(table.parameters(), lr=0.1).step()
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
+    """Return how far each optimizer over shards ended from the one over the whole model, by mesh and name."""
+    folder = tmp_path_factory.mktemp("sharded")
+    (folder / "sharded.py").write_text(SHARDED)
+    command = [sys.executable, str(folder / "sharded.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store")], stdout=subprocess.PIPE, env=environment, text=True
+        )
+        for rank in range(2)
+    ]
+    output = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    found: dict[str, dict[str, float]] = json.loads(output[0])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp", "hsdp"])
+@pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
+def test_optimizer_over_shards_is_the_same(sharded: dict[str, dict[str, float]], mesh: str, name: str) -> None:
+    """Two ranks with half of each parameter end where one with all of it ends, and it is far from the beginning."""
+    found = sharded[f"{mesh} {name}"]
+    assert found["away"] <= 1e-6 < 1e-3 < found["moved"]
+    assert found["calls"] == (4 if name in ("lars", "lamb") else 0)  # one all-reduce a step for all layers

@@ -1,0 +1,204 @@
+"""Operations counted on real micro-batches, without a trace in the results; peaks by the names that torch gives."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from cloudtrain.entrypoints import flops
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count whatever other tests in this process have compiled."""
+    monkeypatch.setattr(flops, "_is_compiled", lambda: False)
+
+
+class Attention(nn.Module):
+    """One head of attention without projections."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the attention of x to itself."""
+        return F.scaled_dot_product_attention(x, x, x)
+
+
+def convolutional() -> nn.Module:
+    """Return a small network with all that could leave a trace: batch norm, dropout, in-place steps."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 5),
+    )
+
+
+def test_matrix_products_are_counted_by_hand() -> None:
+    """Two operations a multiply-add: forward, and backward for the weights and, but for the first layer, the input."""
+    model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
+    with flops.Counter() as counter:
+        model(torch.randn(8, 10)).sum().backward()
+    first, second = 2 * 8 * 10 * 20, 2 * 8 * 20 * 5
+    assert counter.total == (first + second) + (first + 2 * second)
+
+
+def test_attention_is_counted_on_the_cpu_too() -> None:
+    """Forward two products of T x T x D a head and sample, backward five: they are computed again there."""
+    x = torch.randn(2, 3, 16, 8, requires_grad=True)
+    with flops.Counter() as counter:
+        Attention()(x).sum().backward()
+    assert counter.total == (2 + 5) * 2 * (2 * 3) * 16 * 16 * 8
+
+
+@pytest.mark.parametrize(
+    "shape_and_model",
+    [((6, 3, 6, 6), convolutional), ((2, 3, 16, 8), lambda: nn.Sequential(nn.Linear(8, 8), Attention()))],
+    ids=["convolution", "attention"],
+)
+def test_counting_leaves_no_trace(shape_and_model: tuple[tuple[int, ...], Callable[[], nn.Module]]) -> None:
+    """Loss, gradients, buffers and the random numbers afterwards are the same bits as without it."""
+    shape, make = shape_and_model
+    torch.manual_seed(0)
+    plain = make()
+    counted = copy.deepcopy(plain)
+    x = torch.randn(shape)
+    found = []
+    for model, context in ((plain, torch.enable_grad()), (counted, flops.Counter())):
+        torch.manual_seed(1)
+        with context:
+            loss = model(x).square().mean()
+            loss.backward()
+        state = itertools.chain(model.state_dict().values(), (p.grad for p in model.parameters()))
+        found.append([loss.detach(), torch.get_rng_state(), *state])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert isinstance(context, flops.Counter)
+    assert context.total
+
+
+def test_what_is_computed_again_is_not_counted() -> None:
+    """Activation checkpointing makes the step longer, not the model bigger."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+    totals = []
+    for forward in (block, lambda x: checkpoint(block, x, use_reentrant=False)):
+        with flops.Counter() as counter:
+            forward(x).sum().backward()
+        totals.append(counter.total)
+    assert totals == [2 * 3 * 2 * 4 * 8 * 8] * 2
+
+
+# Counting goes wrong without a word: the module would run on, uncompiled.
+COMPILED = """
+import torch
+from cloudtrain.entrypoints import flops
+calls = 0
+def backend(graph, _):
+    def run(*args):
+        global calls
+        calls += 1
+        return graph(*args)
+    return run
+with flops.Counter() as before:
+    torch.ones(2, 2) @ torch.ones(2, 2)
+model = torch.compile(torch.nn.Linear(2, 2), backend=backend)
+for _ in range(3):
+    with flops.Counter() as counter:
+        model(torch.ones(1, 2))
+assert (before.total, counter.total, calls) == (16, None, 3)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_modules_stay_compiled() -> None:
+    """Where torch.compile was called, nothing is counted, and every call runs what was compiled."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
+
+
+def test_estimate_is_near_the_count() -> None:
+    """Six operations a parameter and token, on layers without attention, but for the first layer's input gradient."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
+    with flops.Counter() as counter:
+        model(torch.randn(10, 64)).sum().backward()
+    assert counter.total == pytest.approx(flops.estimate(8 * 64 * 64, 10), rel=0.05)
+
+
+def test_total_is_that_of_torchs_own_counter() -> None:
+    """On a model with every kind of operation; torch's does not count attention on the CPU."""
+    x = torch.randn(6, 3, 6, 6)
+    model = convolutional()
+    totals = []
+    for counter in (flops.Counter(), FlopCounterMode(display=False)):
+        with counter:
+            model(x).square().mean().backward()
+        totals.append(counter.total if isinstance(counter, flops.Counter) else counter.get_total_flops())
+    assert totals[0] == totals[1]
+
+
+def test_failing_formula_ends_nothing() -> None:
+    """The model runs on, and the total is unknown rather than wrong."""
+    with flops.Counter() as counter:
+        counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
+        assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0))
+    assert counter.total is None
+
+
+def test_model_without_known_operations_has_no_total() -> None:
+    """Not 0 %, but nothing."""
+    with flops.Counter() as counter:
+        torch.ones(3) * 2
+    assert counter.total is None
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("Tesla V100-PCIE-32GB", "fp16", 112.0),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla T4", "fp32", 8.1),
+        ("NVIDIA A10G", "bf16", 70.0),
+        ("NVIDIA A10", "bf16", 125.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA L40S", "bf16", 362.0),
+        ("NVIDIA A100-SXM4-40GB", "tf32", 156.0),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312.0),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.0),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H200", "bf16", 989.0),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA GeForce RTX 4090", "bf16", None),
+        ("NVIDIA H200", "fp8", None),
+    ],
+)
+def test_peaks_go_by_the_device_name(name: str, precision: str, peak: float | None) -> None:
+    """Boards that differ are told apart, and what is not in the table is unknown."""
+    assert flops.peak_tflops(name, precision) == peak
+
+
+def test_fp32_may_mean_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where matrix products may use it, that is the peak; a GPU without it keeps its own; a CPU has none."""
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    assert flops.device_peak_tflops(device, "fp32") == 67.0
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert flops.device_peak_tflops(device, "fp32") == 495.0
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    assert flops.device_peak_tflops(device, "fp32") == 8.1
+    assert flops.device_peak_tflops(torch.device("cpu"), "fp32") is None
+
+
+def test_utilisation_is_over_all_ranks() -> None:
+    """1e12 operations in half a second on four devices of 2 TFLOPS."""
+    assert flops.mfu(1e12, 0.5, 4, 2.0) == 0.25
