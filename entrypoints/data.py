@@ -51,6 +51,7 @@ class Split:
     micro: int
     ranks: int
     accumulation: int
+    is_strided: bool = False
 
     @property
     def virtual(self) -> int:
@@ -58,7 +59,9 @@ class Split:
         return self.ranks * self.accumulation
 
     def owned(self, rank: int) -> range:
-        """Return the virtual ranks of a physical one: neighbours, in order."""
+        """Return the virtual ranks of a physical one, in order: neighbours, or every so many-th one."""
+        if self.is_strided:
+            return range(rank, self.virtual, self.ranks)
         return range(rank * self.accumulation, (rank + 1) * self.accumulation)
 
 

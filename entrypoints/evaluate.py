@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints import data
-from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints import data, heartbeat, report
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.settings import TaskError
 
@@ -51,16 +52,17 @@ def evaluate(job: Job, progress: Progress) -> str | None:
         stop, metrics = _run(job, plan)
     finally:
         module.train()
-    job.meter.skip(time.perf_counter() - begin_s)
+        for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
+            if isinstance(part, FSDPModule):
+                part.reshard()
+    seconds = time.perf_counter() - begin_s
+    job.meter.skip(seconds)
     if stop is not None:
         return stop
     progress.metrics, progress.evaluated_step = metrics, progress.step
-    if place.is_head:
-        text = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        seconds = time.perf_counter() - begin_s
-        emit(
-            "eval", f"eval step {progress.step} {text}", step=progress.step, **metrics, metrics=metrics, seconds=seconds
-        )
+    text = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    fields = {"step": progress.step, **metrics, "metrics": metrics, "seconds": seconds}
+    report.say(job, "eval", f"eval step {progress.step} {text}", **fields)
     return None
 
 
@@ -76,24 +78,21 @@ def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, 
         num_workers=training.num_workers,
         device=job.place.device,
     )
-    sums: dict[str, float] = {}
-    total = 0
+    found: list[dict[str, float]] = []
     try:
-        for number, (_, weight) in enumerate(plan):
+        for number, _ in enumerate(plan):
+            heartbeat.beat()
             data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
             if job.agreement.is_due():
                 job.agreement.begin(job.meter.step_s)
             with job.strategy.autocast():
-                found = _measure(job, next(batches))
+                found.append(_measure(job, next(batches)))
             stop = job.agreement.finish().stop
             if stop is not None:
                 return stop, {}
-            for name, value in found.items():
-                sums[name] = sums.get(name, 0.0) + (value * weight if weight else 0.0)
-            total += weight
     finally:
         batches.close()
-    return None, _mean(sums, total)
+    return None, _mean(found, [weight for _, weight in plan])
 
 
 def _measure(job: Job, batch: Any) -> dict[str, float]:
@@ -110,10 +109,21 @@ def _measure(job: Job, batch: Any) -> dict[str, float]:
         ) from error
 
 
-def _mean(sums: dict[str, float], total: int) -> dict[str, float]:
-    """Return the sums over all ranks divided by the samples of all ranks."""
-    names = sorted(sums)
-    vector = torch.tensor([float(total), *(sums[name] for name in names)], dtype=torch.float64)
-    dist.all_reduce(vector)
-    count, *values = vector.tolist()
-    return {name: value / count for name, value in zip(names, values, strict=True)}
+def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
+    """Return the means over the samples of all ranks: the same bits, however the batches fell on the ranks."""
+    names = sorted(found[0])
+    table = torch.tensor(
+        [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
+        dtype=torch.float64,
+    )
+    tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
+    dist.all_gather(tables, table)
+    rows = [row for part in tables for row in part.tolist() if row[0]]
+    count = sum(row[0] for row in rows)
+    return {name: _sum(row[0] * row[1 + i] for row in rows) / count for i, name in enumerate(names)}
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Return the exact sum, rounded once: in any order the same."""
+    listed = list(values)
+    return math.fsum(listed) if all(map(math.isfinite, listed)) else sum(listed)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -11,14 +14,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import data, optim, strategy
+from cloudtrain.entrypoints import data, flops, optim, strategies, tensorboard
 from cloudtrain.entrypoints.agree import Agreement
-from cloudtrain.entrypoints.metrics import Meter
-from cloudtrain.entrypoints.settings import Spec, TaskError
+from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.checkpoints.saver import Saver
+from cloudtrain.entrypoints.ema import Ema
+from cloudtrain.entrypoints.metrics import Meter, ddp_communication
+from cloudtrain.entrypoints.settings import Spec, TaskError, Training
 from cloudtrain.entrypoints.task import Task
 
 __all__ = ["Job", "Place", "Progress", "build", "connect"]
 
+ASK_FILE = "save-now"  # made by anybody in the folder of the checkpoints: save, and go on
 _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save has been timed: a slow disk or network share
 
 
@@ -47,12 +54,23 @@ class Job:
     split: data.Split
     train_data: Any
     eval_data: Any | None
-    strategy: strategy.Strategy
+    strategy: strategies.Strategy
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # passes everything through but in fp16
+    ema: Ema | None
+    buffers: list[torch.Tensor]
     base_lrs: list[float]
+    warmup_start: float  # the factor on the rate from which the warm-up rises
     identity: dict[str, Any]  # what every checkpoint says of the job, and a resume compares
     meter: Meter
+    saver: Saver
     folder: Path  # of the checkpoints
+    mirror: mirror.Mirror | None
+    board: tensorboard.Board | None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has its averaged weights, if it keeps any."""
+        return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
 
 
 @dataclass
@@ -63,9 +81,15 @@ class Progress:
     samples: int = 0  # the position in the sample stream
     max_steps: int = 0
     resumed_from: int | None = None
-    saved_step: int | None = None
+    begun_step: int | None = None  # the newest one that is being saved, or was
+    saved_step: int | None = None  # the newest one that is durable
     evaluated_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None  # of the monitored metric
+    best_step: int | None = None
+    stale: int = 0  # evaluations since then
+    log_every: int = 10  # where the settings leave it open, until it is known how long a step takes
+    skipped: int = 0  # steps left out because of a loss or gradient that was not finite
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
 
@@ -88,8 +112,11 @@ def connect(timeout_s: float) -> Place:
     return Place(rank, ranks, device)
 
 
-def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
-    """Return the job, its model still with the weights that `model(params)` gave it. Raises TaskError."""
+def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent: bool = False) -> Job:
+    """Return the job, its model still with the weights that `model(params)` gave it. Raises TaskError.
+
+    `silent`: its ranks send each other no gradients; to measure what that costs.
+    """
     wanted = spec.training
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.ranks)
     optim.lr_factor(wanted.schedule, 0, 1)  # an unknown schedule shows before the data are read
@@ -103,46 +130,85 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement) -> Job:
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
         raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
-    spread = strategy.wrap(wanted.strategy, module, place.device, wanted.precision, task.blocks)
+    spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
+    warmup_start = 0.0
     if task.optimizer is None:
-        optimizer = optim.build(wanted.optimizer, spread.module.parameters())
+        warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+        optimizer = optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch)
     else:
         optimizer = task.optimizer(spread.module, spec.params)
-    parameters = sum(p.numel() for p in module.parameters())
-    agreement.start(place.rank, spec.checkpoint.every_s, save_s=12 * parameters / _SAVE_BYTES_PER_S)
+    parameters = sum(p.numel() for p in spread.module.parameters())
+    folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
+    second = mirror.open_mirror(spec.checkpoint.mirror)
+    agreement.start(place.rank, spec.checkpoint.every_s, 12 * parameters / _SAVE_BYTES_PER_S, folder / ASK_FILE)
     return Job(
         spec=spec,
         task=task,
         place=place,
         agreement=agreement,
-        split=split,
+        split=dataclasses.replace(split, is_strided=spread.strided),
         train_data=train_data,
         eval_data=eval_data,
         strategy=spread,
         optimizer=optimizer,
+        scaler=torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16"),
+        ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
+        buffers=list(spread.module.buffers()),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
+        warmup_start=warmup_start,
         identity={
-            "format": 1,
-            "job": spec.job,
-            "seed": wanted.seed,
+            **_settings(spec, split),
             "world_size": place.ranks,
-            "virtual_ranks": split.virtual,
-            "global_batch_size": split.global_batch,
-            "micro_batch_size": split.micro,
-            "strategy": wanted.strategy,
-            "precision": wanted.precision,
             "optimizer": type(optimizer).__name__,
             "parameters": parameters,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
             "dataset_length": len(train_data),
             "dataset_fingerprint": fingerprint,
-            "config_sha256": spec.config_sha256,
             "code_sha256": task.code_sha256,
         },
-        meter=Meter(split.global_batch),
-        folder=Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute(),
+        meter=_meter(wanted, split, place, spread),
+        saver=Saver(folder, place.device, spec.checkpoint.keep, second),
+        folder=folder,
+        mirror=second,
+        board=_board(spec, place),
     )
+
+
+def _meter(wanted: Training, split: data.Split, place: Place, spread: strategies.Strategy) -> Meter:
+    return Meter(
+        split.global_batch,
+        tokens_per_sample=wanted.tokens_per_sample,
+        ranks=place.ranks,
+        peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
+        communication=ddp_communication(spread.model, wanted.log_every or 10),
+        device=place.device,
+    )
+
+
+def _board(spec: Spec, place: Place) -> tensorboard.Board | None:
+    """Return rank 0's writer of event files, where they are asked for and there is a place for them."""
+    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
+    if not spec.training.tensorboard or not place.is_head or not folder:
+        return None
+    return tensorboard.Board(Path(folder) / "tensorboard")
+
+
+def _settings(spec: Spec, split: data.Split) -> dict[str, Any]:
+    """Return what of the settings a checkpoint says, and a resume compares."""
+    wanted = spec.training
+    return {
+        "format": 2,
+        "job": spec.job,
+        "seed": wanted.seed,
+        "virtual_ranks": split.virtual,
+        "global_batch_size": split.global_batch,
+        "micro_batch_size": split.micro,
+        "strategy": wanted.strategy,
+        "precision": wanted.precision,
+        "reproducible": wanted.reproducible,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "config_sha256": spec.config_sha256,
+    }
 
 
 def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: Place) -> Any | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints import checkpoint
+from cloudtrain.entrypoints import exchange, saving
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import loader, mirror
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.settings import TaskError
@@ -37,20 +40,18 @@ _COMPARED = {
 
 def resume(job: Job) -> Progress:
     """Load what the settings say to resume from, if it is there; say what changed; return how far the job has come."""
+    begin_s = time.perf_counter()
     found, damaged = _agree(job)
     progress = Progress()
     if found is not None:
         _load(job, found)
-        progress = Progress(
-            step=found.step,
-            samples=int(found.trainer["samples"]),
-            resumed_from=found.step,
-            saved_step=found.step if found.path.parent == job.folder else None,
-            evaluated_step=found.trainer["evaluated_step"],
-            metrics=found.trainer["metrics"],
-            loss=found.trainer["loss"],
-            path=found.path,
-        )
+        progress.step = progress.resumed_from = found.step
+        progress.path = found.path
+        for name in saving.CARRIED:
+            if name in found.trainer:
+                setattr(progress, name, found.trainer[name])
+        if found.path.parent == job.folder:
+            progress.saved_step = progress.begun_step = found.step
     training = job.spec.training
     if training.epochs is not None:  # from here on, so that it holds where the global batch has changed
         left = math.ceil(training.epochs * len(job.train_data)) - progress.samples
@@ -58,85 +59,183 @@ def resume(job: Job) -> Progress:
     else:
         progress.max_steps = training.max_steps or 0
     if job.place.is_head:
-        _report(job, found, damaged)
+        _report(job, found, damaged, time.perf_counter() - begin_s)
     return progress
 
 
-def choose(folder: Path, wanted: str, is_first: bool) -> tuple[checkpoint.Found | None, list[tuple[Path, str]]]:
-    """Return the checkpoint to resume from and the damaged ones passed over, which are set aside.
+def choose(folder: Path, wanted: str, is_first: bool) -> list[Path]:
+    """Return the checkpoints to try, the best first; none: start from step 0.
 
     `wanted` is auto, never, or a path; the latter two hold for the job's first start: after that, its own are newer.
-    What would outrank this run's checkpoints, being of a later step, is set aside too. Raises CheckpointError.
+    What would outrank this run's checkpoints, being of a later step, is set aside. Raises TaskError.
     """
-    checkpoint.prepare(folder)
-    own = checkpoint.list_steps(folder)
+    own = folders.list_steps(folder)
     if wanted == "never" and is_first:
         for _, path in own:
-            checkpoint.set_aside(path, "old")
-        return None, []
-    if wanted not in ("auto", "never") and (is_first or not own):
-        found = _at(Path(wanted))
-        for step, path in own:
-            if step > found.step:
-                checkpoint.set_aside(path, "old")
-        return found, []
-    newest, damaged = checkpoint.newest(folder)
-    for path, _ in damaged:
-        checkpoint.set_aside(path, "damaged")
-    return newest, damaged
+            folders.set_aside(path, "old")
+        return []
+    if wanted in ("auto", "never") or (own and not is_first):
+        return [path for _, path in own]
+    return _at(Path(wanted))
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in words what differs between a checkpoint's job and this one."""
-    return [
+    found = [
         text.format(then=then[key], now=now[key])
         for key, text in _COMPARED.items()
         if key in then and then[key] != now[key]
     ]
-
-
-def _at(path: Path) -> checkpoint.Found:
-    if not path.is_dir():
-        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto takes the newest of this job")
-    if (path / checkpoint.MANIFEST).exists() or not checkpoint.list_steps(path):
-        return checkpoint.open_found(path.absolute())
-    found, damaged = checkpoint.newest(path.absolute())
-    if found is None:
-        raise checkpoint.CheckpointError(f"no checkpoint in {path} is intact: {damaged[0][0].name}: {damaged[0][1]}")
+    if then.get("reproducible") == now.get("reproducible") == "strict":  # that is what strict is for
+        return [text for text in found if " ranks, then " not in text]
     return found
 
 
-def _agree(job: Job) -> tuple[checkpoint.Found | None, list[tuple[Path, str]]]:
-    """Let rank 0 choose and tell the others: only it need see the folder, and all take the same or fail together."""
-    told: list[Any] = [None]
+def _at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto takes the newest of this job")
+    path = path.absolute()
+    if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
+        return [path]
+    return [found for _, found in folders.list_steps(path)]
+
+
+def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
+    """Let rank 0 choose and all ranks check; return the first that is intact, and the damaged ones before it."""
+    paths: list[str] = []
+    fault = None
+    wanted = job.spec.checkpoint.resume
     if job.place.is_head:
-        is_first = job.spec.attempt == 1 and _restarts() == 0
         try:
-            told = [choose(job.folder, job.spec.checkpoint.resume, is_first)]
-        except (TaskError, checkpoint.CheckpointError, OSError) as error:
-            told = [error]
-    dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
-    if isinstance(told[0], Exception):
-        raise told[0]
-    found, damaged = told[0]
-    return found, damaged
+            if job.mirror is not None and not folders.list_steps(job.folder):  # another machine's, or a lost disk
+                mirror.fetch(job.mirror, job.folder)
+            paths = [str(path) for path in choose(job.folder, wanted, job.spec.attempt == 1 and _restarts() == 0)]
+        except (TaskError, OSError) as error:
+            fault = str(error)
+    fault, paths = exchange.share([fault, paths])
+    if fault:
+        raise TaskError(fault)
+    damaged: list[tuple[Path, str]] = []
+    for path in map(Path, paths):
+        wrong = loader.check(path)
+        if wrong is None:
+            found = _opened(job, path)
+            if job.place.is_head:
+                _set_aside_later(job.folder, found.step)
+            return found, damaged
+        damaged.append((path, wrong))
+        if job.place.is_head and path.parent == job.folder:
+            folders.set_aside(path, "damaged")
+    if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:
+        path, wrong = damaged[0]
+        raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
+    return None, damaged
 
 
-def _load(job: Job, found: checkpoint.Found) -> None:
-    weights, optimizer_state = None, None
+def _opened(job: Job, path: Path) -> folders.Found:
+    """Return rank 0's look at the checkpoint, on all ranks."""
+    told: Any = None
     if job.place.is_head:
-        state = checkpoint.read_state(found.path)
-        weights = state["model"]
+        found = folders.open_found(path)
+        told = [found.step, found.trainer, found.files]
+    step, trainer, files = exchange.share(told)
+    return folders.Found(path, step, trainer, files)
+
+
+def _set_aside_later(folder: Path, step: int) -> None:
+    """Take later steps out of the way of a checkpoint that the user named: they would outrank what follows."""
+    for later, path in folders.list_steps(folder):
+        if later > step:
+            folders.set_aside(path, "old")
+
+
+def _load(job: Job, found: folders.Found) -> None:
+    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, where it is another model's."""
+    reader = loader.open_reader(found)
+    model = job.strategy.module.state_dict()
+    weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
+    if fault:
+        raise TaskError(
+            f"the checkpoint is another model's: {fault}; mend model(params), "
+            "or start afresh with checkpoint.resume: never"
+        )
+    with torch.no_grad():
+        for name, value in weights.items():
+            reader.fill(name, value)
+        if reader.plain["extra"]:
+            job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
+        if job.ema is not None:
+            for name, value in job.ema.tensors().items():  # without one, the average begins at these weights
+                reader.fill(f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}", value)
         if found.trainer["optimizer"] == job.identity["optimizer"]:
-            optimizer_state = state["optimizer"]
+            _load_optimizer(job, reader)
+    if reader.plain["scaler"] and job.scaler.is_enabled():
+        job.scaler.load_state_dict(reader.plain["scaler"])
+    if found.trainer["world_size"] == job.place.ranks:
+        own = f"rank.{job.place.rank}."
+        mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
+        if reader.is_seen_by_all:
+            job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+
+
+def _load_optimizer(job: Job, reader: loader.Reader) -> None:
+    """Give the optimizer its state, in tensors spread as the parameters are; today's settings hold."""
     settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
-    job.strategy.load(job.optimizer, weights, optimizer_state)
-    if job.task.optimizer is None:  # the settings of today hold; a user's optimizer may keep state among its own
+    groups = reader.plain["groups"]
+    if len(groups) != len(settings):
+        count = len(groups)
+        raise TaskError(f"the checkpoint's optimizer has {count} parameter groups, this one {len(settings)}")
+    by_parameter: dict[str, list[str]] = {}
+    for name in reader.shapes:
+        if name.startswith("optimizer."):
+            by_parameter.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
+    state: dict[int, dict[str, Any]] = {}
+    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
+        values: dict[str, Any] = dict(reader.plain["state"].get(name, {}))
+        for full in by_parameter.get(name, ()):
+            values[full.rpartition(".")[2]] = _read_like(reader, full, parameter)
+        if values:
+            state[position] = values
+    here = job.optimizer.state_dict()["param_groups"]
+    # load_state_dict pairs parameters by their place in the groups' lists, so the lists must be this optimizer's own.
+    packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
+    job.optimizer.load_state_dict({"state": state, "param_groups": packed})
+    if job.task.optimizer is None:  # a user's optimizer may keep state among its settings
         for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
             group.update(setting)
 
 
-def _report(job: Job, found: checkpoint.Found | None, damaged: list[tuple[Path, str]]) -> None:
+def _read_like(reader: loader.Reader, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the state tensor: spread like the parameter where it has its shape, whole where not (a step count)."""
+    if isinstance(parameter, DTensor) and reader.shapes[name] == tuple(parameter.shape):
+        tensor = torch.empty_like(parameter, dtype=reader.dtypes[name], requires_grad=False)
+    elif reader.shapes[name] == tuple(parameter.shape) and parameter.dim():
+        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name], device=parameter.device)
+    else:
+        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name])
+    reader.fill(name, tensor)
+    return tensor
+
+
+def _difference(here: dict[str, torch.Tensor], saved: dict[str, tuple[int, ...]]) -> str | None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in here.items()}
+    faults = {
+        "it lacks": [name for name in shapes if name not in saved],
+        "it has but this model lacks": [name for name in saved if name not in shapes],
+        "the shape differs of": [
+            f"{name} {saved[name]}, here {shape}" for name, shape in shapes.items() if saved.get(name, shape) != shape
+        ],
+    }
+    return "; ".join(f"{what} {_first(names)}" for what, names in faults.items() if names) or None
+
+
+def _first(names: list[str], count: int = 4) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(name.removeprefix("model.") for name in names[:count]) + more
+
+
+def _report(job: Job, found: folders.Found | None, damaged: list[tuple[Path, str]], load_s: float) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
         instead = f"using the one of step {step}" if found else "none is left"
@@ -147,7 +246,8 @@ def _report(job: Job, found: checkpoint.Found | None, damaged: list[tuple[Path, 
     changed = differences(found.trainer, job.identity) if found else []
     origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
-    emit("restart", text, step=step, path=str(found.path) if found else None, restarts=_restarts(), changed=changed)
+    path_ = str(found.path) if found else None
+    emit("restart", text, step=step, path=path_, restarts=_restarts(), changed=changed, load_s=load_s)
 
 
 def _restarts() -> int:

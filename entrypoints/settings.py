@@ -93,13 +93,14 @@ class Training:
     ema_decay: float | None = None
     on_nan: str = "stop"  # or skip: leave out the step whose loss or gradient is not finite
     seed: int = 0
-    log_every: int = 10
+    log_every: int | None = None  # steps between step events; None: as many as take about two seconds
     eval_every: int | None = None
     eval_batches: int | None = None  # on each rank; None: the whole split
     monitor: Monitor = field(default_factory=Monitor)
     num_workers: int = 0
     tokens_per_sample: int | None = None  # for tokens a second
     peak_tflops: float | None = None  # of one rank's device, for MFU; None: from a table of GPUs
+    diagnose_steps: int | None = None  # measure what bounds a step, in place of training
     tensorboard: bool = False
 
 

@@ -3,40 +3,36 @@
     CLOUDTRAIN_SPEC=spec.json python -m torch.distributed.run --nproc-per-node 2 -m cloudtrain.entrypoints.train
 
 Read from top to bottom: `main` connects the ranks, builds the job and resumes it; `train` is the loop. The spec's
-fields are in task.py, the ways to spread a model in strategy.py, what a step reads in data.py.
-Exit codes: 0 done; 75 stopped early but saved, so that starting it again goes on from there.
+fields are in settings.py, the ways to spread a model in strategies/, what a step reads in data.py, what it tells in
+report.py. Exit codes: 0 done; 75 stopped early but saved, so that starting it again goes on from there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-import torch.distributed as dist
 
-from cloudtrain.entrypoints import checkpoint, data, durable, optim, strategy
-from cloudtrain.entrypoints.agree import Agreement, Verdict
+from cloudtrain.entrypoints import data, flops, heartbeat, optim, report, saving
+from cloudtrain.entrypoints.agree import NOTHING, Agreement, Verdict
+from cloudtrain.entrypoints.diagnose import diagnose
 from cloudtrain.entrypoints.evaluate import evaluate
-from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress, build, connect
-from cloudtrain.entrypoints.metrics import duration, quantity
 from cloudtrain.entrypoints.resume import resume
+from cloudtrain.entrypoints.saving import NonFiniteError
 from cloudtrain.entrypoints.settings import TaskError, read_spec
 from cloudtrain.entrypoints.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 
 EXIT_DONE, EXIT_SAVED = 0, 75
-
-
-class NonFiniteError(ArithmeticError):
-    """The loss or a parameter became nan or infinite; no checkpoint holds it."""
+EARLY = "early stop"  # by the monitored metric: the job is done, and says so
+MAX_SKIPPED = 100  # steps in a row with on_nan: skip; then the model itself is gone
 
 
 def main() -> int:
@@ -45,31 +41,46 @@ def main() -> int:
     agreement = Agreement(float(deadline) if deadline else None)  # first: a signal may come while the data are read
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     task = load_task(spec.target)
-    job = build(spec, task, connect(spec.timeout_s), agreement)
+    place = connect(spec.timeout_s)
+    if spec.training.diagnose_steps:
+        return diagnose(spec, task, place, agreement, gradients)
+    job = build(spec, task, place, agreement)
     progress = resume(job)
     begin_s = time.perf_counter()
-    _say_start(job, progress)
+    report.say_start(job, progress)
     stop = train(job, progress)
-    if stop is not None:
-        return _leave_early(job, progress, stop)
-    if job.place.is_head:
-        seconds = time.perf_counter() - begin_s
-        shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
-        emit(
-            "done",
-            f"done at step {progress.step} in {duration(seconds)} {shown}".rstrip(),
-            step=progress.step,
-            seconds=seconds,
-            loss=progress.loss,
-            metrics=progress.metrics,
-            checkpoint=str(progress.path),
-        )
-    _write_outcome(job, progress, "done")
+    saving.begin(job, progress)
+    saving.finish(job, progress)
+    if stop not in (None, EARLY):
+        report.say_preempted(job, progress, stop)
+        report.write_outcome(job, progress, "saved", stop)
+        return EXIT_SAVED
+    saving.export(job)
+    report.say_done(job, progress, time.perf_counter() - begin_s, stop)
+    report.write_outcome(job, progress, "done", stop)
     return EXIT_DONE
 
 
 def train(job: Job, progress: Progress) -> str | None:
-    """Train to the last step, evaluate and save. Return None then, else why the ranks agreed to stop before."""
+    """Train to the last step and evaluate. Return None then, else why the ranks agreed to stop before."""
+    every = job.spec.checkpoint.every_steps
+    with _batches(job, progress) as batches:
+        # Evaluation first, where it was interrupted before it was done.
+        stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
+        while stop is None and progress.step < progress.max_steps:
+            verdict = _step(job, progress, batches)
+            stop = verdict.stop
+            if stop is None and _evaluation_is_due(job, progress):
+                stop = _evaluate(job, progress)
+            if verdict.save or (every and progress.step % every == 0):
+                saving.begin(job, progress)
+            saving.collect(job, progress)
+    return stop
+
+
+@contextmanager
+def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
+    """Open the stream of this rank's micro-batches from where the job has come to."""
     training, place = job.spec.training, job.place
     steps = progress.max_steps - progress.step
     batches = data.Batches(
@@ -81,111 +92,141 @@ def train(job: Job, progress: Progress) -> str | None:
         device=place.device,
     )
     try:
-        stop = evaluate(job, progress) if _evaluation_is_due(job, progress) else None  # interrupted before it was done
-        while stop is None and progress.step < progress.max_steps:
-            lr = _set_lr(job, progress)
-            norm, verdict = _step(job, progress, batches)
-            _check_and_log(job, progress, verdict, lr, norm)
-            stop = verdict.stop
-            if stop is None and _evaluation_is_due(job, progress):
-                stop = evaluate(job, progress)
-            every = job.spec.checkpoint.every_steps
-            if verdict.save or (every and progress.step % every == 0):
-                save(job, progress)
+        yield batches
     finally:
         batches.close()
-    if stop is None:
-        save(job, progress)
-        _export(job)
-    return stop
 
 
-def _set_lr(job: Job, progress: Progress) -> float:
-    factor = optim.lr_factor(job.spec.training.schedule, progress.step, progress.max_steps)
-    return optim.set_lr(job.optimizer, job.base_lrs, factor)
-
-
-def _step(job: Job, progress: Progress, batches: data.Batches) -> tuple[torch.Tensor | None, Verdict]:
-    """Take one optimizer step; return the gradient's norm, if clipped, and what the ranks agreed on meanwhile.
-
-    Each micro-batch's loss is a mean over m samples. Divided by A here and by the number of ranks in the strategy's
-    all-reduce, the gradient is the mean over the G = m x A x ranks samples of the global batch.
-    """
-    training, spread, split = job.spec.training, job.strategy, job.split
-    total = torch.zeros((), device=job.place.device)
-    for virtual in split.owned(job.place.rank):
-        is_last = virtual == split.owned(job.place.rank)[-1]
-        batch = next(batches)
-        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
-        with spread.accumulate(is_last):
-            with spread.autocast():
-                loss = job.task.loss(spread.model, batch)
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise TaskError(
-                    f"loss(model, batch) must return a tensor of one number, the mean; it returned {loss!r:.200}"
-                )
-            total += loss.detach().squeeze()
-            # Begun here, the agreement travels while the gradients are computed.
-            if is_last and job.agreement.is_due(_is_logged(job, progress.step + 1, progress.max_steps)):
-                job.agreement.begin(job.meter.step_s, _loss_to_share(job, progress, total))
-            (loss / split.accumulation if split.accumulation > 1 else loss).backward()  # type: ignore[no-untyped-call]
-    norm = strategy.clip(spread.module.parameters(), training.clip_norm) if training.clip_norm else None
-    job.optimizer.step()
+def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
+    """Take one optimizer step; return what the ranks agreed on meanwhile. Told to stop inside, it takes none."""
+    training, spread = job.spec.training, job.strategy
+    factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
+    lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
+    stopped = gradients(job, progress, batches)
+    if stopped is not None:
+        return stopped
+    skips = training.on_nan == "skip"
+    verdict = job.agreement.finish() if skips else NOTHING  # all ranks must know before anything moves
+    norm = None
+    if training.clip_norm or skips:
+        job.scaler.unscale_(job.optimizer)
+    if training.clip_norm:
+        norm = spread.clip(training.clip_norm)
+    is_left_out = skips and not _is_healthy(job, verdict)
+    if not is_left_out:
+        job.scaler.step(job.optimizer)
+        if job.ema is not None:
+            job.ema.update(progress.step + 1)
+    job.scaler.update()
     job.optimizer.zero_grad()
     progress.step += 1
-    progress.samples += split.global_batch
+    progress.samples += job.split.global_batch
     job.meter.tick()
-    return norm, job.agreement.finish()
+    if not skips:
+        verdict = job.agreement.finish()
+    loss = verdict.loss / job.split.virtual
+    _count_skipped(job, progress, is_left_out, loss)
+    _look_at(job, progress, verdict, 0.0 if is_left_out else loss, lr)
+    if not is_left_out and _is_logged(job, progress, progress.step):
+        report.say_step(job, progress, loss, lr, norm)
+    progress.log_every = verdict.log_every or progress.log_every
+    return verdict
+
+
+def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | None:
+    """Add up the gradients of this rank's micro-batches. Return None, or the verdict that told the ranks to stop.
+
+    Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor here, and summed or averaged
+    over the ranks there, the gradient is the mean over the G samples of the global batch.
+    """
+    spread, owned = job.strategy, job.split.owned(job.place.rank)
+    before = [buffer.clone() for buffer in job.buffers] if len(owned) > 1 else []
+    total = torch.zeros((), dtype=torch.float64, device=job.place.device)  # with room for float32 sums in any order
+    for virtual in owned:
+        heartbeat.beat()
+        is_last = virtual == owned[-1]
+        batch = job.meter.wait_for(batches)
+        data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
+        with spread.micro_batch(virtual, is_last), _counted(job):
+            with spread.autocast():
+                loss = _checked(job.task.loss(spread.model, batch))
+            total += loss.detach()
+            # Begun here, the agreement travels while the gradients are computed.
+            if job.agreement.is_due(is_last and _must_agree(job, progress)):
+                shared = _loss_to_share(job, progress, total) if is_last else 0.0
+                failed = job.saver.failure is not None
+                job.agreement.begin(job.meter.step_s, len(owned), shared, failed)
+            job.scaler.scale(loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+        if not is_last:
+            verdict = job.agreement.finish()
+            if verdict.stop or verdict.failed:
+                _forget(job, before)
+                _look_at(job, progress, verdict)
+                return verdict
+    spread.finish()
+    return None
+
+
+def _counted(job: Job) -> AbstractContextManager[None]:
+    """Return a context that counts the first micro-batch's arithmetic, where that tells how well a device is used."""
+    is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
+    return _counting(job) if is_wanted else nullcontext()
+
+
+@contextmanager
+def _counting(job: Job) -> Iterator[None]:
+    with flops.Counter() as counter:
+        yield
+    job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+
+
+def _checked(loss: object) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise TaskError(f"loss(model, batch) must return a tensor of one number, the mean; it returned {loss!r:.200}")
+    return loss.squeeze()
+
+
+def _forget(job: Job, before: list[torch.Tensor]) -> None:
+    """Undo an unfinished step: what is saved then is the state after the last whole one."""
+    job.optimizer.zero_grad()
+    for buffer, value in zip(job.buffers, before, strict=True):
+        buffer.copy_(value)
+
+
+def _must_agree(job: Job, progress: Progress) -> bool:
+    return job.spec.training.on_nan == "skip" or _is_logged(job, progress, progress.step + 1)
 
 
 def _loss_to_share(job: Job, progress: Progress, total: torch.Tensor) -> float:
-    """Return the sum of this rank's losses; on a GPU only for a step that is logged, since reading it waits there."""
-    is_cheap = job.place.device.type == "cpu"
-    return total.item() if is_cheap or _is_logged(job, progress.step + 1, progress.max_steps) else 0.0
+    """Return the sum of this rank's losses; on a GPU only for a step that needs it, since reading it waits there."""
+    return total.item() if job.place.device.type == "cpu" or _must_agree(job, progress) else 0.0
 
 
-def _is_logged(job: Job, step: int, max_steps: int) -> bool:
-    return step % job.spec.training.log_every == 0 or step == max_steps
+def _is_logged(job: Job, progress: Progress, step: int) -> bool:
+    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.max_steps
 
 
-def _check_and_log(job: Job, progress: Progress, verdict: Verdict, lr: float, norm: torch.Tensor | None) -> None:
-    loss = verdict.loss / job.split.virtual
+def _is_healthy(job: Job, verdict: Verdict) -> bool:
+    """Return whether loss and gradient are finite; in fp16 the scaler looks after the gradient."""
+    return math.isfinite(verdict.loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
+
+
+def _count_skipped(job: Job, progress: Progress, is_left_out: bool, loss: float) -> None:
+    progress.skipped = progress.skipped + 1 if is_left_out else 0
+    if not is_left_out:
+        return
+    report.say_skipped(job, progress, loss)
+    if progress.skipped >= MAX_SKIPPED:
+        saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
+
+
+def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float = 0.0, lr: float = 0.0) -> None:
+    """Raise, on all ranks alike, where a save has failed or the loss is lost."""
+    if verdict.failed:
+        saving.finish(job, progress)
     if not math.isfinite(loss):
-        _fail(job, progress, f"loss is {loss} at step {progress.step}, learning rate {lr:g}", loss=loss, lr=lr)
-    if not _is_logged(job, progress.step, progress.max_steps):
-        return
-    progress.loss = loss
-    rate = job.meter.read()
-    if not job.place.is_head:
-        return
-    eta_s = (progress.max_steps - progress.step) * job.meter.step_s
-    clipped = {} if norm is None else {"grad_norm": norm.item()}
-    text = f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {quantity(rate)} samples/s eta {duration(eta_s)}"
-    emit(
-        "step",
-        text,
-        step=progress.step,
-        max_steps=progress.max_steps,
-        loss=loss,
-        lr=lr,
-        samples_per_s=rate,
-        eta_s=eta_s,
-        epoch=progress.samples / len(job.train_data),
-        **clipped,
-    )
-
-
-def _fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
-    """Raise NonFiniteError, on every rank alike, and say on rank 0 what to look at."""
-    kept = (
-        f"the checkpoint of step {progress.saved_step} is intact"
-        if progress.saved_step
-        else "no checkpoint was written"
-    )
-    message = f"{what}; {kept}; look at the data of this step, a lower lr, more warm-up, or clip_norm"
-    if job.place.is_head:
-        emit("error", message, step=progress.step, **fields)
-    raise NonFiniteError(message)
+        what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
+        saving.fail(job, progress, what, loss=loss, lr=lr)
 
 
 def _evaluation_is_due(job: Job, progress: Progress) -> bool:
@@ -195,81 +236,25 @@ def _evaluation_is_due(job: Job, progress: Progress) -> bool:
     return progress.step == progress.max_steps or bool(every and progress.step and progress.step % every == 0)
 
 
-def save(job: Job, progress: Progress) -> None:
-    """Write a checkpoint of this step, unless there is one. All ranks return once it is durable, or raise together."""
-    if progress.saved_step == progress.step:
-        return
-    begin_s = time.perf_counter()
-    healthy = torch.tensor([strategy.finite(job.strategy.module)], dtype=torch.int32)
-    dist.all_reduce(healthy, dist.ReduceOp.MIN)
-    if not healthy.item():
-        _fail(job, progress, f"a parameter is nan or infinite after step {progress.step}")
-    state = {"model": job.strategy.weights(), "optimizer": job.strategy.optimizer_state(job.optimizer)}
-    told: list[Any] = [None, 0]
-    if job.place.is_head:
-        place = {name: getattr(progress, name) for name in ("step", "samples", "evaluated_step", "metrics", "loss")}
-        try:
-            told = list(checkpoint.save(job.folder, progress.step, state, {**job.identity, **place}))
-            with contextlib.suppress(OSError):  # one too many does no harm, and the next save tries again
-                checkpoint.retain(job.folder, job.spec.checkpoint.keep)
-        except (checkpoint.CheckpointError, OSError) as error:
-            told = [checkpoint.CheckpointError(str(error)), 0]
-    dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
-    path, size = told
-    if isinstance(path, checkpoint.CheckpointError):
-        raise path
-    progress.saved_step, progress.path = progress.step, path
-    seconds = time.perf_counter() - begin_s
-    job.agreement.saved(seconds)
-    job.meter.skip(seconds)
-    if job.place.is_head:
-        text = f"checkpoint step {progress.step} saved in {seconds:.2f}s ({quantity(size)}B)"
-        emit("checkpoint", text, step=progress.step, path=str(path), seconds=seconds, bytes=size)
-
-
-def _export(job: Job) -> None:
-    """Write the plain weights to the output folder, for whoever uses the model."""
-    weights = job.strategy.weights()
-    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
-    if folder and job.place.is_head:
-        checkpoint.write_weights(Path(folder) / "model.pt", weights)
-
-
-def _leave_early(job: Job, progress: Progress, reason: str) -> int:
-    save(job, progress)
-    if job.place.is_head:
-        text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
-        emit("preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
-    _write_outcome(job, progress, "saved", reason)
-    return EXIT_SAVED
-
-
-def _write_outcome(job: Job, progress: Progress, outcome: str, reason: str | None = None) -> None:
-    """Tell the supervisor how it ended: torchrun's own exit code cannot. Ranks leave together, so none is cut off."""
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    if folder and job.place.is_head:
-        found = {"outcome": outcome, "reason": reason, "step": progress.step, "checkpoint": str(progress.path)}
-        durable.write_json(Path(folder) / "outcome.json", found)
-    dist.barrier()
-
-
-def _say_start(job: Job, progress: Progress) -> None:
-    if not job.place.is_head:
-        return
-    split, known = job.split, job.identity
-    emit(
-        "start",
-        f"start {job.spec.job}: {split.ranks} ranks x {split.accumulation} accumulation x {split.micro} = "
-        f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
-        f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}",
-        resumed_from=progress.resumed_from,
-        ranks=split.ranks,
-        accumulation=split.accumulation,
-        device=str(job.place.device),
-        step=progress.step,
-        max_steps=progress.max_steps,
-        **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
-    )
+def _evaluate(job: Job, progress: Progress) -> str | None:
+    """Evaluate; keep the best, if that is asked for; return why to stop, if so."""
+    with job.averaged():
+        stop = evaluate(job, progress)
+    monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
+    if stop is not None or (monitor.patience is None and not keeps):
+        return stop
+    if monitor.metric not in progress.metrics:
+        known = ", ".join(sorted(progress.metrics))
+        raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
+    value = progress.metrics[monitor.metric]
+    gain = 0.0 if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
+    if progress.best is None or gain > monitor.min_delta:
+        progress.best, progress.best_step, progress.stale = value, progress.step, 0
+        if keeps:
+            saving.begin(job, progress, best=(monitor.metric, value))
+        return None
+    progress.stale += 1
+    return EARLY if monitor.patience is not None and progress.stale >= monitor.patience else None
 
 
 if __name__ == "__main__":

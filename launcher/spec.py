@@ -10,18 +10,24 @@ if TYPE_CHECKING:
 
 __all__ = ["job_spec"]
 
+HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the cause
+
 
 def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str, Any]:
     """Return the object; durations in seconds, no secrets, nothing of this machine."""
     kind = "task" if config.task else "script" if config.script else "module"
     checkpoint = config.checkpoint
+    fewest = config.resources.min_instances or plan.instances
     spec: dict[str, Any] = {
         "job": job_id,
         "attempt": attempt,
         "nodes": plan.instances,
+        "min_nodes": fewest,
+        "node_counts": _node_counts(plan, config),
         "nproc_per_node": plan.nproc_per_node,
         "max_restarts": config.distributed.max_restarts,
         "timeout_s": config.distributed.timeout_s,
+        "hang_timeout_s": config.distributed.timeout_s + HANG_MARGIN_S,
         "run": {"kind": kind, "target": config.task or config.script or config.module, "args": list(config.args)},
         "checkpoint": {
             "every_steps": checkpoint.every_steps,
@@ -30,10 +36,24 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
             "keep_best": checkpoint.keep_best,
             "blocking": checkpoint.blocking,
             "export": checkpoint.export,
+            "mirror": checkpoint.mirror,
             "resume": checkpoint.resume,
         },
     }
     if kind == "task":
         spec["params"] = config.params
         spec["training"] = config.training.model_dump(mode="json")
+        if plan.batch is not None and fewest < plan.instances:
+            # Its default is a rank's whole share: on fewer ranks another number, and another split of the samples.
+            spec["training"]["micro_batch_size"] = plan.batch.micro_size
     return spec
+
+
+def _node_counts(plan: Plan, config: Config) -> list[int]:
+    """Return the numbers of nodes that the job can run on: any, but a task's ranks share its micro-batches evenly."""
+    if plan.batch is None:
+        return list(range(1, plan.instances + 1))
+    micro_batches = plan.batch.global_size // plan.batch.micro_size
+    shard = config.training.shard_size or 1
+    ranks = {nodes: nodes * plan.nproc_per_node for nodes in range(1, plan.instances + 1)}
+    return [nodes for nodes, count in ranks.items() if micro_batches % count == 0 and count % shard == 0]

@@ -253,7 +253,12 @@ class Training(Section):
         "stop", description="A loss or gradient that is not finite: stop, or leave that step out.", examples=["skip"]
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, shuffling and dropout.", examples=[1])
-    log_every: int = Field(10, ge=1, description="Steps between step events.", examples=[10])
+    log_every: int | None = Field(
+        None,
+        ge=1,
+        description="Steps between step events. Default: as many as take about two seconds.",
+        examples=[10],
+    )
     eval_every: int | None = Field(
         None, ge=1, description="Steps between evaluations. Default: one, after the last step.", examples=[500]
     )
@@ -276,6 +281,12 @@ class Training(Section):
         gt=0,
         description="What one rank's device can do at this precision, for MFU. Default: known GPUs' data sheets.",
         examples=[989],
+    )
+    diagnose_steps: int | None = Field(
+        None,
+        ge=5,
+        description="Measure what bounds a step, over so many, in place of training; `cloudtrain diagnose` sets it.",
+        examples=[30],
     )
     tensorboard: bool = Field(
         False, description="Write TensorBoard event files to CLOUDTRAIN_OUTPUT_DIR/tensorboard.", examples=[True]
@@ -309,6 +320,12 @@ class Checkpoint(Section):
         "torch",
         description="Form of the final weights in CLOUDTRAIN_OUTPUT_DIR: model.pt or model.safetensors.",
         examples=["safetensors"],
+    )
+    mirror: Text | None = Field(
+        None,
+        description="A second folder to which each rank copies finished checkpoints; a job whose own are gone goes on "
+        "from there.",
+        examples=["/mnt/nas/digits"],
     )
     uri: Text | None = Field(
         None,

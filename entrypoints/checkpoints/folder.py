@@ -1,0 +1,227 @@
+"""A job's checkpoints on disk: which steps there are, whether they are intact, which may go.
+
+Nothing here is collective, and nothing needs torch: rank 0 calls most of it, and the ranks agree on what came of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CheckpointError",
+    "Found",
+    "begin",
+    "best_step",
+    "finish",
+    "list_steps",
+    "mark_best",
+    "open_found",
+    "prepare",
+    "read_manifest",
+    "retain",
+    "set_aside",
+    "step_name",
+    "verify",
+    "why_not",
+    "write_bytes",
+    "write_json",
+]
+
+PLAIN, TRAINER, MANIFEST, BEST = "plain.pt", "trainer.json", "manifest.json", "best.json"
+FORMAT = 2
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written or read; the message says which older one is intact."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose checksums hold; `trainer` is its trainer.json, `files` the manifest's."""
+
+    path: Path
+    step: int
+    trainer: dict[str, Any]
+    files: dict[str, dict[str, Any]]
+
+
+def step_name(step: int) -> str:
+    """Return the folder's name for a step."""
+    return f"step-{step:08d}"
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder; remove what an interrupted save or removal left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob("step-*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def list_steps(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of every finished checkpoint, the newest first; whether they are intact is not looked at."""
+    found = [(int(match[1]), entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
+    return sorted(found, reverse=True)
+
+
+def begin(folder: Path, step: int, needed: int) -> Path:
+    """Make the folder that the step's files are written to, if there is room; return it. Raises OSError."""
+    partial = folder / f"{step_name(step)}.tmp"
+    shutil.rmtree(partial, ignore_errors=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
+    """Write the manifest and give the folder its name; return its path. Raises OSError."""
+    final = folder / step_name(step)
+    partial = folder / f"{final.name}.tmp"
+    text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
+    _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
+    _fsync_folder(partial)
+    if final.exists():  # of an earlier run, or damaged: what we hold is better, but it is not ours to delete
+        set_aside(final, "old")
+    partial.rename(final)
+    _fsync_folder(folder)
+    return final
+
+
+def write_json(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    """Write the object durably; return size and crc32 for the manifest. Raises OSError."""
+    data = json.dumps(value, separators=(",", ":")).encode()
+    return _write(path, data)
+
+
+def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
+    """Write the bytes durably; return size and crc32 for the manifest. Raises OSError."""
+    return _write(path, data)
+
+
+def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the files that the checkpoint must have. Raises ValueError where the manifest is not as it was written."""
+    text, _, checksum = (path / MANIFEST).read_text().partition("\n")
+    if checksum != f"{zlib.crc32(text.encode()):08x}\n":
+        raise ValueError("another checksum than when it was written")
+    manifest = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"its format is {manifest['format']}, this trainer's is {FORMAT}")
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    return files
+
+
+def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
+    """Return what is wrong with the checkpoint in a few words, or None where every byte is as it was written.
+
+    `only`: the files whose bytes are read; of the others, only presence and size are looked at.
+    """
+    try:
+        files = read_manifest(path)
+        for name, entry in files.items():
+            size = (path / name).stat().st_size
+            if size != entry["size"]:
+                return f"{name} has {size} bytes of {entry['size']}"
+        for name in files if only is None else only:
+            if _crc32(path / name) != files[name]["crc32"]:
+                return f"{name} has another checksum than when it was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"it cannot be read: {error}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} is not readable: {error}"
+    return None
+
+
+def open_found(path: Path) -> Found:
+    """Return the checkpoint at the path, its small files verified. Raises CheckpointError where it is not intact."""
+    fault = verify(path, only=(TRAINER, PLAIN))
+    if fault:
+        raise CheckpointError(f"checkpoint {path} is damaged: {fault}")
+    trainer = json.loads((path / TRAINER).read_text())
+    return Found(path, int(trainer["step"]), trainer, read_manifest(path))
+
+
+def retain(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` and the best. Call it only after the newest is durable."""
+    best = best_step(folder)
+    for step, path in list_steps(folder)[max(keep, 1) :]:
+        if step != best:
+            doomed = path.with_name(path.name + ".tmp")  # half removed, it must not look complete
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
+    """Note which step is the best so far; `retain` spares it. Raises OSError."""
+    partial = folder / f"{BEST}.tmp"
+    write_json(partial, {"step": step, "metric": metric, "value": value, "path": step_name(step)})
+    partial.replace(folder / BEST)
+
+
+def best_step(folder: Path) -> int | None:
+    """Return the step that `mark_best` noted last, None without one."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return int(json.loads((folder / BEST).read_text())["step"])
+    return None
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Rename the checkpoint so that nothing finds it any more; a person still can. Return its new path."""
+    aside = path.with_name(f"{path.name}.{why}-{time.time_ns()}")
+    path.rename(aside)
+    return aside
+
+
+def why_not(folder: Path, step: int, error: Exception) -> str:
+    """Return in a sentence why the step could not be saved, and what there is to go on from."""
+    try:
+        kept = [path for _, path in list_steps(folder) if verify(path) is None][:1]
+    except OSError:
+        kept = []
+    older = f"the checkpoint of step {int(kept[0].name[5:])} is intact ({kept[0]})" if kept else "there is no older one"
+    cause: object = error
+    if isinstance(error, OSError) and error.errno:
+        why = os.strerror(error.errno)
+        cause = why if why == error.strerror else f"{why}: {error.strerror}"
+    return f"cannot save step {step} in {folder}: {cause}; {older}"
+
+
+def _write(path: Path, data: bytes) -> dict[str, Any]:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+
+
+def _crc32(path: Path) -> str:
+    checksum = 0
+    buffer = bytearray(1 << 20)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum = zlib.crc32(view[:count], checksum)
+    return f"{checksum:08x}"
+
+
+def _fsync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

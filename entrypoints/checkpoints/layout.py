@@ -1,0 +1,106 @@
+"""Which rank writes which boxes of which tensors, so that together they write everything once.
+
+Sharded tensors (DTensors of FSDP2) are written where they lie; of copies that several ranks hold, one writes. Whole
+tensors, which every rank holds, are cut along their first dimension into as many bytes for each writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cloudtrain.entrypoints.checkpoints.shards import Box
+
+__all__ = ["Piece", "local_box", "local_part", "pieces"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box and the values that this rank puts into it."""
+
+    box: Box
+    values: torch.Tensor
+
+
+def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
+    """Return what this rank writes of the tensors; nothing where it is no writer. All ranks call it alike.
+
+    Collective where a sharded tensor lies on a rank that does not write: then it is gathered, one tensor at a time.
+    """
+    everybody = len(writers) == _ranks()
+    whole: dict[str, torch.Tensor] = {}
+    found: list[Piece] = []
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if not isinstance(tensor, DTensor):
+            whole[name] = tensor
+        elif not everybody:
+            gathered = tensor.full_tensor()
+            if rank in writers:
+                whole[name] = gathered.cpu()  # the device may have no room for all of them
+        elif _writes(tensor, number):
+            found.append(Piece(local_box(name, tensor), tensor.to_local()))
+    return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's values of the tensor, sharing its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_box(name: str, tensor: torch.Tensor) -> Box:
+    """Return which block of the whole tensor this rank holds."""
+    whole = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Box(name, tensor.dtype, whole, (0,) * len(whole), whole)
+    chunks: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    if not chunks:  # fewer rows than ranks: this one has none
+        return Box(name, tensor.dtype, whole, (0,) * len(whole), (0, *whole[1:]))
+    return Box(name, tensor.dtype, whole, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
+
+
+def _ranks() -> int:
+    return torch.distributed.get_world_size()
+
+
+def _writes(tensor: DTensor, number: int) -> bool:
+    """Return whether this rank, of those that hold the same box, writes it; they take turns by the tensor's number."""
+    if tensor.to_local().numel() == 0:
+        return False
+    mesh = tensor.device_mesh
+    coordinate = list(mesh.get_coordinate() or ())
+    copies = [i for i, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    return all(coordinate[i] == number % mesh.size(i) for i in copies)
+
+
+def _share(whole: dict[str, torch.Tensor], index: int, count: int) -> list[Piece]:
+    """Return one writer's part of the tensors: the bytes between index / count and (index + 1) / count of them all."""
+    total = sum(tensor.nbytes for tensor in whole.values())
+    begin, end = total * index // count, total * (index + 1) // count
+    found: list[Piece] = []
+    at = 0
+    for name, tensor in whole.items():
+        rows = tensor.shape[0] if tensor.dim() else 1
+        row_bytes = max(1, tensor.nbytes // max(rows, 1))
+        # A row belongs to the writer in whose range it begins; a tensor without elements goes to the first.
+        first = min(max(-(-(begin - at) // row_bytes), 0), rows)
+        last = min(max(-(-(end - at) // row_bytes), 0), rows)
+        at += tensor.nbytes
+        if index == count - 1:
+            last = rows
+        if first < last or (tensor.numel() == 0 and index == 0):
+            found.append(_rows(name, tensor, first, last, rows))
+    return found
+
+
+def _rows(name: str, tensor: torch.Tensor, first: int, last: int, rows: int) -> Piece:
+    shape = tuple(tensor.shape)
+    if tensor.dim() == 0 or (first, last) == (0, rows) or tensor.numel() == 0:
+        return Piece(Box(name, tensor.dtype, shape, (0,) * len(shape), shape), tensor)
+    box = Box(name, tensor.dtype, shape, (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
+    return Piece(box, tensor[first:last])

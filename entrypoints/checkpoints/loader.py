@@ -1,0 +1,127 @@
+"""Reads a checkpoint into live tensors, whatever ranks and strategy wrote it and whatever they are now.
+
+Every rank maps the shards and copies the boxes that it needs. Ranks that do not see the folder get each tensor from
+rank 0, one at a time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import exchange
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import layout, shards
+
+__all__ = ["Reader", "check", "open_reader", "overlap"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An open checkpoint. `shapes`: every tensor's whole shape, the same on all ranks; `parts`: the boxes, if seen."""
+
+    path: Path
+    shapes: Mapping[str, Shape]
+    parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]
+    dtypes: Mapping[str, torch.dtype]
+    is_seen_by_all: bool
+    plain: Any
+
+    def fill(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy the named values into this rank's part of `tensor`; collective where not all ranks see the folder."""
+        box, target = layout.local_box(name, tensor), layout.local_part(tensor).detach()
+        if self.is_seen_by_all:
+            self._copy(name, box, target)
+            return
+        whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        if self.parts:
+            all_of_it = shards.Box(name, whole.dtype, tuple(whole.shape), (0,) * whole.dim(), tuple(whole.shape))
+            self._copy(name, all_of_it, whole)
+        dist.broadcast(whole, 0)
+        target.copy_(whole[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))])
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return the whole tensor, on the CPU."""
+        whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        self.fill(name, whole)
+        return whole
+
+    def _copy(self, name: str, box: shards.Box, target: torch.Tensor) -> None:
+        for shard, part, begin in self.parts[name]:
+            shared = overlap(part, box)
+            if shared is not None:
+                source, here = shared
+                target[here].copy_(shard.tensor(part, begin)[source])
+
+
+def open_reader(found: folders.Found) -> Reader:
+    """Open the checkpoint on all ranks; all call it. Raises CheckpointError where the files do not make a whole."""
+    seen = (found.path / folders.MANIFEST).exists()
+    everybody = all(exchange.gather(seen))
+    parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
+    plain = b""
+    if seen and (everybody or dist.get_rank() == 0):
+        for name in found.files:
+            if name.startswith("shard-"):
+                shard = shards.open_shard(found.path / name)
+                for box, begin in shard.boxes:
+                    parts.setdefault(box.name, []).append((shard, box, begin))
+        plain = (found.path / folders.PLAIN).read_bytes()
+    table: dict[str, Any] = {name: [b[0][1].whole, str(b[0][1].dtype)] for name, b in parts.items()}
+    if not everybody:
+        table = exchange.share(table)
+        plain = bytes.fromhex(exchange.share(plain.hex()))
+    fault = _gap(parts)
+    if fault:
+        raise folders.CheckpointError(f"checkpoint {found.path} is not whole: {fault}")
+    return Reader(
+        path=found.path,
+        shapes={name: tuple(entry[0]) for name, entry in table.items()},
+        parts=parts,
+        dtypes={name: getattr(torch, entry[1].removeprefix("torch.")) for name, entry in table.items()},
+        is_seen_by_all=everybody,
+        plain=torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True),
+    )
+
+
+def check(path: Path) -> str | None:
+    """Return what is wrong with the checkpoint, the work shared by the ranks that see it. All ranks call it."""
+    sees = exchange.gather(path.is_dir())
+    readers = [rank for rank, seen in enumerate(sees) if seen]
+    fault = None
+    if dist.get_rank() in readers:
+        try:
+            names = sorted(folders.read_manifest(path))
+        except (OSError, ValueError, KeyError, TypeError):
+            names = []
+        fault = folders.verify(path, only=names[readers.index(dist.get_rank()) :: len(readers)])
+    return next((found for found in exchange.gather(fault) if found), None)
+
+
+def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Return what two boxes of one tensor share, as slices of the first and of the second; None where nothing."""
+    source, target = [], []
+    for begin, size, at, length in zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True):
+        low, high = max(begin, at), min(begin + size, at + length)
+        if low >= high:
+            return None
+        source.append(slice(low - begin, high - begin))
+        target.append(slice(low - at, high - at))
+    return tuple(source), tuple(target)
+
+
+def _gap(parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]) -> str | None:
+    """Return which tensor's boxes do not add up to the whole."""
+    for name, boxes in parts.items():
+        whole = shards.Box(name, boxes[0][1].dtype, boxes[0][1].whole, (), boxes[0][1].whole).nbytes
+        if sum(box.nbytes for _, box, _ in boxes) != whole:
+            return f"{name} lacks a part"
+    return None

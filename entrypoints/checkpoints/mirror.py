@@ -1,0 +1,143 @@
+"""A second place for finished checkpoints: a folder now; buckets plug in beside it.
+
+Every rank uploads the files that it wrote, so that as many machines send at once; only when all are there does rank 0
+upload the manifest and publish the step as the latest. What is published is therefore whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import exchange
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.settings import TaskError
+
+__all__ = ["LATEST", "Mirror", "fetch", "open_mirror", "upload"]
+
+LATEST = "latest.json"
+
+
+class Mirror(Protocol):
+    """A flat store of named objects. Each call raises OSError where the place does not answer."""
+
+    def put(self, path: Path, name: str) -> None:
+        """Copy the file there, whole or not at all, under a name such as `step-00000120/manifest.json`."""
+
+    def get(self, name: str, path: Path) -> None:
+        """Copy the object here. Raises FileNotFoundError."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin so."""
+
+    def remove(self, name: str) -> None:
+        """Remove the object, if it is there."""
+
+
+class FolderMirror:
+    """A folder, for instance on a network share."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, path: Path, name: str) -> None:
+        """Copy beside, then rename: a reader sees the old file or the new one."""
+        target = self._root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        shutil.copyfile(path, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+    def get(self, name: str, path: Path) -> None:
+        """Copy the file here."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self._root / name, path)
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the files' names below the root that begin so."""
+        found = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
+        return sorted(name for name in found if name.startswith(prefix) and not name.endswith(".tmp"))
+
+    def remove(self, name: str) -> None:
+        """Remove the file, if it is there."""
+        (self._root / name).unlink(missing_ok=True)
+
+
+# Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A backend that has a store adds its line.
+_MODULES: dict[str, str] = {}
+
+
+def open_mirror(uri: str | None) -> Mirror | None:
+    """Return the place that the uri names, None without one. Raises TaskError at a scheme that nothing here knows."""
+    if uri is None:
+        return None
+    scheme = urlsplit(uri).scheme
+    if scheme in ("", "file"):
+        return FolderMirror(Path(urlsplit(uri).path).absolute())
+    if scheme not in _MODULES:
+        raise TaskError(f"checkpoint.mirror {uri!r}: this trainer knows no {scheme}:// store, only folders")
+    make: Callable[[str], Mirror] = importlib.import_module(_MODULES[scheme]).mirror
+    return make(uri)
+
+
+def upload(to: Mirror, path: Path, names: list[str], rank: int, group: dist.ProcessGroup | None) -> str | None:
+    """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
+
+    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again.
+    """
+    fault = None
+    try:
+        for name in names:
+            to.put(path / name, f"{path.name}/{name}")
+    except OSError as error:
+        fault = str(error)
+    faults = [found for found in exchange.gather(fault, group) if found]
+    if rank == 0 and not faults:
+        try:
+            to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
+            _publish(to, path)
+        except OSError as error:
+            faults = [str(error)]
+    return faults[0] if faults else None
+
+
+def fetch(source: Mirror, folder: Path) -> Path | None:
+    """Copy the published checkpoint into the folder, unless it is there; return its path, None where there is none.
+
+    Raises OSError.
+    """
+    latest = folder / f".{LATEST}"
+    try:
+        source.get(LATEST, latest)
+    except FileNotFoundError:
+        return None
+    name = str(json.loads(latest.read_text())["path"])
+    latest.unlink()
+    target = folder / name
+    if (target / folders.MANIFEST).exists():
+        return target
+    partial = folder / f"{name}.tmp"
+    for item in source.names(f"{name}/"):
+        source.get(item, partial / item.partition("/")[2])
+    partial.rename(target)
+    return target
+
+
+def _publish(to: Mirror, path: Path) -> None:
+    notice = path.parent / f".{LATEST}.{os.getpid()}"
+    value: dict[str, Any] = {"path": path.name, "step": int(path.name[5:])}
+    notice.write_text(json.dumps(value))
+    try:
+        to.put(notice, LATEST)
+    finally:
+        notice.unlink(missing_ok=True)

@@ -1,0 +1,268 @@
+"""Writes checkpoints while training goes on: a copy in host memory, then a thread, then one manifest for all ranks.
+
+`begin` copies this rank's share of the state and returns; training stands still for that copy alone. A thread of each
+rank writes the copy to its shard; over a process group of their own (two threads in one gloo group abort the process,
+torch 2.13) the threads tell each other how it went, and rank 0 gives the checkpoint its name or removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import exchange
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import layout, mirror, shards
+
+__all__ = ["Failure", "Saved", "Saver", "Snapshot", "visible_to"]
+
+_GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was."""
+
+    step: int
+    path: Path
+    size: int
+    blocked_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step could not be saved: all ranks have the same. `is_sick`: a parameter is nan or infinite."""
+
+    step: int
+    message: str
+    is_sick: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state to save: tensors that all ranks or each one hold, and what only rank 0 need write.
+
+    `best` names the metric and its value where this step is the best so far.
+    """
+
+    step: int
+    tensors: Mapping[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor]  # of this rank alone
+    plain: Any
+    trainer: dict[str, Any]
+    best: tuple[str, float] | None = None
+
+
+class Saver:
+    """One rank's part of all saves of a job, one at a time. Made by all ranks together."""
+
+    def __init__(self, folder: Path, device: torch.device, keep: int, to: mirror.Mirror | None = None) -> None:
+        self.folder = folder
+        self._rank = dist.get_rank()
+        self._keep = keep
+        self._mirror = to
+        self._is_pinned = device.type == "cuda"
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+        self._writers = visible_to(folder)
+        self._boxes: list[shards.Box] = []
+        self._head = b""
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._views: list[torch.Tensor] = []
+        self._thread: threading.Thread | None = None
+        self._news: list[Saved] = []
+        self.failure: Failure | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is still being written here; the ranks' answers may differ."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Copy the state and return; the rest happens behind. Waits for the save before it. All ranks call it.
+
+        The failure of an earlier save is left in `failure`; nothing is saved then.
+        """
+        begin_s = time.perf_counter()
+        self.wait()
+        if self.failure is not None:
+            return
+        own = [layout.Piece(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
+        is_writer = self._rank in self._writers
+        self._copy(layout.pieces(snapshot.tensors, self._rank, self._writers) + (own if is_writer else []))
+        plain = io.BytesIO()
+        if self._rank == 0:
+            torch.save(snapshot.plain, plain)
+        blocked_s = time.perf_counter() - begin_s
+        small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers)})
+        work = (snapshot.step, *small, snapshot.best, begin_s, blocked_s)
+        self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Return once nothing is being written here any more; call `meanwhile` once a second until then."""
+        while self._thread is not None:
+            self._thread.join(1.0)
+            if not self._thread.is_alive():
+                self._thread = None
+            else:
+                meanwhile()
+
+    def news(self) -> list[Saved]:
+        """Return what has become durable since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def _copy(self, pieces: Sequence[layout.Piece]) -> None:
+        boxes = [piece.box for piece in pieces]
+        if boxes != self._boxes:  # the first save, or one after the optimizer's state has come into being
+            self._head, positions, size = shards.place(boxes)
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
+            self._views = [
+                self._buffer[at : at + box.nbytes].view(box.dtype).view(box.shape)
+                for box, at in zip(boxes, positions, strict=True)
+            ]
+            self._boxes = boxes
+        for view, piece in zip(self._views, pieces, strict=True):
+            view.copy_(piece.values.detach(), non_blocking=self._is_pinned)
+        if self._is_pinned:
+            torch.cuda.synchronize()
+
+    def _run(
+        self,
+        step: int,
+        plain: bytes,
+        trainer: dict[str, Any],
+        best: tuple[str, float] | None,
+        begin_s: float,
+        blocked_s: float,
+    ) -> None:
+        try:
+            answer = self._write(step, plain, trainer, best)
+        except Exception as error:  # a peer is gone: the training thread will see that too
+            answer = {"error": folders.why_not(self.folder, step, error)}
+        if "error" in answer:
+            self.failure = Failure(step, answer["error"], answer.get("sick", False))
+            return
+        seconds = time.perf_counter() - begin_s
+        self._news.append(Saved(step, Path(answer["path"]), answer["size"], blocked_s, seconds))
+
+    def _write(self, step: int, plain: bytes, trainer: dict[str, Any], best: tuple[str, float] | None) -> Any:
+        """Write this rank's files and agree with the others; return `path` and `size`, or `error`, alike on all."""
+        needed = sum(exchange.gather(len(self._head) + self._buffer.nbytes, self._group))
+        told: dict[str, Any] = {}
+        if self._rank == 0:
+            try:
+                told = {"partial": str(folders.begin(self.folder, step, needed + len(plain)))}
+            except OSError as error:
+                told = {"error": folders.why_not(self.folder, step, error)}
+        told = exchange.share(told, self._group)
+        if "error" in told:
+            return told
+        partial = Path(told["partial"])
+        answers = exchange.gather(self._write_files(partial, step, plain, trainer), self._group)
+        told = {}
+        if self._rank == 0:
+            told = self._settle(partial, step, answers, best)
+        told = exchange.share(told, self._group)
+        if self._mirror is not None and "error" not in told:
+            mirror.upload(self._mirror, Path(told["path"]), self._own_names(plain), self._rank, self._group)
+        return told
+
+    def _own_names(self, plain: bytes) -> list[str]:
+        small = [folders.PLAIN, folders.TRAINER] if self._rank == 0 else []
+        return small + ([self._shard_name()] if self._rank in self._writers else [])
+
+    def _shard_name(self) -> str:
+        return f"shard-{self._writers.index(self._rank):05d}-of-{len(self._writers):05d}.safetensors"
+
+    def _write_files(self, partial: Path, step: int, plain: bytes, trainer: dict[str, Any]) -> dict[str, Any]:
+        """Write this rank's files; return their sizes and checksums, or what is wrong."""
+        sick = next((box.name for box, view in zip(self._boxes, self._views, strict=True) if _is_sick(box, view)), None)
+        if sick is not None:
+            return {"sick": sick}
+        files: dict[str, Any] = {}
+        try:
+            if self._rank in self._writers:
+                name = self._shard_name()
+                files[name] = shards.write(partial / name, self._head, self._buffer)
+            if self._rank == 0:
+                files[folders.PLAIN] = folders.write_bytes(partial / folders.PLAIN, plain)
+                files[folders.TRAINER] = folders.write_json(partial / folders.TRAINER, trainer)
+        except (OSError, ValueError, TypeError) as error:
+            return {"error": folders.why_not(self.folder, step, error)}
+        return {"files": files}
+
+    def _settle(
+        self, partial: Path, step: int, answers: list[dict[str, Any]], best: tuple[str, float] | None
+    ) -> dict[str, Any]:
+        """Give the checkpoint its name, or remove what there is of it; rank 0 only."""
+        sick = next((answer["sick"] for answer in answers if "sick" in answer), None)
+        if sick is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            what = sick.partition(".")[2]
+            return {"error": f"the parameter {what} is nan or infinite after step {step}", "sick": True}
+        error = next((answer["error"] for answer in answers if "error" in answer), None)
+        try:
+            if error is None:
+                files = {name: entry for answer in answers for name, entry in answer["files"].items()}
+                path = folders.finish(self.folder, step, files)
+                with contextlib.suppress(OSError):  # one too many does no harm, and the next save tries again
+                    if best is not None:
+                        folders.mark_best(self.folder, step, *best)
+                    folders.retain(self.folder, self._keep)
+                return {"path": str(path), "size": sum(int(entry["size"]) for entry in files.values())}
+        except OSError as fault:
+            error = folders.why_not(self.folder, step, fault)
+        shutil.rmtree(partial, ignore_errors=True)
+        return {"error": error}
+
+
+def visible_to(folder: Path) -> list[int]:
+    """Return the ranks that see rank 0's folder, which is made where it is not there. All ranks call it.
+
+    On machines that share no file system those are the ranks of one machine, and they write for all.
+    """
+    fault = None
+    mark = folder / f".seen-{time.time_ns():x}"
+    if dist.get_rank() == 0:
+        try:
+            folders.prepare(folder)
+            mark.touch()
+        except OSError as error:
+            fault = f"checkpoints cannot be kept in {folder}: {error.strerror}"
+    fault, name = exchange.share([fault, mark.name])
+    if fault:
+        raise folders.CheckpointError(fault)
+    seen = exchange.gather(_appears(folder / name))
+    if dist.get_rank() == 0:
+        mark.unlink(missing_ok=True)
+    return [rank for rank, sees in enumerate(seen) if sees]
+
+
+def _appears(path: Path, patience_s: float = 3.0) -> bool:
+    """Return whether the file is there; a network share may show it a little later."""
+    if not path.parent.is_dir():
+        return False
+    end = time.monotonic() + patience_s
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _is_sick(box: shards.Box, values: torch.Tensor) -> bool:
+    is_weight = box.name.startswith("model.") and box.dtype.is_floating_point
+    return is_weight and not bool(torch.isfinite(values).all())

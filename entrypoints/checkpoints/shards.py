@@ -1,0 +1,154 @@
+"""One rank's file: the boxes of tensors that it holds, in the safetensors format, so that others can read it.
+
+8 bytes of header length, a JSON header (name -> dtype, shape, byte range; `__metadata__` holds what makes a box part of
+a whole), then the bytes. Source: the format's description in the safetensors repository's README, version 0.4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Box", "Shard", "file_bytes", "open_shard", "place", "write"]
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_CHUNK_BYTES = 1 << 22  # small enough that a stop or a full disk is noticed soon
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block of a tensor: where it begins and how far it reaches in each dimension, and the whole's shape."""
+
+    name: str
+    dtype: torch.dtype
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor itself."""
+        return self.shape == self.whole
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An open file: where in `data` (uint8, the whole file, mapped) each box begins."""
+
+    path: Path
+    data: torch.Tensor
+    boxes: tuple[tuple[Box, int], ...]
+
+    def tensor(self, box: Box, begin: int) -> torch.Tensor:
+        """Return the box's values; they are read from disk as they are touched."""
+        return self.data[begin : begin + box.nbytes].view(box.dtype).view(box.shape)
+
+
+def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
+    """Return the file's head, each box's position behind it, and the bytes behind it. Raises TypeError.
+
+    The widest elements come first, so that every box is aligned to its own.
+    """
+    order = sorted(range(len(boxes)), key=lambda i: -boxes[i].dtype.itemsize)
+    header: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
+    positions = [0] * len(boxes)
+    end = 0
+    for i in order:
+        box = boxes[i]
+        if box.dtype not in _CODES:
+            raise TypeError(f"a checkpoint cannot hold {box.name}: its dtype is {box.dtype}")
+        positions[i], end = end, end + box.nbytes
+        key = box.name if box.is_whole else f"{box.name}@{','.join(map(str, box.offset))}"
+        header[key] = {"dtype": _CODES[box.dtype], "shape": list(box.shape), "data_offsets": [positions[i], end]}
+        if not box.is_whole:
+            parts[key] = {"name": box.name, "whole": list(box.whole), "offset": list(box.offset)}
+    text = json.dumps({"__metadata__": {"boxes": json.dumps(parts)}, **header}, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 64) * 64)  # the data behind it begins aligned
+    return (len(text)).to_bytes(8, "little") + text, positions, end
+
+
+def file_bytes(head: bytes, size: int) -> int:
+    """Return the size of the file in bytes."""
+    return len(head) + size
+
+
+def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
+    """Write head and data (uint8, on the CPU) durably; return size and crc32 for the manifest. Raises OSError."""
+    total = file_bytes(head, data.nbytes)
+    with path.open("wb", buffering=0) as file:
+        checksum = zlib.crc32(head)
+        _write_all(file.fileno(), memoryview(head))
+        if data.nbytes:
+            view = memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
+            for begin in range(0, data.nbytes, _CHUNK_BYTES):
+                chunk = view[begin : begin + _CHUNK_BYTES]
+                _write_all(file.fileno(), chunk)
+                checksum = zlib.crc32(chunk, checksum)
+        os.fsync(file.fileno())
+    return {"size": total, "crc32": f"{checksum:08x}"}
+
+
+def open_shard(path: Path) -> Shard:
+    """Map the file and read its header. Raises OSError, ValueError where it is no such file."""
+    data = _mapped(path)
+    length = int.from_bytes(bytes(data[:8].tolist()), "little")
+    if not 0 < length <= len(data) - 8:
+        raise ValueError(f"{path.name} has no header")
+    header = json.loads(bytes(data[8 : 8 + length].tolist()))
+    parts = json.loads(header.pop("__metadata__")["boxes"])
+    boxes = []
+    for key, entry in header.items():
+        shape = tuple(entry["shape"])
+        part = parts.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
+        box = Box(part["name"], DTYPES[entry["dtype"]], tuple(part["whole"]), tuple(part["offset"]), shape)
+        boxes.append((box, 8 + length + entry["data_offsets"][0]))
+    return Shard(path, data, tuple(boxes))
+
+
+def _mapped(path: Path) -> torch.Tensor:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 9:
+            raise ValueError(f"{path.name} has {size} bytes")
+        # Private and writable only because torch warns of buffers that are not; the pages in one call, not by faults.
+        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
+        view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(handle, data) :]

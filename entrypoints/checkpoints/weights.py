@@ -1,0 +1,84 @@
+"""Plain weights for use elsewhere: `model.pt` for torch.load, or `model.safetensors`; from a job or a checkpoint.
+
+python -m cloudtrain.entrypoints.checkpoints.weights step-00000120 model.safetensors
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import shards
+
+__all__ = ["from_checkpoint", "main", "write"]
+
+
+def main(argv: list[str]) -> int:
+    """Write a checkpoint's weights to a file; return the exit code."""
+    if len(argv) != 2:
+        print("usage: weights.py CHECKPOINT OUT.pt|OUT.safetensors", file=sys.stderr)
+        return 2
+    try:
+        write(Path(argv[1]), from_checkpoint(Path(argv[0])))
+    except (folders.CheckpointError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write a state dict, in the form that the name's ending says, by write, fsync and rename. Raises OSError."""
+    partial = path.with_name(path.name + ".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if path.suffix == ".safetensors":
+            _write_safetensors(partial, weights)
+        else:
+            with partial.open("wb") as file:
+                torch.save(dict(weights), file)
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise
+        raise OSError(f"{path} cannot be written: {error}") from error  # torch.save wraps a full disk in its own words
+
+
+def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """Return the model's weights, whole, on the CPU. Raises CheckpointError where the checkpoint is not intact."""
+    fault = folders.verify(path)
+    if fault:
+        raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")
+    weights: dict[str, torch.Tensor] = {}
+    for name in folders.read_manifest(path):
+        if not name.startswith("shard-"):
+            continue
+        shard = shards.open_shard(path / name)
+        for box, begin in shard.boxes:
+            if box.name.startswith("model."):
+                whole = weights.setdefault(box.name.removeprefix("model."), torch.empty(box.whole, dtype=box.dtype))
+                here = tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))
+                whole[here].copy_(shard.tensor(box, begin))
+    return weights
+
+
+def _write_safetensors(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    shape = {name: tuple(tensor.shape) for name, tensor in plain.items()}
+    boxes = [shards.Box(n, t.dtype, shape[n], (0,) * t.dim(), shape[n]) for n, t in plain.items()]
+    head, positions, size = shards.place(boxes)
+    data = torch.empty(size, dtype=torch.uint8)
+    for tensor, box, at in zip(plain.values(), boxes, positions, strict=True):
+        data[at : at + box.nbytes].view(box.dtype).view(box.shape).copy_(tensor)
+    shards.write(path, head, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

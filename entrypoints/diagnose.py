@@ -1,0 +1,177 @@
+"""What bounds a step: network, data or compute? Three short runs of the same job tell, and a sentence says.
+
+    normal      as it trains
+    silent      no gradient or weight is sent: what is saved is the network's share
+    synthetic   the first batches over and over, already loaded: what is saved is the data's share
+
+The normal run is made again at the end: by how much the two differ is what the figures are worth.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import data, durable
+from cloudtrain.entrypoints.agree import Agreement, Verdict
+from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints.job import Job, Place, Progress, build
+from cloudtrain.entrypoints.settings import Spec
+from cloudtrain.entrypoints.task import Task
+
+__all__ = ["Diagnosis", "conclude", "diagnose"]
+
+Gradients = Callable[[Job, Progress, Any], Verdict | None]
+
+EXIT_DONE, EXIT_SAVED = 0, 75
+WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
+NOTABLE = 0.1  # of a step: less is not worth a change
+
+
+class Interrupted(Exception):
+    """The ranks were told to stop."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Seconds of a step, and which share of it each part takes; `noise` is the share by which two like runs differ."""
+
+    step_s: float
+    network: float
+    data: float
+    compute: float
+    noise: float
+    bound: str
+    sentence: str
+
+
+def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients) -> int:
+    """Measure the three runs, say what bounds the job, and return the exit code. Nothing is trained or saved."""
+    measured: dict[str, list[float]] = {}
+    try:
+        for name in ("normal", "silent", "synthetic", "normal"):
+            seconds = _measure(spec, task, place, agreement, gradients, name)
+            measured.setdefault(name, []).append(seconds)
+            if place.is_head:
+                emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
+    except Interrupted:
+        return EXIT_SAVED
+    found = conclude(measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place)
+    if place.is_head:
+        emit("done", found.sentence, diagnosis=asdict(found))
+        folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+        if folder:
+            durable.write_json(Path(folder) / "outcome.json", {"outcome": "done", "diagnosis": asdict(found)})
+    dist.barrier()
+    return EXIT_DONE
+
+
+def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: Place) -> Diagnosis:
+    """Return what the seconds of a step in each run mean."""
+    step_s = statistics.mean(normal)
+    noise = (max(normal) - min(normal)) / step_s
+    network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
+    loading = max(0.0, 1 - synthetic / step_s)
+    compute = max(0.0, 1 - network - loading)
+    shares = {"network": network, "data": loading, "compute": compute}
+    bound = max(shares, key=lambda name: shares[name])
+    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    sentence = (
+        f"bound by {bound}: of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %); "
+        f"{_advice(bound, shares, spec, place)}"
+    )
+    return Diagnosis(step_s, network, loading, compute, noise, bound, sentence)
+
+
+def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> str:
+    """Return what to try, by what is not yet done."""
+    wanted = spec.training
+    if bound == "data":
+        more = max(2, 2 * wanted.num_workers)
+        return f"try num_workers: {more} (now {wanted.num_workers}), cheaper transforms, or data nearer to the machine"
+    if bound == "network":
+        tries = ["a larger micro_batch_size or global_batch_size, so that ranks send less often"]
+        if wanted.strategy == "ddp" and wanted.compression == "none":
+            tries.insert(0, "compression: bf16")
+        if wanted.strategy == "fsdp":
+            tries.insert(0, "strategy: hsdp, which sends shards within an instance only")
+        return "try " + ", or ".join(tries)
+    tries = []
+    if wanted.precision == "fp32" and place.device.type == "cuda":
+        tries.append("precision: bf16")
+    if not wanted.compile:
+        tries.append("compile: true")
+    tries.append("more ranks")
+    second = [name for name in ("network", "data") if shares[name] > NOTABLE]
+    return "try " + ", ".join(tries) + (f"; {' and '.join(second)} come next" if second else "; nothing else waits")
+
+
+def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients, name: str) -> float:
+    """Return the seconds of a step: the median over the steps, of the slowest rank."""
+    job = build(spec, task, place, agreement, silent=name == "silent")
+    count = spec.training.diagnose_steps or 1
+    progress = Progress(max_steps=WARM_UP + count)
+    batches = _batches(job, WARM_UP + count, is_synthetic=name == "synthetic")
+    took = []
+    try:
+        for number in range(WARM_UP + count):
+            if number == WARM_UP:
+                _synchronize(place)
+                dist.barrier()
+            begin_s = time.perf_counter()
+            if gradients(job, progress, batches) is not None:
+                raise Interrupted
+            job.scaler.step(job.optimizer)
+            job.scaler.update()
+            job.optimizer.zero_grad()
+            progress.step += 1
+            job.meter.tick()
+            stop = agreement.finish().stop
+            _synchronize(place)
+            if stop is not None:
+                raise Interrupted
+            took.append(time.perf_counter() - begin_s)
+    finally:
+        if isinstance(batches, data.Batches):
+            batches.close()
+    slowest = torch.tensor(statistics.median(took[WARM_UP:]))
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    del job, batches
+    gc.collect()  # one model at a time
+    return slowest.item()
+
+
+def _batches(job: Job, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
+    training, place = job.spec.training, job.place
+    batches = data.Batches(
+        job.train_data,
+        data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps),
+        seed=training.seed,
+        collate=job.task.collate,
+        num_workers=training.num_workers,
+        device=place.device,
+    )
+    if not is_synthetic:
+        return batches
+    loaded = list(itertools.islice(batches, job.split.accumulation))
+    batches.close()
+    return itertools.cycle(loaded)
+
+
+def _synchronize(place: Place) -> None:
+    if place.device.type == "cuda":
+        torch.cuda.synchronize(place.device)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

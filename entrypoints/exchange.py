@@ -1,0 +1,37 @@
+"""Small values passed between ranks, as JSON in tensors: torch's own object collectives need numpy and unpickle."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["gather", "share"]
+
+
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's value, by rank, on every rank. Values are what JSON holds; all ranks call it."""
+    own = json.dumps(value).encode()
+    ranks = dist.get_world_size(group)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+    longest = max(int(size) for size in sizes)
+    parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(ranks)]
+    dist.all_gather(parts, _padded(own, longest), group=group)
+    return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
+
+
+def share(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """Return rank 0's value on every rank; the others' is not looked at. All ranks call it."""
+    own = json.dumps(value).encode() if dist.get_rank(group) == 0 else b""
+    size = torch.tensor([len(own)])
+    dist.broadcast(size, 0, group=group)
+    data = _padded(own, int(size))
+    dist.broadcast(data, 0, group=group)
+    return json.loads(bytes(data.tolist()))
+
+
+def _padded(data: bytes, size: int) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)

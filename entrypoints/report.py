@@ -1,0 +1,122 @@
+"""What the trainer tells: its events on standard output, TensorBoard's files, and the task's own logger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints.job import Job, Progress
+from cloudtrain.entrypoints.metrics import duration, quantity
+
+__all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
+
+
+def say(job: Job, event: str, text: str, **fields: Any) -> None:
+    """Tell of an event, on rank 0; elsewhere nothing. What the task's own logger raises ends the job, as its code."""
+    if not job.place.is_head:
+        return
+    events.emit(event, text, **fields)
+    if job.board is not None:
+        job.board.write(event, fields)
+    if job.task.on_event is not None:
+        job.task.on_event(event, fields)
+
+
+def say_start(job: Job, progress: Progress) -> None:
+    """Tell what is about to run, and on what."""
+    split, known = job.split, job.identity
+    text = (
+        f"start {job.spec.job}: {split.ranks} ranks x {split.accumulation} accumulation x {split.micro} = "
+        f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
+        f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}"
+    )
+    if len(job.train_data) < split.global_batch:
+        text += f"; the {len(job.train_data)} training samples are fewer than a step takes: each step repeats some"
+    say(
+        job,
+        "start",
+        text,
+        resumed_from=progress.resumed_from,
+        ranks=split.ranks,
+        accumulation=split.accumulation,
+        device=str(job.place.device),
+        step=progress.step,
+        max_steps=progress.max_steps,
+        **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
+    )
+
+
+def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.Tensor | None) -> None:
+    """Tell how a step went; all ranks call it, since the clocks of all go on from here."""
+    progress.loss = loss
+    speed = job.meter.measure()
+    if not job.place.is_head:
+        return
+    eta_s = job.meter.eta_s(progress.max_steps - progress.step)
+    clipped = {} if norm is None else {"grad_norm": norm.item()}
+    scaled = {"scale": job.scaler.get_scale()} if job.scaler.is_enabled() else {}
+    say(
+        job,
+        "step",
+        f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {duration(eta_s)}",
+        step=progress.step,
+        max_steps=progress.max_steps,
+        loss=loss,
+        lr=lr,
+        **_rounded(speed.fields()),
+        eta_s=eta_s,
+        epoch=progress.samples / len(job.train_data),
+        **clipped,
+        **scaled,
+    )
+
+
+def _rounded(fields: dict[str, float]) -> dict[str, float]:
+    """Return the figures in four digits: more would only be bytes in every log line."""
+    return {name: value if isinstance(value, int) else float(f"{value:.4g}") for name, value in fields.items()}
+
+
+def say_skipped(job: Job, progress: Progress, loss: float) -> None:
+    """Tell that a step was left out."""
+    text = f"step {progress.step}/{progress.max_steps} left out: its loss ({loss:.4g}) or gradient is not finite"
+    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
+
+
+def say_preempted(job: Job, progress: Progress, reason: str) -> None:
+    """Tell that the job leaves before its end, with everything saved."""
+    text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
+    say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
+
+
+def say_done(job: Job, progress: Progress, seconds: float, why: str | None) -> None:
+    """Tell how it ended."""
+    shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+    early = f" ({why}: no better than at step {progress.best_step})" if why else ""
+    say(
+        job,
+        "done",
+        f"done at step {progress.step} in {duration(seconds)}{early} {shown}".rstrip(),
+        step=progress.step,
+        seconds=seconds,
+        loss=progress.loss,
+        metrics=progress.metrics,
+        best=progress.best,
+        best_step=progress.best_step,
+        checkpoint=str(progress.path),
+    )
+
+
+def write_outcome(job: Job, progress: Progress, outcome: str, reason: str | None = None) -> None:
+    """Tell the supervisor how it ended: torchrun's own exit code cannot. Ranks leave together, so none is cut off."""
+    if job.board is not None:
+        job.board.close()
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder and job.place.is_head:
+        found = {"outcome": outcome, "reason": reason, "step": progress.step, "checkpoint": str(progress.path)}
+        durable.write_json(Path(folder) / "outcome.json", found)
+    dist.barrier()

@@ -1,0 +1,149 @@
+"""What the trainer saves: the job's state on its way to a checkpoint, and the weights at the end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cloudtrain.entrypoints import heartbeat, report
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.checkpoints.saver import Snapshot
+from cloudtrain.entrypoints.job import Job, Progress
+from cloudtrain.entrypoints.metrics import quantity
+
+__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "tensors"]
+
+# What of the progress a checkpoint carries; a resume goes on with it.
+CARRIED = ("step", "samples", "evaluated_step", "metrics", "loss", "best", "best_step", "stale", "skipped")
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or a parameter became nan or infinite; no checkpoint holds it."""
+
+
+def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -> None:
+    """Copy the state for a checkpoint of this step, unless there is one; it is written behind. All ranks call it."""
+    if progress.begun_step == progress.step:
+        if best is not None and job.place.is_head:
+            job.saver.wait(heartbeat.beat)
+            folders.mark_best(job.folder, progress.step, *best)
+        return
+    progress.begun_step = progress.step
+    carried = {name: getattr(progress, name) for name in CARRIED}
+    job.agreement.saving()
+    job.strategy.sync_buffers()  # every rank writes some of what all of them hold
+    job.saver.begin(
+        Snapshot(
+            step=progress.step,
+            tensors=tensors(job),
+            own=job.strategy.rank_state(),
+            plain=_plain(job),
+            trainer={**job.identity, **carried},
+            best=best,
+        )
+    )
+    if job.spec.checkpoint.blocking:
+        finish(job, progress)
+
+
+def collect(job: Job, progress: Progress) -> None:
+    """Take note of what has become durable; say so on rank 0."""
+    for saved in job.saver.news():
+        progress.saved_step, progress.path = saved.step, saved.path
+        job.agreement.saved(saved.seconds)
+        job.meter.add("checkpoint", saved.blocked_s)
+        still = f"training stood still for {1000 * saved.blocked_s:.0f} ms"
+        report.say(
+            job,
+            "checkpoint",
+            f"checkpoint step {saved.step} saved in {saved.seconds:.2f}s ({quantity(saved.size)}B, {still})",
+            step=saved.step,
+            path=str(saved.path),
+            seconds=saved.seconds,
+            blocked_s=saved.blocked_s,
+            bytes=saved.size,
+        )
+
+
+def finish(job: Job, progress: Progress) -> None:
+    """Wait until what has begun is durable. Raises CheckpointError or NonFiniteError, on all ranks, where it failed."""
+    job.saver.wait(heartbeat.beat)
+    collect(job, progress)
+    failure = job.saver.failure
+    if failure is None:
+        return
+    if failure.is_sick:
+        fail(job, progress, failure.message)
+    raise CheckpointError(failure.message)
+
+
+def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
+    """Raise NonFiniteError, on every rank alike, and say on rank 0 what to look at."""
+    job.saver.wait()
+    collect(job, progress)
+    kept = (
+        f"the checkpoint of step {progress.saved_step} is intact"
+        if progress.saved_step
+        else "no checkpoint was written"
+    )
+    message = f"{what}; {kept}; look at the data of this step, a lower lr, more warm-up, or clip_norm"
+    report.say(job, "error", message, step=progress.step, **fields)
+    raise NonFiniteError(message)
+
+
+def tensors(job: Job) -> dict[str, torch.Tensor]:
+    """Return the whole state's tensors by name, as they live: to be read for a save, or filled by a load."""
+    model = job.strategy.module.state_dict()
+    found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    for parameter, name in optimizer_names(job).items():
+        for key, value in job.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer.{name}.{key}"] = value
+    if job.ema is not None:
+        found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}
+    return found
+
+
+def optimizer_names(job: Job) -> dict[torch.Tensor, str]:
+    """Return the name of each parameter that the optimizer holds, in its order."""
+    names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
+    return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
+
+
+def export(job: Job) -> None:
+    """Write the plain weights to the output folder, for whoever uses the model. All ranks call it."""
+    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
+    if not folder:
+        return
+    with job.averaged():
+        found: dict[str, torch.Tensor] = {}
+        for name, value in job.strategy.module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                if job.place.is_head:
+                    found[name] = whole.cpu()  # one at a time: the device may have no room for all
+    if job.place.is_head:
+        ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
+        weights.write(Path(folder) / f"model.{ending}", found)
+
+
+def _plain(job: Job) -> dict[str, Any]:
+    """Return what is no tensor: the optimizer's settings by parameter name, the scaler, a module's extra state."""
+    names = optimizer_names(job)
+    groups = [
+        {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}
+        for group in job.optimizer.param_groups
+    ]
+    state = {
+        names[p]: {k: v for k, v in values.items() if not isinstance(v, torch.Tensor)}
+        for p, values in job.optimizer.state.items()
+        if isinstance(p, torch.Tensor) and p in names
+    }
+    extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}
+    return {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra}

@@ -1,0 +1,123 @@
+"""Smaller gradients between the ranks of ddp: fp16, bf16, or PowerSGD's matrices of low rank.
+
+PowerSGD keeps what it left out, to add it to the next step's gradient. torch's own files that by bucket, and ddp cuts
+other buckets after its first step, so no resumed job could go on with it; here it is filed by parameter.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cloudtrain.entrypoints.strategies.strategy import LOW, State
+
+__all__ = ["PowerSGD", "compress"]
+
+_MIN_GAIN = 2  # a matrix is sent in two thin ones where that is half as much at most
+
+
+def compress(model: DistributedDataParallel, kind: str, rank: int) -> PowerSGD | None:
+    """Make ddp send smaller gradients; return what keeps state, if anything does."""
+    if kind == "powersgd":
+        keeper = PowerSGD(model.module, rank)
+        model.register_comm_hook(None, lambda state, bucket: keeper.reduce(bucket))
+        return keeper
+    model.register_comm_hook(None, lambda state, bucket: _cast(bucket, LOW[kind]))
+    return None
+
+
+def _cast(bucket: Any, dtype: torch.dtype) -> Any:
+    """Sum in half the bytes. torch's own for bf16 demands NCCL."""
+    buffer = bucket.buffer()
+    small = buffer.to(dtype).div_(dist.get_world_size())
+    work = dist.all_reduce(small, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
+
+
+class PowerSGD:
+    """Each gradient matrix M (n, m) as P Q^T, P (n, r), Q (m, r). Source: Vogels et al. 2019, algorithms 1 and 2."""
+
+    def __init__(self, module: nn.Module, rank: int) -> None:
+        self._rank = rank
+        self._names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+        self._matrices = {name: p for name, p in module.named_parameters() if p.requires_grad and self._fits(p)}
+        self._errors: State = {}
+        self._qs: State = {}
+        self.load({})
+
+    def state(self) -> State:
+        """Return what this rank left out so far, and the Q of every matrix."""
+        errors = {f"powersgd.error.{name}": value for name, value in self._errors.items()}
+        return {**errors, **{f"powersgd.q.{name}": value for name, value in self._qs.items()}}
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Take on saved state; where there is none, begin as at the first step."""
+        for name, parameter in self._matrices.items():
+            if name not in self._errors:
+                self._errors[name] = torch.empty_like(parameter.detach()).flatten(1)
+                self._qs[name] = parameter.detach().new_empty(self._errors[name].shape[1], self._rank)
+            error, q = state.get(f"powersgd.error.{name}"), state.get(f"powersgd.q.{name}")
+            # The same on every rank, and without touching the generators that the loss draws from.
+            seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            self._qs[name].copy_(torch.randn(self._qs[name].shape, generator=seed) if q is None else q)
+            if error is None:
+                self._errors[name].zero_()
+            else:
+                self._errors[name].copy_(error)
+
+    def reduce(self, bucket: Any) -> Any:
+        """Replace the bucket's gradients by their mean over the ranks, the matrices by an approximation of it; return a
+        future of the bucket.
+        """
+        gradients = {self._names[id(p)]: g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
+        matrices = {name: g.flatten(1) for name, g in gradients.items() if name in self._matrices}
+        others = [g for name, g in gradients.items() if name not in matrices]
+        for name, matrix in matrices.items():
+            matrix.add_(self._errors[name])
+            self._errors[name].copy_(matrix)
+        ps = [matrix @ self._qs[name] for name, matrix in matrices.items()]
+        work = dist.all_reduce(torch.cat([t.flatten() for t in (*ps, *others)]), async_op=True)
+        assert work is not None
+        future, result = work.get_future(), bucket.buffer()
+        if result.device.type == "cpu":
+            # gloo would run what follows on a thread of its own, and its transfer could overtake another bucket's on
+            # one rank but not on the next. NCCL runs it at once, on a stream of its own.
+            future.wait()
+
+        def rebuild(done: Any) -> Any:
+            parts = iter(torch.split(done.value()[0], [t.numel() for t in (*ps, *others)]))
+            sums = [next(parts).view_as(p) for p in ps]
+            for other in others:
+                other.copy_(next(parts).view_as(other)).div_(dist.get_world_size())
+            self._approximate(matrices, [torch.linalg.qr(p).Q for p in sums])
+            return result
+
+        return future.then(rebuild)
+
+    def _approximate(self, matrices: State, ps: list[torch.Tensor]) -> None:
+        if not matrices:
+            return
+        qs = [matrix.t() @ p for matrix, p in zip(matrices.values(), ps, strict=True)]
+        flat = torch.cat([q.flatten() for q in qs])
+        dist.all_reduce(flat)
+        flat.div_(dist.get_world_size())
+        means = torch.split(flat, [q.numel() for q in qs])
+        for (name, matrix), p, q, mean in zip(matrices.items(), ps, qs, means, strict=True):
+            torch.mm(p, mean.view_as(q).t(), out=matrix)
+            # One step that overflowed is left out by whoever reads the gradient, and must not live on in here.
+            self._errors[name].sub_(matrix).nan_to_num_(0.0, 0.0, 0.0)
+            self._qs[name].copy_(mean.view_as(q)).nan_to_num_(0.0, 0.0, 0.0)
+
+    def _fits(self, parameter: nn.Parameter) -> bool:
+        if parameter.dim() < 2 or not parameter.is_contiguous():  # only a contiguous one is a matrix without a copy
+            return False
+        rows, columns = parameter.shape[0], parameter[0].numel()
+        thin = min(rows, columns) >= self._rank
+        return thin and (rows + columns) * self._rank * _MIN_GAIN < rows * columns

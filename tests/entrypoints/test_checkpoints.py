@@ -1,0 +1,386 @@
+"""Checkpoints: complete or absent, verified, retained, written behind and read into whatever is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import resume
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import layout, loader, mirror, shards, weights
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
+from cloudtrain.entrypoints.settings import TaskError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Be the only rank of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def state(size: int = 10) -> dict[str, torch.Tensor]:
+    """Return tensors of several types and shapes."""
+    return {
+        "model.w": torch.arange(float(size)),
+        "model.half": torch.arange(6.0).reshape(2, 3).bfloat16(),
+        "model.flags": torch.tensor([True, False, True]),
+        "model.empty": torch.zeros(0, 4),
+        "optimizer.w.step": torch.tensor(7.0),
+    }
+
+
+def write(folder: Path, *steps: int, size: int = 10, keep: int = 9) -> list[Path]:
+    """Save one small checkpoint a step; return their paths. Raises CheckpointError."""
+    saver = Saver(folder, CPU, keep)
+    for step in steps:
+        saver.begin(Snapshot(step, state(size), {}, {"lr": 0.1}, {"step": step, "samples": 8 * step}))
+        saver.wait()
+        if saver.failure is not None:
+            raise CheckpointError(saver.failure.message)
+    return [saved.path for saved in saver.news()]
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 4 kB while the test runs: the error is that of a full disk in all but its number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_saved_state_comes_back(tmp_path: Path) -> None:
+    """What was saved is loaded, tensors to the bit, the rest as it was."""
+    (path,) = write(tmp_path, 5)
+    assert path == tmp_path / "step-00000005"
+    found = folders.open_found(path)
+    reader = loader.open_reader(found)
+    assert (found.trainer["samples"], reader.plain) == (40, {"lr": 0.1})
+    for name, tensor in state().items():
+        assert torch.equal(reader.read(name), tensor), name
+
+
+def test_save_copies_before_it_returns(tmp_path: Path) -> None:
+    """What training does to a tensor after `begin` is not in the checkpoint."""
+    saver = Saver(tmp_path, CPU, 3)
+    tensors = {"model.w": torch.ones(1000)}
+    saver.begin(Snapshot(1, tensors, {}, {}, {"step": 1}))
+    tensors["model.w"].zero_()
+    saver.wait()
+    (saved,) = saver.news()
+    assert weights.from_checkpoint(saved.path)["w"].sum() == 1000
+    assert saved.blocked_s <= saved.seconds
+
+
+def test_nan_is_never_saved(tmp_path: Path) -> None:
+    """A parameter that is not finite makes the save fail, named, without a trace; the optimizer's may be anything."""
+    saver = Saver(tmp_path, CPU, 3)
+    nan = torch.tensor([1.0, torch.nan])
+    saver.begin(Snapshot(1, {"model.w": torch.ones(2), "optimizer.w.x": nan}, {}, {}, {"step": 1}))
+    saver.wait()
+    assert saver.failure is None
+    saver.begin(Snapshot(2, {"model.w": nan}, {}, {}, {"step": 2}))
+    saver.wait()
+    assert saver.failure is not None
+    assert (saver.failure.is_sick, "parameter w is nan" in saver.failure.message) == (True, True)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_flipped_byte_is_found_anywhere(tmp_path: Path) -> None:
+    """One flipped bit at any of 200 places, in any file, makes the checkpoint damaged."""
+    (path,) = write(tmp_path, 1)
+    chance = random.Random(1)
+    for _ in range(200):
+        file = chance.choice(sorted(path.iterdir()))
+        whole = file.read_bytes()
+        flipped = bytearray(whole)
+        flipped[chance.randrange(len(whole))] ^= 1 << chance.randrange(8)
+        file.write_bytes(flipped)
+        assert loader.check(path), file
+        file.write_bytes(whole)
+    assert loader.check(path) is None
+
+
+SHARD = "shard-00000-of-00001.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: (path / SHARD).write_bytes(b"short"), rf"{SHARD} has 5 bytes of \d+"),
+        (lambda path: (path / SHARD).unlink(), f"{SHARD} is missing"),
+        (lambda path: (path / "trainer.json").unlink(), "trainer.json is missing"),
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda path: (path / "manifest.json").write_text('{"files":{}}'), "manifest.json is not readable"),
+    ],
+)
+def test_damage_is_said_in_words(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
+    """Which file, and what of it."""
+    (path,) = write(tmp_path, 1)
+    damage(path)
+    assert re.search(reason, loader.check(path) or "")
+
+
+def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    """The newest k stay, and the best; the rest goes; k of 0 still keeps one."""
+    write(tmp_path, 1, 2, 3, 4)
+    folders.mark_best(tmp_path, 1, "loss", 0.5)
+    folders.retain(tmp_path, 2)
+    assert [step for step, _ in folders.list_steps(tmp_path)] == [4, 3, 1]
+    folders.mark_best(tmp_path, 4, "loss", 0.4)
+    folders.retain(tmp_path, 0)
+    assert [step for step, _ in folders.list_steps(tmp_path)] == [4]
+
+
+def test_interrupted_save_leaves_no_trace(tmp_path: Path) -> None:
+    """A half-written folder is no checkpoint, and the next start removes it."""
+    (path,) = write(tmp_path, 1)
+    path.rename(tmp_path / "step-00000002.tmp")
+    assert folders.list_steps(tmp_path) == []
+    folders.prepare(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_names_the_intact_one(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A save that does not fit says what, where, and that the older one is intact; no file is left."""
+    (older,) = write(tmp_path, 1)
+    request.getfixturevalue("small_files")
+    with pytest.raises(CheckpointError, match=r"cannot save step 2 in .*: File too large; .*step 1 is intact"):
+        write(tmp_path, 2, size=10_000)
+    assert list(tmp_path.iterdir()) == [older]
+
+
+def test_room_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk has not enough left, nothing is written at all, and the message has both figures."""
+    monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    with pytest.raises(CheckpointError, match=r"No space left on device: [\d,]+ bytes needed, 100 free there"):
+        write(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_same_step_saved_again_keeps_the_first_aside(tmp_path: Path) -> None:
+    """Saving a step that is there already replaces it and deletes nothing."""
+    write(tmp_path, 1, 1)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert [step for step, _ in folders.list_steps(tmp_path)] == [1]
+
+
+def test_shard_is_a_safetensors_file(tmp_path: Path) -> None:
+    """Its header is what the format says, every tensor aligned to its element; a whole one has its plain name."""
+    (path,) = write(tmp_path, 1)
+    data = (path / SHARD).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert header["model.w"] == {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}
+    assert length % 8 == 0
+    ends = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+    assert ends[-1][1] == len(data) - 8 - length
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3, 7])
+def test_writers_share_the_bytes(writers: int) -> None:
+    """Together they write every row once, and each about as much."""
+    tensors = {"a": torch.arange(100.0).reshape(50, 2), "b": torch.tensor(3.0), "c": torch.arange(37.0)}
+    parts = [layout._share(dict(tensors), index, writers) for index in range(writers)]
+    for name, tensor in tensors.items():
+        filled = torch.full_like(tensor, torch.nan)
+        for piece in (piece for part in parts for piece in part if piece.box.name == name):
+            filled[tuple(slice(o, o + s) for o, s in zip(piece.box.offset, piece.box.shape, strict=True))] = (
+                piece.values
+            )
+        assert torch.equal(filled, tensor)
+    sizes = [sum(piece.box.nbytes for piece in part) for part in parts]
+    assert max(sizes) - min(sizes) <= 16
+
+
+def test_overlap_of_boxes() -> None:
+    """What two blocks of one tensor share, as slices of each."""
+    part = shards.Box("w", torch.float32, (10, 4), (2, 0), (5, 4))
+    wanted = shards.Box("w", torch.float32, (10, 4), (6, 2), (4, 2))
+    assert loader.overlap(part, wanted) == ((slice(4, 5), slice(2, 4)), (slice(0, 1), slice(0, 2)))
+    assert loader.overlap(part, shards.Box("w", torch.float32, (10, 4), (7, 0), (3, 4))) is None
+
+
+def test_newest_own_first(tmp_path: Path) -> None:
+    """`auto` tries the job's own, the newest first."""
+    older, newer = write(tmp_path, 1, 2)
+    assert resume.choose(tmp_path, "auto", is_first=True) == [newer, older]
+
+
+def test_never_starts_afresh_once(tmp_path: Path) -> None:
+    """`never` sets older checkpoints aside at the first start; after a restart the run's own are taken."""
+    write(tmp_path, 7)
+    assert resume.choose(tmp_path, "never", is_first=True) == []
+    (own,) = write(tmp_path, 2)
+    assert resume.choose(tmp_path, "never", is_first=False) == [own]
+
+
+def test_named_checkpoint_or_folder_of_them(tmp_path: Path) -> None:
+    """A path is a checkpoint, or a folder whose newest is meant; a wrong one is the user's error."""
+    first, second = write(tmp_path / "old", 1, 2)
+    assert resume.choose(tmp_path, str(first), is_first=True) == [first]
+    assert resume.choose(tmp_path, str(tmp_path / "old"), is_first=True) == [second, first]
+    with pytest.raises(TaskError, match="does not exist"):
+        resume.choose(tmp_path, str(tmp_path / "nowhere"), is_first=True)
+
+
+def test_differences_are_said_in_words() -> None:
+    """Each changed field is one phrase with both values; equal ones say nothing; strict does not mind the ranks."""
+    then = {"seed": 1, "world_size": 4, "dataset_length": 10}
+    assert resume.differences(then, then) == []
+    assert resume.differences(then, {**then, "world_size": 2}) == [
+        "2 ranks, then 4: losses agree to rounding, not to the bit"
+    ]
+    strict = {**then, "reproducible": "strict"}
+    assert resume.differences(strict, {**strict, "world_size": 2}) == []
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_weights_for_use_elsewhere(tmp_path: Path, ending: str) -> None:
+    """From a checkpoint, without a job: by torch.load, or as one whole safetensors file."""
+    (path,) = write(tmp_path, 1)
+    out = tmp_path / f"model.{ending}"
+    assert weights.main([str(path), str(out)]) == 0
+    if ending == "pt":
+        found = torch.load(out, weights_only=True)
+    else:
+        shard = shards.open_shard(out)
+        found = {box.name: shard.tensor(box, begin) for box, begin in shard.boxes}
+    assert set(found) == {"w", "half", "flags", "empty"}
+    assert torch.equal(found["half"], state()["model.half"])
+
+
+def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what is wrong and writes nothing."""
+    (path,) = write(tmp_path, 1)
+    (path / SHARD).write_bytes(b"x" * 10)
+    assert weights.main([str(path), str(tmp_path / "model.pt")]) == 1
+    assert "is damaged" in capsys.readouterr().err
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
+    """What the mirror shows is a whole checkpoint; a new machine goes on from it; without one there is nothing."""
+    place = mirror.open_mirror(str(tmp_path / "second"))
+    assert place is not None
+    assert mirror.fetch(place, tmp_path) is None
+    saver = Saver(tmp_path / "first", CPU, 3, place)
+    saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
+    saver.wait()
+    (tmp_path / "new").mkdir()
+    fetched = mirror.fetch(place, tmp_path / "new")
+    assert fetched == tmp_path / "new" / "step-00000003"
+    assert loader.check(fetched) is None
+    with pytest.raises(TaskError, match="knows no ftp:// store"):
+        mirror.open_mirror("ftp://host/x")
+
+
+def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
+    """The checkpoint itself is durable; nothing half is published."""
+    (tmp_path / "file").touch()
+    place = mirror.open_mirror(str(tmp_path / "file" / "below"))
+    saver = Saver(tmp_path / "first", CPU, 3, place)
+    saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
+    saver.wait()
+    assert (saver.failure, len(saver.news())) == (None, 1)
+
+
+# Saves under one strategy and number of ranks, or loads and prints a checksum of everything that was saved.
+RESHARD = """
+import json, os, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from cloudtrain.entrypoints.checkpoints import folder, loader, saver
+
+folder_, what, strategy = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3), torch.nn.BatchNorm1d(3))
+if strategy == "fsdp":
+    fully_shard(model[0]); fully_shard(model)
+if os.environ.get("LONELY") and dist.get_rank() and what == "save":
+    folder_ = folder_ / "elsewhere"  # this rank does not see rank 0's folder
+tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+if what == "save":
+    for i, value in enumerate(tensors.values()):
+        local = value.to_local() if hasattr(value, "to_local") else value
+    for name, value in tensors.items():
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        print(name, float(whole.double().sum()), flush=True) if dist.get_rank() == 0 else None
+    s = saver.Saver(folder_, torch.device("cpu"), 3)
+    own = {"error": torch.full((3,), float(dist.get_rank()))}
+    s.begin(saver.Snapshot(1, tensors, own, {"x": 1}, {"step": 1}))
+    s.wait()
+    assert s.failure is None, s.failure
+else:
+    path = folder_ / "step-00000001"
+    assert loader.check(path) is None
+    reader = loader.open_reader(folder.open_found(path))
+    with torch.no_grad():
+        for value in tensors.values():
+            (value.to_local() if hasattr(value, "to_local") else value).zero_()
+        for name, value in tensors.items():
+            reader.fill(name, value)
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            print(name, float(whole.double().sum()), flush=True) if dist.get_rank() == 0 else None
+dist.barrier()
+os._exit(0)
+"""
+
+
+def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> str:
+    """Run the script on so many ranks; return what rank 0 printed."""
+    (folder / "script.py").write_text(RESHARD)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "script.py"]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(folder / "checkpoints"), what, strategy],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [(("fsdp", 3), ("fsdp", 2)), (("fsdp", 2), ("ddp", 1)), (("ddp", 2), ("fsdp", 4)), (("fsdp", 4), ("ddp", 2))],
+)
+def test_state_moves_between_strategies_and_numbers_of_ranks(
+    tmp_path: Path, saved: tuple[str, int], loaded: tuple[str, int]
+) -> None:
+    """What any of them wrote, any other reads: every tensor's sum is the same."""
+    written = reshard(tmp_path, "save", *saved)
+    assert reshard(tmp_path, "load", *loaded) == written
+    assert len(list((tmp_path / "checkpoints" / "step-00000001").glob("shard-*"))) == saved[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_machines_without_a_shared_folder(tmp_path: Path, strategy: str) -> None:
+    """Ranks that do not see rank 0's folder leave the writing to those that do, shards and all."""
+    written = reshard(tmp_path, "save", strategy, 2, LONELY="1")
+    assert [p.name for p in (tmp_path / "checkpoints" / "step-00000001").glob("shard-*")] == [SHARD]
+    assert reshard(tmp_path, "load", "fsdp", 2) == written

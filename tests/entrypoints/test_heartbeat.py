@@ -1,0 +1,122 @@
+"""The ranks' beats, who looks at them, and the stacks of those that stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import heartbeat, processes
+from cloudtrain.entrypoints.heartbeat import Watch
+
+# Beats once, then stands still in a function whose name must be in the log.
+STUCK = """
+import time
+from cloudtrain.entrypoints import heartbeat
+def stand_still():
+    time.sleep(60)
+heartbeat.beat()
+stand_still()
+"""
+
+
+@pytest.fixture
+def beat(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that touches rank 0's file, as the rank with that pid would."""
+    now = [1000.0]
+
+    def touch(pid: int = os.getpid()) -> None:
+        (tmp_path / "beat-0").write_text(str(pid))
+        now[0] += 1.0
+        os.utime(tmp_path / "beat-0", (now[0], now[0]))
+
+    return touch
+
+
+def looks(watch: Watch, first_s: int, last_s: int) -> list[heartbeat.Hang]:
+    """Look every second; return what the last look found."""
+    return [watch.look(float(now_s)) for now_s in range(first_s, last_s + 1)][-1]
+
+
+def test_rank_that_beats_no_more_hangs(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """Counted from its last beat, whatever the clocks of the file system say."""
+    watch = Watch(tmp_path, 10.0, 0.0)
+    beat()
+    assert looks(watch, 1, 10) == []
+    beat()
+    assert looks(watch, 11, 21) == []
+    (hang,) = looks(watch, 22, 22)
+    assert (hang.rank, hang.pid, hang.silent_s, hang.last_s) == (0, os.getpid(), 11.0, 1002.0)
+
+
+def test_rank_that_never_beat_is_not_judged(tmp_path: Path) -> None:
+    """A script that knows nothing of us may take its time."""
+    assert looks(Watch(tmp_path, 10.0, 0.0), 1, 100) == []
+
+
+def test_rank_that_has_ended_does_not_hang(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """A rank may finish before the others, and its file stays."""
+    watch = Watch(tmp_path, 10.0, 0.0)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        beat(child.pid)
+        assert looks(watch, 1, 5) == []
+        child.kill()
+    assert looks(watch, 6, 60) == []
+
+
+def test_machine_that_slept_has_not_hung(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """An hour between two looks is nobody's silence."""
+    watch = Watch(tmp_path, 10.0, 0.0)
+    beat()
+    watch.look(1.0)
+    assert watch.look(3600.0) == []
+
+
+def test_process_started_in_place_begins_anew(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """torchrun's own restart: the new process is not charged with the old one's silence."""
+    watch = Watch(tmp_path, 10.0, 0.0)
+    beat(1)
+    looks(watch, 1, 9)
+    (tmp_path / "beat-0").write_text(str(os.getpid()))
+    assert looks(watch, 10, 19) == []
+
+
+def test_beat_does_nothing_outside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script run by hand may hold beats."""
+    monkeypatch.chdir(tmp_path)
+    heartbeat.beat()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path, wait_until: Any) -> None:
+    """Asked by whoever watches, it says where it stands, and lives on."""
+    (tmp_path / "train.py").write_text(STUCK)
+    env = {**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(tmp_path), "CLOUDTRAIN_LOG_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "cloudtrain.entrypoints.worker", "script", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env) as rank:
+        try:
+            wait_until((tmp_path / "beat-3").exists)
+            heartbeat.print_stacks(tmp_path, silent_s=30.0)
+            assert "stand_still" not in (tmp_path / "rank-3.log").read_text(), "it is not silent for that long"
+            heartbeat.print_stacks(tmp_path)
+            wait_until(lambda: "in stand_still" in (tmp_path / "rank-3.log").read_text())
+            assert rank.poll() is None
+        finally:
+            rank.kill()
+
+
+def test_stacks_are_asked_of_nobody_who_would_die(tmp_path: Path) -> None:
+    """A program that a script has started knows nothing of the signal."""
+    (tmp_path / "beat-0").write_text("1")
+    env = {**os.environ, "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
+    with subprocess.Popen(["sleep", "60"], env=env) as child:
+        heartbeat.print_stacks(tmp_path)
+        time.sleep(0.1)
+        assert processes.stamp(child.pid) is not None
+        child.kill()

@@ -1,0 +1,634 @@
+"""Strategies: what is refused, blocks, the summation tree; then real runs over gloo on 1, 2 and 4 ranks.
+
+torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_strategies.py CASES RESULT`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from cloudtrain.entrypoints import data, strategies
+from cloudtrain.entrypoints.settings import TaskError, Training
+from cloudtrain.entrypoints.strategies import blocks as blocks_of
+from cloudtrain.entrypoints.strategies import summation
+from cloudtrain.entrypoints.strategies.strategy import clip, clip_whole, finite, finite_gradients
+from cloudtrain.entrypoints.strategies.summation import Counter
+
+CPU = torch.device("cpu")
+MICRO, STEPS = 3, 12
+
+# ---------------------------------------------------------------------------------------------------- without ranks
+
+
+def transformer() -> nn.Module:
+    """Two layers, each with a Sequential of its own, in a ModuleList; an embedding beside it."""
+    model = nn.Module()
+    model.embed = nn.Embedding(4, 4)
+    model.layers = nn.ModuleList(nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(4, 4))}) for _ in range(2))
+    return model
+
+
+def refusal(
+    module: nn.Module | None = None,
+    virtual: int = 4,
+    ranks: int = 2,
+    blocks: Callable[[Any], Any] | None = None,
+    device: torch.device = CPU,
+    **settings: Any,
+) -> str:
+    """Return why `wrap` refuses."""
+    split = data.Split(virtual, 1, ranks, virtual // ranks)
+    training = Training(global_batch_size=virtual, max_steps=1, **settings)
+    with pytest.raises(TaskError) as found:
+        strategies.wrap(training, module or nn.Linear(1, 1), device, split, blocks=blocks)
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"strategy": "fdsp"}, "there are ddp, fsdp, hsdp; did you mean `fsdp`"),
+        ({"precision": "fp8"}, "there are fp32, bf16, fp16"),
+        ({"strategy": "fsdp", "compression": "fp16"}, "compression fp16 is ddp's"),
+        ({"cpu_offload": True}, "set strategy: fsdp"),
+        ({"shard_size": 2}, "set strategy: hsdp"),
+        ({"strategy": "hsdp", "shard_size": 3, "ranks": 4}, "does not divide the 4 ranks; set one of 2, 4"),
+        ({"strategy": "hsdp", "shard_size": 1}, "shards nothing"),
+        ({"reproducible": "strict", "virtual": 6}, "6 micro-batches a step are no power of two"),
+        ({"reproducible": "strict", "compression": "powersgd"}, "set compression: none"),
+        ({"module": nn.SyncBatchNorm(2)}, "use BatchNorm"),
+        ({"module": nn.SyncBatchNorm(2), "reproducible": "strict", "device": torch.device("cuda")}, "depend on"),
+        ({"module": nn.ReLU()}, "nothing to train"),
+        ({"activation_checkpointing": True}, "write blocks"),
+        ({"strategy": "fsdp", "blocks": lambda model: [nn.Linear(1, 1)]}, "submodules of the model"),
+        ({"strategy": "fsdp", "module": transformer(), "blocks": lambda model: [model.layers]}, "no forward pass"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], why: str) -> None:
+    """The message says what to set instead; no process group is needed to find out."""
+    assert why in refusal(**settings)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    """Two faults make one error."""
+    found = refusal(strategy="fsdp", compression="bf16", reproducible="strict", virtual=6)
+    assert "compression bf16 is ddp's" in found
+    assert "no power of two" in found
+
+
+def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before an hour of training, not within torch's."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "C++ compiler" in refusal(compile=True)
+
+
+def test_fsdp_refuses_what_it_cannot_shard() -> None:
+    """Weights tied across blocks, single numbers and blocks of two types have messages that name them."""
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    assert "0.weight and 1.weight are one parameter" in refusal(tied, strategy="fsdp")
+    number = nn.Linear(1, 1)
+    number.scale = nn.Parameter(torch.ones(()))
+    assert "parameter scale is a single number" in refusal(number, strategy="fsdp")
+    mixed = nn.Linear(2, 2)
+    mixed.bias = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    assert "of the root are torch.float32, torch.float64" in refusal(mixed, strategy="fsdp")
+
+
+def test_default_blocks_are_the_outermost_layers() -> None:
+    """Each child of the outermost list that can run forward is a block; what lies inside one is not."""
+    inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), nn.ReLU(), nn.Linear(2, 2))
+    assert strategies.default_blocks(model) == [model[0], model[2]]
+
+
+def test_default_blocks_look_through_containers_without_forward() -> None:
+    """A ModuleDict in a ModuleList cannot be gathered as one, so its parts are taken."""
+    found = strategies.default_blocks(transformer())
+    assert [type(block) for block in found] == [nn.Linear, nn.Linear]
+
+
+def test_sized_blocks_count_what_no_inner_block_has() -> None:
+    """Inner blocks come first; an outer one needs as many parameters beside them; attention stays whole."""
+    model = nn.Module()
+    model.attention = nn.MultiheadAttention(4, 2)
+    model.big = nn.Sequential(nn.Linear(4, 4), nn.Linear(2, 2))
+    model.small = nn.Linear(2, 2)
+    assert blocks_of.sized_blocks(model, 20) == [model.attention, model.big[0]]
+    assert blocks_of.sized_blocks(model, 26) == [model.attention, model.big]
+
+
+def test_blocks_are_shardable_in_the_order_found() -> None:
+    """A task may list an outer block before the one in it."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    settings = Training(global_batch_size=1)
+    found = blocks_of.find(settings, model, lambda model: [model, model[0], model[0][0]])
+    assert found == [model[0][0], model[0]]
+
+
+def test_clip_returns_the_norm_before() -> None:
+    """The gradient is scaled to the norm, and what it was is returned; both ways of taking the norm agree."""
+    for function in (clip, clip_whole):
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.tensor([3.0, 4.0])
+        assert function([parameter], 1.0).item() == 5.0
+        assert parameter.grad.norm().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_finite_sees_one_bad_element() -> None:
+    """One nan in one parameter or gradient is enough; large ones whose squares overflow are finite."""
+    model = nn.Linear(2, 3)
+    model.bias.grad = torch.tensor([1e30, 0.0, 0.0])
+    assert finite(model)
+    assert finite_gradients(list(model.parameters()), agree=False)
+    with torch.no_grad():
+        model.bias[1] = float("nan")
+    model.bias.grad[1] = float("nan")
+    assert not finite(model)
+    assert not finite_gradients(list(model.parameters()), agree=False)
+
+
+class Sum:
+    """A sum that remembers how it was made: siblings without regard to their order."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def add(self, other: Sum) -> None:
+        """Make this the parent of both."""
+        self.made = frozenset([self.made, other.made])
+
+
+def root(leaves: list[Sum]) -> Any:
+    """Return how one rank sums its leaves."""
+    counter: Counter[Sum] = Counter(Sum.add)
+    for leaf in leaves:
+        counter.push(leaf)
+    return leaf.made
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_tree_is_the_same_for_every_number_of_ranks(ranks: int) -> None:
+    """Neighbours are summed on a rank, then over the ranks; strided ones over the ranks, then on a rank."""
+    per = 8 // ranks
+    expected = root([Sum(v) for v in range(8)])
+    assert root([Sum(root([Sum(r * per + a) for a in range(per)])) for r in range(ranks)]) == expected
+    assert root([Sum(root([Sum(r + ranks * a) for r in range(ranks)])) for a in range(per)]) == expected
+
+
+def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward pass runs twice with the same dropout; gradients, buffers and names are as without."""
+    calls = []
+    monkeypatch.setattr(Memory, "forward", lambda self, x, old=Memory.forward: calls.append(1) or old(self, x))
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model = Net()
+        settings = Training(global_batch_size=1, activation_checkpointing=again)
+        blocks_of.prepare(settings, model, strategies.default_blocks(model), whole=True)
+        model(torch.randn(4, 6)).sum().backward()
+        found.append({**model.state_dict(), **{f"grad {n}": p.grad for n, p in model.named_parameters()}})
+    assert len(calls) == 2 + 4
+    assert found[0].keys() == found[1].keys()
+    assert digest(found[0]) == digest(found[1])
+
+
+# ------------------------------------------------------------------------------------------------------- with ranks
+
+BLOCKED = {"activation_checkpointing": True}
+STRICT = {"reproducible": "strict"}
+LOOK = {"look": True}
+SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, on another rank than the head if there are two
+
+STRICT_CASES: dict[str, Any] = {
+    "strict ddp": {"strategy": "ddp", **STRICT, **LOOK},
+    "strict fsdp": {"strategy": "fsdp", **STRICT, **LOOK},
+    "strict hsdp": {"strategy": "hsdp", "shard_size": 2, **STRICT, **LOOK},
+    "strict ddp 8": {"strategy": "ddp", "virtual": 8, **STRICT},
+    "strict fsdp 8": {"strategy": "fsdp", "virtual": 8, **STRICT},
+    "strict ddp unused": {"strategy": "ddp", "unused": "odd", **STRICT},
+    "strict fsdp unused": {"strategy": "fsdp", "unused": "odd", **STRICT},
+}
+CASES: dict[int, dict[str, Any]] = {
+    1: {
+        **STRICT_CASES,
+        "ddp": {"strategy": "ddp", **LOOK},
+        "fsdp": {"strategy": "fsdp", **LOOK},
+        "strict fsdp bf16": {"strategy": "fsdp", "precision": "bf16", **STRICT},
+    },
+    2: {
+        **STRICT_CASES,
+        "strict fsdp bf16": {"strategy": "fsdp", "precision": "bf16", **STRICT},
+        "ddp": {"strategy": "ddp", **LOOK},
+        "fsdp": {"strategy": "fsdp", **LOOK},
+        "ddp apart": {"strategy": "ddp", "draw_apart": True},
+        "fsdp apart": {"strategy": "fsdp", "draw_apart": True},
+        "ddp blocked": {"strategy": "ddp", **BLOCKED, **LOOK},
+        "fsdp blocked": {"strategy": "fsdp", **BLOCKED, **LOOK},
+        "offload": {"strategy": "fsdp", "cpu_offload": True, "wrap_min_params": 100, **BLOCKED, **LOOK},
+        "ddp bf16": {"strategy": "ddp", "precision": "bf16", **LOOK},
+        "fsdp bf16": {"strategy": "fsdp", "precision": "bf16", **BLOCKED, **LOOK},
+        "ddp fp16": {"strategy": "ddp", "precision": "fp16", **SCALED},
+        "fsdp fp16": {"strategy": "fsdp", "precision": "fp16", **SCALED},
+        "ddp to fp16": {"strategy": "ddp", "compression": "fp16"},
+        "ddp to bf16": {"strategy": "ddp", "compression": "bf16"},
+        "ddp to powersgd": {"kind": "resume", "strategy": "ddp", "compression": "powersgd"},
+        "ddp silent": {"strategy": "ddp", "silent": True},
+        "fsdp silent": {"strategy": "fsdp", "silent": True},
+        "ddp unused": {"kind": "refused", "strategy": "ddp", "unused": "never"},
+        "fsdp unused": {"strategy": "fsdp", "unused": "odd"},
+    },
+    4: {
+        **STRICT_CASES,
+        "hsdp": {"strategy": "hsdp", "shard_size": 2, **LOOK},
+        "hsdp silent": {"strategy": "hsdp", "shard_size": 2, "silent": True},
+        "strict ddp halved": {"kind": "halved", "strategy": "ddp", **STRICT},
+    },
+}
+COMPILED = {
+    "plain": {"strategy": "ddp", "dropout": 0.0},
+    "ddp": {"strategy": "ddp", "dropout": 0.0, "compile": True, **LOOK},
+    "fsdp blocked": {"strategy": "fsdp", "dropout": 0.0, "compile": True, **BLOCKED, **LOOK},
+}
+
+
+def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """Run the cases on so many ranks; return the results by rank, then by case."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    result = folder / f"{ranks}.json"
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-m", *launcher, __file__, json.dumps(cases), str(result)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-6000:]
+    loaded: list[dict[str, Any]] = json.loads(result.read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """Return the results on so many ranks; each number is run once."""
+    return functools.cache(lambda ranks: start(CASES[ranks], ranks, tmp_path_factory.mktemp("ranks")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", list(STRICT_CASES))
+def test_strict_has_the_same_bits_on_any_number_of_ranks(results: Any, case: str) -> None:
+    """Losses, clipped norms, parameters and buffers after 12 steps; ddp, fsdp and hsdp agree with each other too."""
+    found = [{k: rank[case][k] for k in ("losses", "norms", "hash")} for n in (1, 2, 4) for rank in results(n)]
+    assert all(one == found[0] for one in found)
+    assert found[0]["hash"] == results(1)[0][case.replace("fsdp", "ddp").replace("hsdp", "ddp")]["hash"]
+
+
+@pytest.mark.slow
+def test_halving_is_doubling(results: Any) -> None:
+    """Among many ranks the same tree is walked with less traffic."""
+    assert results(4)[3]["strict ddp halved"]["hash"] == results(4)[0]["strict ddp"]["hash"]
+
+
+@pytest.mark.slow
+def test_strict_holds_in_bf16(results: Any) -> None:
+    """What is rounded is rounded before it is summed."""
+    assert results(1)[0]["strict fsdp bf16"]["hash"] == results(2)[1]["strict fsdp bf16"]["hash"]
+
+
+@pytest.mark.slow
+def test_standard_differs_by_rounding_alone(results: Any) -> None:
+    """The mean over the global batch is the same under every strategy, on any number of ranks; all ranks agree."""
+    expected = results(1)[0]["strict ddp"]["last"]
+    for ranks, case in [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "hsdp")]:
+        everywhere = [rank[case] for rank in results(ranks)]
+        assert everywhere[0]["last"] == pytest.approx(expected, rel=1e-4)
+        assert len({one["hash"] for one in everywhere}) == 1
+
+
+@pytest.mark.slow
+def test_weights_begin_as_rank_0_drew_them(results: Any) -> None:
+    """Ranks that drew different weights train the same model."""
+    for case in ("ddp", "fsdp"):
+        assert results(2)[1][case]["hash"] == results(2)[1][f"{case} apart"]["hash"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in CASES[2] if CASES[2][case].get("look")])
+def test_evaluation_and_state_dict(results: Any, case: str) -> None:
+    """Evaluation agrees on all ranks and leaves shards; the state dict has plain names and is the weights' memory."""
+    for rank in results(2):
+        assert rank[case]["evaluated"] == results(2)[0][case]["evaluated"]
+        assert rank[case]["names"] == sorted(Net().state_dict())
+        assert rank[case]["named_parameters"] == sorted(name for name, _ in Net().named_parameters())
+        assert rank[case]["is_sharded"] == (CASES[2][case]["strategy"] != "ddp")
+        assert rank[case]["is_aliased"]
+        assert rank[case]["is_zeroed"]
+
+
+@pytest.mark.slow
+def test_memory_savers_change_no_bit(results: Any) -> None:
+    """Blocks computed again, offloaded, or cut otherwise give the same model, dropout and statistics included."""
+    for case, same in [("ddp", "ddp blocked"), ("fsdp", "fsdp blocked"), ("fsdp", "offload")]:
+        assert results(2)[0][case]["losses"] == results(2)[0][same]["losses"]
+        assert results(2)[0][case]["hash"] == results(2)[0][same]["hash"]
+
+
+@pytest.mark.slow
+def test_bf16_is_near_fp32(results: Any) -> None:
+    """Losses are those of fp32 to bf16's two digits or so, and fsdp hands out fp32."""
+    for case in ("ddp bf16", "fsdp bf16"):
+        assert results(2)[0][case]["losses"][0] != results(2)[0]["ddp"]["losses"][0]
+        assert sum(results(2)[0][case]["last"]) == pytest.approx(sum(results(2)[0]["ddp"]["last"]), rel=0.05)
+    assert results(2)[0]["fsdp bf16"]["dtype"] == "torch.float32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ddp fp16", "fsdp fp16"])
+def test_overflow_on_one_rank_skips_the_step_on_all(results: Any, case: str) -> None:
+    """A plain GradScaler is enough: the third step is left out and the scale halved, everywhere."""
+    for rank in results(2):
+        assert rank[case]["finite"] == [step != 2 for step in range(STEPS)]
+        assert rank[case]["scale"] == 512
+        assert rank[case]["hash"] == results(2)[0][case]["hash"]
+
+
+@pytest.mark.slow
+def test_compressed_gradients_train(results: Any) -> None:
+    """Halved numbers change the loss a little; matrices of rank 2 somewhat more."""
+    expected = results(2)[0]["ddp"]["last"]
+    for case, tolerance in [("ddp to fp16", 0.01), ("ddp to bf16", 0.03)]:
+        assert results(2)[0][case]["last"] == pytest.approx(expected, rel=tolerance)
+        assert results(2)[0][case]["losses"] != results(2)[0]["ddp"]["losses"]
+    assert results(2)[0]["ddp to powersgd"]["whole"]["last"] == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.slow
+def test_powersgd_resumes_exactly_from_saved_state(results: Any) -> None:
+    """With each rank's own state the resumed half is the same to the bit; without, it begins afresh."""
+    for rank in results(2):
+        found = rank["ddp to powersgd"]
+        assert found["resumed"]["hash"] == found["whole"]["hash"]
+        assert found["reset"]["hash"] != found["whole"]["hash"]
+        assert "powersgd.error.first.weight" in found["own"]
+    assert results(2)[0]["ddp to powersgd"]["own"] != results(2)[1]["ddp to powersgd"]["own"]
+
+
+@pytest.mark.slow
+def test_silent_ranks_go_apart(results: Any) -> None:
+    """Nothing is sent: ddp's ranks train models of their own; fsdp's run to the end on wrong numbers."""
+    assert results(2)[0]["ddp silent"]["hash"] != results(2)[1]["ddp silent"]["hash"]
+    assert results(2)[0]["fsdp silent"]["losses"] != results(2)[0]["fsdp"]["losses"]
+    assert results(4)[0]["hsdp silent"]["losses"] != results(4)[0]["hsdp"]["losses"]
+
+
+@pytest.mark.slow
+def test_unused_parameters_are_named_or_zero(results: Any) -> None:
+    """ddp cannot wait for them, and says so in the first step; fsdp takes them as zero on the ranks without."""
+    for rank in results(2):
+        assert "the loss does not depend on extra.weight, extra.bias, and ddp waits" in rank["ddp unused"]
+    assert results(2)[0]["fsdp unused"]["last"] == pytest.approx(results(2)[0]["strict ddp unused"]["last"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_models_train_and_evaluate(tmp_path: Path) -> None:
+    """The compiler's own arithmetic differs by rounding; names stay as they are."""
+    (found,) = start(COMPILED, 1, tmp_path)
+    for case in ("ddp", "fsdp blocked"):
+        assert found[case]["last"] == pytest.approx(found["plain"]["last"], rel=1e-3)
+        assert found[case]["names"] == found["plain"]["names"]
+        assert found[case]["is_zeroed"]
+
+
+# -------------------------------------------------------------------------------------------------------- the ranks
+
+
+class Memory(nn.Module):
+    """Its output depends on a buffer that every pass replaces, as a codebook's would."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(width))
+        self.register_buffer("mask", torch.ones(width, dtype=torch.bool))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x moved by what was seen before."""
+        moved = x + (0.1 * self.seen * self.mask).to(x.dtype)
+        if self.training:
+            self.seen = 0.5 * self.seen + 0.5 * x.detach().float().mean(0)
+        return moved
+
+
+class Net(nn.Module):
+    """Two blocks with dropout and buffers. No size is a multiple of the ranks."""
+
+    def __init__(self, extra: bool = False, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 13, bias=False), nn.BatchNorm1d(13)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(13, 13), nn.BatchNorm1d(13), nn.ReLU(), Memory(13), nn.Dropout(dropout))
+            for _ in range(2)
+        )
+        self.last = nn.Linear(13, 3)
+        self.extra = nn.Linear(6, 3) if extra else None
+
+    def forward(self, x: torch.Tensor, use_extra: bool = False) -> torch.Tensor:
+        """Return the logits."""
+        y = self.norm(self.first(x))
+        for layer in self.layers:
+            y = y + layer(y)
+        return self.last(y) + self.extra(x) if use_extra and self.extra else self.last(y)
+
+
+def digest(state: dict[str, Any]) -> str:
+    """Return a hash of every bit of whole tensors."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found.update(name.encode() + bytes(whole.detach().contiguous().view(-1).view(torch.uint8).tolist()))
+    return found.hexdigest()[:16]
+
+
+def owned_by(spread: strategies.Strategy, split: data.Split) -> range:
+    """Return this rank's virtual ranks."""
+    rank, per = dist.get_rank(), split.accumulation
+    return range(rank, split.virtual, split.ranks) if spread.strided else range(rank * per, (rank + 1) * per)
+
+
+def forward_and_backward(
+    spread: strategies.Strategy, split: data.Split, step: int, scaler: Any, spoil: int | None, unused: str
+) -> dict[int, float]:
+    """Do a step's micro-batches as train.py does; return the losses by virtual rank."""
+    losses, owned = {}, owned_by(spread, split)
+    for virtual in owned:
+        generator = torch.Generator().manual_seed(data.mix(5, step, virtual))
+        x, y = torch.randn(MICRO, 6, generator=generator), torch.randint(0, 3, (MICRO,), generator=generator)
+        data.seed_all(data.mix(1, data.FORWARD, step, virtual))
+        with spread.micro_batch(virtual, virtual == owned[-1]):
+            with spread.autocast():
+                loss = F.cross_entropy(spread.model(x, unused == "odd" and virtual % 2 == 1), y)
+            losses[virtual] = loss.item()
+            loss = loss / spread.divisor * (float("inf") if virtual == spoil else 1.0)
+            (scaler.scale(loss) if scaler else loss).backward()
+    spread.finish()
+    return losses
+
+
+def by_virtual_rank(losses: dict[int, float]) -> list[float]:
+    """Return the losses of all ranks."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, losses)
+    return [loss for _, loss in sorted((virtual, loss) for part in found for virtual, loss in part.items())]
+
+
+def train(
+    virtual: int = 4,
+    unused: str = "",
+    dropout: float = 0.3,
+    draw_apart: bool = False,
+    silent: bool = False,
+    scale: bool = False,
+    spoil: int | None = None,
+    look: bool = False,
+    steps: range = range(STEPS),
+    meet: Callable[[strategies.Strategy, torch.optim.Optimizer], None] = lambda spread, optimizer: None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Train; return what this rank saw. `meet` is called before the first step."""
+    ranks = dist.get_world_size()
+    split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
+    torch.manual_seed(7 + (dist.get_rank() if draw_apart else 0))
+    module = Net(bool(unused), dropout)
+    training = Training(global_batch_size=split.global_batch, max_steps=1, **settings)
+    spread = strategies.wrap(training, module, CPU, split, silent=silent)
+    # Not fused: on CPUs that rounds a tensor's last few elements otherwise, and shards end elsewhere.
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.01, fused=False)
+    meet(spread, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scale else None
+    found: dict[str, Any] = {"losses": [], "norms": [], "finite": []}
+    for step in steps:
+        losses = forward_and_backward(spread, split, step, scaler, spoil if step == 2 else None, unused)
+        found["losses"].append([loss.hex() for loss in by_virtual_rank(losses)])
+        found["finite"].append(spread.finite_gradients())
+        if scaler:
+            scaler.unscale_(optimizer)
+        found["norms"].append(spread.clip(0.5).item().hex())
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        optimizer.zero_grad()
+    spread.sync_buffers()
+    found |= {"last": [float.fromhex(loss) for loss in found["losses"][-1]], "scale": scaler and scaler.get_scale()}
+    found |= {"hash": digest(module.state_dict()), "names": sorted(module.state_dict())}
+    return found | (look_at(spread, optimizer) if look else {})
+
+
+@torch.no_grad()
+def look_at(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Evaluate; write zeros into the state dict as a checkpoint is read, and evaluate again."""
+    module = spread.module.eval()
+    with spread.autocast():
+        before = module(torch.linspace(-1, 1, 24).view(4, 6))
+    names = sorted(name for name, _ in module.named_parameters())
+    parameters = dict(module.named_parameters())
+    state = module.state_dict()
+    held = {p.data_ptr() for group in optimizer.param_groups for p in map(local, group["params"])}
+    found = {
+        "evaluated": digest({"": before}),
+        "dtype": str(before.dtype),
+        "named_parameters": names,
+        "is_sharded": all(hasattr(p, "to_local") for p in parameters.values()),
+        "is_aliased": all(local(state[name]).data_ptr() in held for name in parameters),
+    }
+    for value in state.values():
+        local(value).zero_()
+    return {**found, "is_zeroed": not module(torch.ones(2, 6)).any()}
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part."""
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def resume(**settings: Any) -> dict[str, Any]:
+    """Train through; then in two halves, the second with the rank's own state and without."""
+    kept: list[Any] = []
+    whole = train(**settings)
+    train(steps=range(6), meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
+    spread, optimizer = kept
+    own = copy.deepcopy(spread.rank_state())
+    model, moments = copy.deepcopy(spread.module.state_dict()), copy.deepcopy(optimizer.state_dict())
+
+    def second_half(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+        def meet(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> None:
+            spread.module.load_state_dict(model)
+            optimizer.load_state_dict(copy.deepcopy(moments))
+            spread.load_rank_state(state)
+
+        return train(steps=range(6, STEPS), meet=meet, **settings)
+
+    hashes = {name: digest({"": value}) for name, value in own.items()}
+    return {"whole": whole, "resumed": second_half(own), "reset": second_half({}), "own": hashes}
+
+
+def refused(**settings: Any) -> str:
+    """Return the TaskError that training ends in."""
+    try:
+        train(**settings)
+    except TaskError as error:
+        return str(error)
+    return "it was not"
+
+
+def halved(**settings: Any) -> dict[str, Any]:
+    """Train, with the transfers that more ranks would use."""
+    few = summation._DOUBLING_RANKS
+    summation._DOUBLING_RANKS = 0
+    found = train(**settings)
+    summation._DOUBLING_RANKS = few
+    return found
+
+
+def main() -> None:
+    """Run every case of the first argument; write all ranks' results to the second."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    torch.set_num_threads(1)
+    kinds = {"train": train, "resume": resume, "refused": refused, "halved": halved}
+    found = {}
+    for name, case in json.loads(sys.argv[1]).items():
+        kind = kinds[case.pop("kind", "train")]
+        found[name] = kind(**case)
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    if dist.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(everywhere))
+    dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # tearing gloo down may abort or hang (trainer.md item 10)
+
+
+if __name__ == "__main__":
+    main()
