@@ -65,7 +65,8 @@ def _warnings(config: Config) -> Iterator[str]:
     unheard = {
         "notify": bool(config.notify),
         "retry": config.retry.max_attempts > 1,
-        "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
+        "resources.min_instances": not is_local
+        and config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
         "resources.spot": is_local and config.resources.spot,
     }

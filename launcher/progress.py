@@ -29,6 +29,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str]) -> dict[str, Any]:
             now["checkpoint_step"] = event.get("step")
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
+        if isinstance(event.get("diagnosis"), dict):
+            now["diagnosis"] = finite(event["diagnosis"])
     return now
 
 

@@ -1,0 +1,66 @@
+"""`cloudtrain diagnose`: what bounds a step of this job, and what to try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, say
+
+__all__ = ["command"]
+
+
+@click.command("diagnose")
+@config_options
+@click.option("--steps", type=click.IntRange(min=5), default=30, show_default=True, help="Steps of each of the runs.")
+@yes_option
+@json_option
+def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
+    """Measure what bounds a step: network, data or compute.
+
+    A job of its own makes short runs of the config's task: as it trains, without communication, and with data that is
+    loaded already. Nothing is trained or saved. The shares go to standard output.
+    """
+    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.follow import wait
+    from cloudtrain.launcher.home import home
+    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.registry import Registry
+
+    measuring = (f"training.diagnose_steps={steps}", "checkpoint.uri=null")
+    overrides = replace(overrides, settings=(*overrides.settings, *measuring))
+    config = overrides.load()
+    if config.task is None:
+        raise UsageError("only a `task` can be diagnosed", hint="a script's steps are its own: profile it with torch")
+    config = config.model_copy(update={"name": f"{config.name[:31]}-diagnose"})
+    folder = home()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+    for line in prepared.plan.lines():
+        say(line)
+    worst = prepared.plan.worst_case_usd
+    if worst and config.budget is None and not confirm(f"This may cost up to {worst:.2f} USD. Send it?", yes=yes):
+        say("not sent")
+        return 1
+    registry = Registry(folder)
+    job, _ = submit.send(registry, prepared)
+    say(f"measuring: {job.id}")
+    try:
+        code = wait(registry, [job], None, lambda _: None)
+    except KeyboardInterrupt:
+        say(f"\nleft running: {job.id}\n  its lines   cloudtrain logs -f {job.id}")
+        return 130
+    job = registry.find(job.id)
+    found = job.attempt.progress.get("diagnosis")
+    if found is None:
+        message = (job.attempt.state.error or {}).get("message", "it ended without a result")
+        say(f"{job.id}: {message}\n  its lines   cloudtrain logs {job.id}")
+        return code or 1
+    if as_json:
+        print_json({"job": job.id, **found})
+    else:
+        click.echo(found["sentence"])
+    return code
