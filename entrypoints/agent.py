@@ -23,7 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import bundlefile, durable, logtimes, peers, processes
+from cloudtrain.entrypoints import bundlefile, durable, heartbeat, logtimes, peers, processes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
 from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
@@ -133,6 +133,7 @@ class Agent:
         self.started_s = time.time()
         self.clock_zero = time.monotonic()
         self.report = Report(spec["node"])
+        self.note: str | None = None  # why the job runs on fewer nodes than it was given
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
         self.killed = False  # in this generation, by ourselves: then how boot ended is no news
@@ -208,21 +209,32 @@ class Agent:
         return _free_port(self.spec["address"], f"{self.spec['job']}-{self.report.generation}")
 
     def _obey(self, desired: Desired) -> None:
-        if desired.want == "run" and desired.generation > self.report.generation:
+        is_member = self.report.node in desired.nodes or not desired.nodes
+        if self.report.phase == "running" and (desired.want == "kill" or not is_member):
+            self._kill_ranks()
+        elif desired.want == "run" and desired.generation > self.report.generation and is_member:
             self._start_boot(desired)
         elif desired.want == "stop" and not self.asked_to_stop:
             self.asked_to_stop = True
             if self.boot is not None and self.report.phase == "running":
                 processes.kill(self.boot.pid, signal.SIGTERM)
-        elif desired.want == "kill" and self.report.phase == "running":
-            self.killed = True
-            processes.kill_descendants()
+
+    def _kill_ranks(self) -> list[int]:
+        """Kill all below; return what could not be killed."""
+        if self.report.phase == "running" and not self.killed:
+            # Killed for another node's timeout, or for not stopping: the rank to blame may stand here.
+            heartbeat.print_stacks(self._result(), heartbeat.STALE_S)
+        self.killed = True
+        return processes.kill_descendants()
+
+    def _result(self) -> Path:
+        return self.root / "result" / str(self.report.generation)
 
     def _start_boot(self, desired: Desired) -> None:
         processes.kill_descendants()
-        self.killed = False
+        self.killed, self.note = False, desired.note
         self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
-        result = self.root / "result" / str(desired.generation)
+        result = self._result()
         try:
             result.mkdir(parents=True, exist_ok=True)
             with (self.root / "log" / "boot.log").open("ab") as log:
@@ -245,8 +257,8 @@ class Agent:
         beside = {
             "CLOUDTRAIN_JOB": spec["job"],
             "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
-            "CLOUDTRAIN_NODE_RANK": str(spec["node"]),
-            "CLOUDTRAIN_NUM_NODES": str(spec["spec"]["nodes"]),
+            "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec["node"])),
+            "CLOUDTRAIN_NUM_NODES": str(len(desired.nodes)),
             "CLOUDTRAIN_HEAD": f"{spec['head'][0]}:{desired.port}",
             "CLOUDTRAIN_ADDRESS": spec["address"],
             "CLOUDTRAIN_SPEC": str(self.root / "spec.json"),
@@ -281,7 +293,7 @@ class Agent:
         if code == -signal.SIGTERM and self.asked_to_stop:
             code = EXIT_STOPPED  # asked before it could listen
         processes.kill_descendants()
-        result = self.root / "result" / str(self.report.generation)
+        result = self._result()
         told = durable.read_json(result / "result.json") or {}
         failures = tuple(told.get("failures", ()))[:MAX_FAILURES]
         if code < 0 and not failures and not self.killed:
@@ -292,7 +304,7 @@ class Agent:
         self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, failures=failures, saved=saved)
 
     def _end(self, verdict: dict[str, Any]) -> None:
-        stuck = processes.kill_descendants()
+        stuck = self._kill_ranks()
         self.times.note(time.time())
         if self.head is not None:
             self.head.close()
@@ -316,6 +328,7 @@ class Agent:
             "stamp": processes.stamp(os.getpid()),
             "phase": self.report.phase,
             "generation": self.report.generation,
+            "detail": self.note,
             "started_s": self.started_s,
         }
         self._write("state.json", state)
@@ -340,6 +353,8 @@ def _rules(spec: dict[str, Any]) -> Rules:
         hard_deadline_s=spec["max_duration_s"],
         grace_s=spec["grace_s"],
         join_timeout_s=JOIN_TIMEOUT_S,
+        fewest=spec["spec"]["min_nodes"],
+        sizes=tuple(spec["spec"]["node_counts"]),
     )
 
 

@@ -6,24 +6,30 @@ before it had saved anything.
 
 What it says goes to standard output; torchrun's own chatter to CLOUDTRAIN_LOG_DIR/torchrun.log where that is set.
 CLOUDTRAIN_RESULT_DIR/result.json holds the code and every failure known, the root cause first.
+
+It ends what does not end by itself: ranks that make no more steps (heartbeat.py), and a torchrun that stays when all
+work on the node is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from cloudtrain.entrypoints import durable, events, processes
+from cloudtrain.entrypoints import durable, events, heartbeat, processes
 from cloudtrain.entrypoints import node as nodes
 
 __all__ = [
@@ -42,6 +48,10 @@ EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED =
 RESOLVE_PATIENCE_S = 300  # a cluster's DNS and its slowest node's image pull
 JOIN_TIMEOUT_S = 900
 SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; SageMaker gives 120 s
+LOOK_S = 1.0  # between two looks at what the ranks have left
+EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun; it takes about one
+EXIT_BARRIER_S = 300.0  # torchrun's own wait for the other nodes' ranks, at its end (torch 2.13)
+HANG_ACCOUNTS_S = 5.0  # between finding a hang and the kill, which the other nodes' ranks would take for a cause
 
 
 def main() -> int:
@@ -69,11 +79,11 @@ def main() -> int:
     )
     with _result_folder() as folder:
         command = torchrun_command(spec, node, head, folder)
-        code, was_stopped = _run_torchrun(command, torchrun_environment(node))
+        ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
         stuck = processes.kill_descendants()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        return _finish(*_outcome(folder, code, was_stopped))
+        return _finish(*_outcome(folder, ended, spec["nproc_per_node"]))
 
 
 def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
@@ -137,21 +147,88 @@ def _result_folder() -> Iterator[Path]:
         yield Path(scratch)
 
 
-def _run_torchrun(command: list[str], env: dict[str, str]) -> tuple[int, bool]:
-    """Run torchrun to its end, passing signals on; return its exit code and whether a signal asked it to stop."""
-    asked: list[int] = []
+@dataclass(frozen=True)
+class _Ended:
+    """How torchrun ended: its exit code, None where we end it; whether it was asked to stop; the ranks that hang."""
+
+    code: int | None
+    was_stopped: bool = False
+    hangs: tuple[dict[str, Any], ...] = ()
+
+
+def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: dict[str, Any]) -> _Ended:
+    """Run torchrun, passing signals on, until it ends or must be ended."""
+    asked_s: list[float] = []
     with _torchrun_log() as log:
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
             # Once: a second signal makes torchrun give up waiting for the workers' save.
-            if not asked:
+            if not asked_s:
                 processes.kill(child.pid, signal.SIGTERM)
-            asked.append(signum)
+            asked_s.append(time.monotonic())
 
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, relay)
-        return child.wait(), bool(asked)
+        return _watch(child, asked_s, folder, spec)
+
+
+def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: dict[str, Any]) -> _Ended:
+    """Return when torchrun has ended, when it stays though the work is over, or when a rank hangs."""
+    beats = heartbeat.Watch(folder, spec.get("hang_timeout_s", math.inf), time.monotonic())
+    over_s: float | None = None
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _Ended(child.wait(LOOK_S), bool(asked_s))
+        now_s = time.monotonic()
+        if asked_s and now_s - asked_s[0] > SHUTDOWN_TIMEOUT_S + EXIT_DEADLINE_S:
+            return _Ended(None, True)
+        if (patience_s := _patience_s(folder, spec["nproc_per_node"])) is not None:
+            over_s = now_s if over_s is None else over_s
+            if now_s - over_s > patience_s:
+                print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
+                return _Ended(None, bool(asked_s))
+        if hangs := beats.look(now_s):
+            failures = tuple(_hang(hang) for hang in hangs)
+            heartbeat.print_stacks(folder)
+            time.sleep(HANG_ACCOUNTS_S)
+            return _Ended(None, bool(asked_s), failures)
+
+
+def _patience_s(folder: Path, nproc: int) -> float | None:
+    """Return how long torchrun may stay once the work is over, None while some of it may be under way.
+
+    The trainer's word is for all nodes. Where only this node's ranks have left, torchrun waits for the others'.
+    """
+    if _trainer_code(folder) is not None:
+        return EXIT_DEADLINE_S
+    return EXIT_DEADLINE_S + EXIT_BARRIER_S if _left_code(folder, nproc) is not None else None
+
+
+def _trainer_code(folder: Path) -> int | None:
+    """Return the exit code for what the trainer has written as its last word, None where it has not."""
+    told = durable.read_json(folder / "outcome.json") or {}
+    return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(told.get("outcome", ""))
+
+
+def _left_code(folder: Path, nproc: int) -> int | None:
+    """Return the code that all this node's ranks have left with, done or saved; None where one has not said so.
+
+    What comes after that is the interpreter's teardown, which hangs or aborts one time in nine (torch 2.13, gloo).
+    """
+    codes = [path.read_text() for path in folder.glob("left-*")]
+    if len(codes) < nproc:
+        return None
+    return EXIT_DONE if set(codes) == {str(EXIT_DONE)} else EXIT_SAVED
+
+
+def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
+    """Return the failure. Its time is the last beat's: of several ranks that wait, the cause was silent first."""
+    where = "its stack is in the log"
+    if processes.waits_in_kernel(hang.pid):
+        where = "it waits for a disk or a network share, and cannot print its stack"
+    message = f"made no step for {hang.silent_s:.0f} s; {where}"
+    return {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
 
 
 def _torchrun_log() -> AbstractContextManager[TextIO | None]:
@@ -159,29 +236,39 @@ def _torchrun_log() -> AbstractContextManager[TextIO | None]:
     return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
 
 
-def _outcome(folder: Path, torchrun_code: int, was_stopped: bool) -> tuple[int, list[dict[str, Any]]]:
+def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[str, Any]]]:
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
-    if torchrun_code == 0:
+    if ended.code == 0:
         return EXIT_DONE, []
+    if ended.hangs:
+        return EXIT_FAILED, list(ended.hangs)
+    left = _left_code(folder, nproc)
+    # Asked to stop, a script that exits 0 has saved, or given up; done it is not.
+    if left == EXIT_SAVED or (left == EXIT_DONE and not ended.was_stopped):
+        return left, []
+    if ended.code is None and (code := _trainer_code(folder)) is not None:
+        return code, []
     by_rank = {f["rank"]: f for path in sorted(folder.glob("rank-*.json")) if (f := durable.read_json(path))}
     for failure in durable.read_json(folder / "torchrun.json") or []:
         by_rank.setdefault(failure["rank"], failure)  # a rank's own account says more than its exit code
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
     outcome = durable.read_json(folder / "outcome.json") or {}
     failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
-    if was_stopped:  # a rank that died of the very signal that asked it to stop has not failed
+    if ended.was_stopped:  # a rank that died of the very signal that asked it to stop has not failed
         failures = [f for f in failures if f.get("signal") != "SIGTERM"]
+    if any(f.get("signal") != "SIGTERM" for f in failures):  # so torchrun ends a failed rank's siblings
+        failures = [{**f, "peer_lost": True} if f.get("signal") == "SIGTERM" else f for f in failures]
     if failures:
         failures = root_cause_first(failures)
         codes = {"config": EXIT_CONFIG, "rendezvous": EXIT_RENDEZVOUS}
         return codes.get(failures[0]["kind"], EXIT_FAILED), failures
     if saved_ranks or outcome.get("outcome") == "saved":
         return EXIT_SAVED, []
-    if was_stopped:
+    if ended.was_stopped:
         return EXIT_STOPPED, []
-    kind = "signal" if torchrun_code < 0 else "exit"
+    kind = "signal" if ended.code is not None and ended.code < 0 else "exit"
     return EXIT_FAILED, [
-        {"rank": None, "kind": kind, "message": f"torchrun ended with code {torchrun_code}{_last_words()}"}
+        {"rank": None, "kind": kind, "message": f"torchrun ended with code {ended.code}{_last_words()}"}
     ]
 
 

@@ -1,7 +1,8 @@
 """What a job's nodes should be doing, decided by node 0 from what every node reports. No clock, no socket, no process.
 
 Both directions carry states, not commands: each node says what it is, node 0 says what should be, and a message lost
-or repeated changes nothing. A generation is one start of all nodes' torchrun; a restart is the next generation.
+or repeated changes nothing. A generation is one start of all nodes' torchrun; a restart is the next generation, on
+fewer nodes where one was lost and the job may go on without it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 
 SOON_S = 300.0  # after its start: then a failure like the last one counts as the same
 COLLECT_S = 5.0  # how long the first failure waits for the others' accounts, which may hold the root cause
+FENCE_S = 5.0  # before the others go on: a lost node that still lives ends its own ranks as late as they miss it
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Desired:
-    """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only."""
+    """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
+
+    `nodes` run this generation, each with its place among them as its rank; who is not named runs nothing. `note`
+    says for people why some are missing.
+    """
 
     want: str = "wait"
     generation: int = 0
     port: int = 0
+    nodes: tuple[int, ...] = ()
+    note: str | None = None
     reason: str | None = None
     verdict: dict[str, Any] | None = None
 
@@ -50,13 +58,22 @@ class Desired:
         """Return the fields for JSON."""
         return asdict(self)
 
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Desired:
+        """Return what `dump` and JSON have carried."""
+        return cls(**{**data, "nodes": tuple(data.get("nodes", ()))})
+
 
 WAIT = Desired()
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's limits. Times are seconds since its start; `limit_reason` is what set the deadline: time or budget."""
+    """The job's limits. Times are seconds since its start; `limit_reason` is what set the deadline: time or budget.
+
+    `fewest` nodes may a restart go on with (None: all), of those numbers that `sizes` allows: ranks must share the
+    batch evenly.
+    """
 
     nodes: int
     max_restarts: int
@@ -65,6 +82,14 @@ class Rules:
     hard_deadline_s: float
     grace_s: float
     join_timeout_s: float
+    fewest: int | None = None
+    sizes: tuple[int, ...] | None = None
+
+    def size(self, left: int) -> int:
+        """Return how many of the nodes that are left a restart takes, 0 where it cannot be."""
+        fewest = self.nodes if self.fewest is None else self.fewest
+        allowed = range(1, self.nodes + 1) if self.sizes is None else self.sizes
+        return max((size for size in allowed if fewest <= size <= left), default=0)
 
 
 @dataclass
@@ -79,6 +104,8 @@ class Coordinator:
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)  # nodes that the job went on without: not taken back
+    missed_s: float | None = None  # since when one of this generation's nodes is lost
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
@@ -97,18 +124,24 @@ class Coordinator:
         return self.desired
 
     def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
-        current = [r for r in reports.values() if r.generation == self.desired.generation and r.node not in lost]
-        everyone = len(current) == self.rules.nodes
+        members = set(self.desired.nodes) or set(range(self.rules.nodes))
+        current = [r for r in reports.values() if r.node in members - lost and r.generation == self.desired.generation]
+        everyone = len(current) == len(members)
         exited = [r for r in current if r.phase == "exited"]
         waited_s = now_s - self.since_s
+        if not lost & members:
+            self.missed_s = None
+        elif self.missed_s is None:
+            self.missed_s = now_s
         if self.desired.want == "wait":
             return self._start(current, everyone, now_s, port)
         if self.desired.want == "stop":
-            return self._stopping(current, lost, waited_s, now_s)
-        if everyone and len(exited) == self.rules.nodes and all(r.code == EXIT_DONE for r in exited):
+            return self._stopping(current, lost & members, waited_s, now_s)
+        if everyone and len(exited) == len(members) and all(r.code == EXIT_DONE for r in exited):
             return self._end("succeeded", None)
         if self.desired.want == "kill":
-            return self._after_kill(exited, lost, waited_s, port)
+            return self._after_kill(exited, lost, now_s, port)
+        lost = lost & members
         reason = next((r.stop for r in current if r.stop), None)
         if reason == "now":
             return self._end("stopped", reason)
@@ -116,7 +149,7 @@ class Coordinator:
             return replace(self.desired, want="stop", reason=reason or self.rules.limit_reason)
         failed = [r for r in exited if r.code != EXIT_DONE]
         if lost or failed:
-            return self._failing(failed, len(exited) + len(lost) == self.rules.nodes, lost, now_s)
+            return self._failing(failed, len(exited) + len(lost) == len(members), lost, now_s)
         return self.desired
 
     def _start(self, current: list[Report], everyone: bool, now_s: float, port: Callable[[], int]) -> Desired:
@@ -127,7 +160,7 @@ class Coordinator:
         if broken:  # a node that could not unpack what it was sent
             return self._end("failed", "error", broken[0])
         if everyone:
-            return Desired("run", self.desired.generation + 1, port())
+            return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
         if now_s > self.rules.join_timeout_s:
             here = {r.node for r in current}
             missing = ", ".join(str(n) for n in range(self.rules.nodes) if n not in here)
@@ -144,40 +177,62 @@ class Coordinator:
             reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
             return self._end("stopped", reason)
         broken = [r for r in failed if r.code != EXIT_SAVED]
-        certain = any(not f.get("peer_lost") for r in broken for f in r.failures)
+        # Ranks that wait for a stuck one seem stuck as well: the longest silent is known when all have looked.
+        certain = any(not f.get("peer_lost") and f["kind"] != "hang" for r in broken for f in r.failures)
         patience_s = COLLECT_S if broken else self.rules.grace_s  # nodes that saved wait for those still saving
         if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
             return replace(self.desired, want="kill")
         return self.desired
 
-    def _after_kill(self, exited: list[Report], lost: set[int], waited_s: float, port: Callable[[], int]) -> Desired:
-        if len(exited) + len(lost) < self.rules.nodes and waited_s < self.rules.grace_s:
+    def _after_kill(self, exited: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
+        missing = lost & set(self.desired.nodes)
+        if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
+            return self.desired
+        left = [node for node in range(self.rules.nodes) if node not in lost | self.gone]
+        size = self.rules.size(len(left))
+        if self.missed_s is not None and size and now_s - self.missed_s < FENCE_S:
             return self.desired
         failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
-        if lost:  # that explains the echoes, but not what a rank raised by itself
-            gone = ", ".join(str(n) for n in sorted(lost))
+        if missing:  # that explains the echoes, but not what a rank raised by itself
             causes = sum(not f.get("peer_lost") for f in failures)
-            loss = {"rank": None, "kind": "lost", "message": f"node {gone} was lost: its agent is silent"}
-            failures.insert(causes, loss)
+            failures.insert(causes, self._loss(missing, len(left), can_go_on=size > 0))
         first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
-        # What code raised it would raise again; a killed worker, a lost peer or a failed rendezvous may well mend.
-        is_fault = first["kind"] in ("signal", "rendezvous") or bool(first.get("peer_lost"))
+        # What code raised it would raise again; a killed or stuck worker, a lost peer or a failed rendezvous may mend.
+        is_fault = first["kind"] in ("signal", "rendezvous", "hang", "lost") or bool(first.get("peer_lost"))
         is_config = any(r.code == EXIT_CONFIG for r in exited)
         # Nothing but echoes, soon, and the same as last time: what the ranks cannot reach, no restart brings.
         echo = {(f.get("rank"), f.get("type"), f["message"][:80]) for f in failures if f.get("peer_lost")}
         was_soon = (self.first_failure_s or 0.0) - self.started_s < SOON_S
         is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
         self.last_echo = echo
-        if is_fault and not is_config and not lost and not is_again and self.restarts < self.rules.max_restarts:
-            self.restarts += 1
-            self.first_failure_s = None
-            self.history.append(first)
-            return Desired("run", self.desired.generation + 1, port())
+        if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
+            return self._restart(first, left[:size], lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
+
+    def _restart(self, cause: dict[str, Any], nodes: list[int], lost: set[int], port: Callable[[], int]) -> Desired:
+        on_fewer = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        if lost & set(self.desired.nodes):
+            cause = {**cause, "message": f"{cause['message']}; {on_fewer}"}
+        self.restarts += 1
+        self.first_failure_s = self.missed_s = None
+        self.gone |= lost
+        self.history.append(cause)
+        note = f"{_named(self.gone)} lost; {on_fewer}" if self.gone else None
+        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
+
+    def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
+        """Return the failure that a lost node is, with why the others cannot go on where they were meant to."""
+        message = f"{_named(missing)} lost: its agent is silent"
+        fewest = self.rules.fewest or self.rules.nodes
+        if fewest < self.rules.nodes and not can_go_on:
+            sizes = " or ".join(str(size) for size in self.rules.sizes or () if size >= fewest)
+            message += f"; {left} of {self.rules.nodes} nodes are left, and "
+            message += f"min_instances is {fewest}" if left < fewest else f"the batch can be shared only by {sizes}"
+        return {"rank": None, "kind": "lost", "message": message}
 
     def _stopping(self, current: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
         exited = [r for r in current if r.phase == "exited"]
-        over = len(exited) + len(lost) == self.rules.nodes
+        over = len(exited) + len(lost) == len(self.desired.nodes)
         if over and not lost and all(r.code == EXIT_DONE for r in exited):
             return self._end("succeeded", None)
         if over:
@@ -200,3 +255,8 @@ class Coordinator:
             "restarted_after": self.history,
         }
         return replace(self.desired, want="end", verdict=verdict)
+
+
+def _named(nodes: set[int]) -> str:
+    numbers = ", ".join(str(node) for node in sorted(nodes))
+    return f"node {numbers} was" if len(nodes) == 1 else f"nodes {numbers} were"

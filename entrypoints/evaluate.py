@@ -81,12 +81,12 @@ def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, 
     found: list[dict[str, float]] = []
     try:
         for number, _ in enumerate(plan):
-            heartbeat.beat()
             data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
             if job.agreement.is_due():
                 job.agreement.begin(job.meter.step_s)
             with job.strategy.autocast():
                 found.append(_measure(job, next(batches)))
+            heartbeat.beat()
             stop = job.agreement.finish().stop
             if stop is not None:
                 return stop, {}

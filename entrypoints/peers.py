@@ -179,7 +179,7 @@ class Member:
             self.release()
             return
         for message in messages:
-            self.desired, self._heard = Desired(**message), time.monotonic()
+            self.desired, self._heard = Desired.load(message), time.monotonic()
 
     def silent_s(self) -> float:
         """Return the seconds since node 0 was last heard."""

@@ -16,11 +16,13 @@ from pathlib import Path
 __all__ = [
     "alive",
     "become_subreaper",
+    "catches",
     "descendants",
     "die_with_parent",
     "kill",
     "kill_descendants",
     "stamp",
+    "waits_in_kernel",
     "with_environment",
 ]
 
@@ -100,6 +102,21 @@ def kill(pid: int, signum: int) -> None:
     """Send a signal; a process that is already gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Return whether the process has a handler for the signal (Linux): then it will not die of it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def waits_in_kernel(pid: int) -> bool:
+    """Return whether the process is in a wait that no signal ends, as for a disk or a network share that is gone."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "D"
 
 
 def _reap() -> None:

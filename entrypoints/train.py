@@ -143,7 +143,6 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
     before = [buffer.clone() for buffer in job.buffers] if len(owned) > 1 else []
     total = torch.zeros((), dtype=torch.float64, device=job.place.device)  # with room for float32 sums in any order
     for virtual in owned:
-        heartbeat.beat()
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
         data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
@@ -157,6 +156,7 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
                 failed = job.saver.failure is not None
                 job.agreement.begin(job.meter.step_s, len(owned), shared, failed)
             job.scaler.scale(loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+        heartbeat.beat()  # behind it: a first one compiles for as long as it needs
         if not is_last:
             verdict = job.agreement.finish()
             if verdict.stop or verdict.failed:

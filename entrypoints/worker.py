@@ -5,11 +5,13 @@
     torchrun ... worker.py module pkg.train --lr 1  any module, as `python -m pkg.train --lr 1` would
 
 It gives the rank a log file of its own, ties its life to torchrun's, and records the exception that ends it: a plain
-script leaves torchrun with an exit code and nothing to say about it.
+script leaves torchrun with an exit code and nothing to say about it. It records, too, that all work is done, before
+the interpreter tears down what may then hang or abort.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import contextlib
 import os
@@ -18,11 +20,12 @@ import runpy
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints import durable, heartbeat, processes
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -46,27 +49,57 @@ def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; what a script raises has been recorded and printed."""
     processes.die_with_parent()
     _open_log()
+    heartbeat.enable()
+    ending = _Ending(os.getpid(), _left_file())
+    if ending.file is not None:
+        ending.file.unlink(missing_ok=True)  # a predecessor's, where torchrun restarts ranks in place
+    atexit.register(_say_left, ending)  # before anybody else's: so it runs after the script's own
     kind, *rest = argv
     try:
         if kind == "task":
-            _run_task()
+            _run_task(ending)
         _run_user_code(kind, rest)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):  # `sys.exit("no data")`: its word is the cause
             return _record(leaving)
+        ending.code = leaving.code or 0
         raise
     except BaseException as error:
         code = _record(error)
         if kind == "task":
             _leave(code)
         return code
+    ending.code = 0
     return 0
 
 
-def _run_task() -> NoReturn:
+@dataclass
+class _Ending:
+    """The process that is the rank, the file that says that it left, and the code, once its work is done."""
+
+    pid: int
+    file: Path | None
+    code: int | None = None
+
+
+def _run_task(ending: _Ending) -> NoReturn:
     from cloudtrain.entrypoints import train
 
-    _leave(train.main())
+    ending.code = train.main()
+    _say_left(ending)
+    _leave(ending.code)
+
+
+def _left_file() -> Path | None:
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    return Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None
+
+
+def _say_left(ending: _Ending) -> None:
+    """Write that nothing of the user's is left to run: threads are joined, exit handlers done. Boot goes by it."""
+    if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork of the script's
+        with contextlib.suppress(OSError):
+            ending.file.write_text(str(ending.code))
 
 
 def _leave(code: int) -> NoReturn:
@@ -130,6 +163,8 @@ def _record(error: BaseException) -> int:
         }
         with contextlib.suppress(OSError):
             durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+        if failure["peer_lost"]:  # a collective's timeout, say: which rank on this node is stuck, and where?
+            heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
         sys.stdout.flush()

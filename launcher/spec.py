@@ -27,7 +27,7 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         "nproc_per_node": plan.nproc_per_node,
         "max_restarts": config.distributed.max_restarts,
         "timeout_s": config.distributed.timeout_s,
-        "hang_timeout_s": config.distributed.timeout_s + HANG_MARGIN_S,
+        "hang_timeout_s": config.distributed.hang_timeout or config.distributed.timeout_s + HANG_MARGIN_S,
         "run": {"kind": kind, "target": config.task or config.script or config.module, "args": list(config.args)},
         "checkpoint": {
             "every_steps": checkpoint.every_steps,

@@ -107,12 +107,14 @@ def state(ref: JobRef) -> State:
     # Who lives, before what they wrote: an agent that ends in between has written its exit by then.
     lives = any(s is not None and processes.alive(s["pid"], s["stamp"]) for s in states)
     exits = [durable.read_json(folder / f"node-{node}" / "exit.json") for node in nodes]
-    verdict = exits[0] or next((e for e in exits if e), None)
+    # Without node 0's, the last: a node that the job went on without has ended for itself, long before.
+    verdict = exits[0] or max((e for e in exits if e), key=lambda e: e["ended_s"], default=None)
+    detail = states[0].get("detail") if states[0] else None
     if lives and not (exits[0] and time.time() - exits[0]["ended_s"] > STRAGGLER_S):
         if any((folder / f"node-{node}" / "stop.json").exists() for node in nodes):
-            return State("stopping", started_s=started_s, restarts=restarts)
+            return State("stopping", started_s=started_s, restarts=restarts, detail=detail)
         busy = any(s and s["generation"] for s in states)
-        return State("running" if busy else "pending", started_s=started_s, restarts=restarts)
+        return State("running" if busy else "pending", started_s=started_s, restarts=restarts, detail=detail)
     if verdict is None:
         return _lost(ref, started_s, restarts)
     if None in exits:  # an agent was killed: what its node's ranks had started may still be there
@@ -125,6 +127,7 @@ def state(ref: JobRef) -> State:
         started_s,
         verdict["ended_s"],
         verdict["restarts"],
+        detail,
     )
 
 

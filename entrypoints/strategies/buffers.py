@@ -70,6 +70,11 @@ class Buffers:
             for tensor, part in zip(here, torch.split(sent, sizes), strict=True):
                 tensor.copy_(part.view(tensor.dtype).view_as(tensor))
 
+    def undo(self) -> None:
+        """Write back what the step began with, where a rank has several micro-batches and stops between them."""
+        if self._begin:
+            self._write(self._begin)
+
     @contextlib.contextmanager
     def _around(self, virtual: int, last: bool) -> Iterator[None]:
         if virtual != self._first:

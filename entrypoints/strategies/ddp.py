@@ -69,6 +69,7 @@ def _plain(
         rank_state=no_state,
         load_rank_state=skip_state,
         sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
     )
 
 
@@ -105,6 +106,7 @@ def _averaged(
         rank_state=keeper.state if keeper else no_state,
         load_rank_state=keeper.load if keeper else skip_state,
         sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
     )
 
 
@@ -136,6 +138,7 @@ def _strict(
         rank_state=no_state,
         load_rank_state=skip_state,
         sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
     )
 
 

@@ -94,6 +94,7 @@ def _sharded(
         rank_state=no_state,
         load_rank_state=skip_state,
         sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
     )
 
 

@@ -24,7 +24,8 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Strategy:
-    """One model, spread. All ranks call each function, or none does; `autocast` and the two for state are local.
+    """One model, spread. All ranks call each function, or none does; `autocast`, `undo_buffers` and the two for state
+    are local.
 
     A step is: for each virtual rank that this rank owns, in order, the forward pass and the backward pass of
     loss / divisor inside `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch.
@@ -43,6 +44,7 @@ class Strategy:
     rank_state: Callable[[], State]  # what is this rank's own, to be saved by rank: {} for most
     load_rank_state: Callable[[State], None]  # the same, of the same number of ranks; {} begins afresh
     sync_buffers: Callable[[], None]  # every rank gets rank 0's: before evaluation, and before other ranks save them
+    undo_buffers: Callable[[], None]  # back to what an unfinished step of several micro-batches began with
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -112,7 +112,12 @@ class Distributed(Section):
         "auto", description="Ranks on one instance. auto: one for each of its GPUs, else 1.", examples=[8]
     )
     max_restarts: int = Field(
-        3, ge=0, le=1000, description="Times torchrun restarts the ranks in place after a failure.", examples=[3]
+        3, ge=0, le=1000, description="Times the ranks are started again after a fault.", examples=[3]
+    )
+    hang_timeout: Duration | None = Field(
+        None,
+        description="Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes.",
+        examples=["30m"],
     )
     timeout_s: int = Field(
         600, ge=1, description="Seconds a collective call may take before the ranks count as hung.", examples=[600]

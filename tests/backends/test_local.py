@@ -17,7 +17,10 @@ import pytest
 
 from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints import processes
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.config.schema import Config
+from cloudtrain.launcher.prepare import prepare
 
 TWO = "resources: {instances: 2}\n"
 
@@ -35,10 +38,27 @@ while step < 40:
     step += 1
     if dist.get_rank() == 0:
         saved.write_text(str(step))
-    print("step", step, "restart", os.environ["CLOUDTRAIN_RESTART"], flush=True)
+    print("step", step, "restart", os.environ["CLOUDTRAIN_RESTART"], "ranks", dist.get_world_size(), flush=True)
     time.sleep(0.05)
 dist.barrier()
 os._exit(0)
+"""
+
+
+# Rank 1 stands still in its first start, where no collective would miss it.
+HANG = """
+import os, time
+from cloudtrain.entrypoints import heartbeat
+
+def stand_still():
+    time.sleep(600)
+
+is_again = os.environ["CLOUDTRAIN_RESTART"] != "0"
+for step in range(20 if is_again else 600):
+    heartbeat.beat()
+    if step == 15 and os.environ["RANK"] == "1" and not is_again:
+        stand_still()
+    time.sleep(0.1)
 """
 
 
@@ -91,6 +111,39 @@ def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> No
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("failed", "node_failure", True)
     assert "node 1 was lost" in status["error"]["message"]
+
+
+@pytest.mark.slow
+def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
+    """kill -9 of an agent where `min_instances` allows it: the others go on from what was saved, and that is said."""
+    folder = project("resources: {instances: 3, min_instances: 2}\n", script="train.py", text=TRAIN)
+    sent = cli("submit", "-d", cwd=folder)
+    assert (sent.code, "min_instances" in sent.stderr) == (0, False)
+    wait_until(lambda: "step 5 " in cli("logs", "last").stdout, 90, 0.2)
+    attempt = next(cli.home.glob("local/*/attempt-1"))
+    os.kill(json.loads((attempt / "node-2" / "state.json").read_text())["pid"], signal.SIGKILL)
+    assert cli("wait", "last").code == 0
+    status = cli("status", "last", "--json").json
+    said = "node 2 was lost; going on with 2 of 3 nodes"
+    assert (status["state"], status["restarts"], status["detail"]) == ("succeeded", 1, said)
+    logs = cli("logs", "last", "--rank", "1").stdout
+    assert "step 40 restart 1 ranks 2" in logs
+    assert "step 1 restart 1" not in logs
+
+
+@pytest.mark.slow
+def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[..., Path], wait_until: Any) -> None:
+    """A rank that makes no more steps: its stack is in its log, all nodes start again, and the cause is on record."""
+    folder = project(TWO, script="train.py", text=HANG)
+    config = configs.load(folder / "cloudtrain.yaml")
+    ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
+    body = {**ready.request.body, "spec": {**ready.request.body["spec"], "hang_timeout_s": 3}}
+    ref = backend.send(replace(ready.request, body=body), Shipment(ready.bundle, home, folder))
+    wait_until(lambda: backend.state(ref).state == "succeeded", 120, 0.2)
+    (cause,) = json.loads((Path(ref["folder"]) / "node-0" / "exit.json").read_text())["restarted_after"]
+    assert (cause["node"], cause["rank"], cause["kind"]) == (1, 1, "hang")
+    assert "; its stack is in the log" in cause["message"]
+    assert "in stand_still" in (Path(ref["folder"]) / "node-1" / "log" / "rank-1.log").read_text()
 
 
 @pytest.mark.slow

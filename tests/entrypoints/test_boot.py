@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +88,15 @@ def test_environment_drops_what_would_mislead(monkeypatch: pytest.MonkeyPatch) -
     assert env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def outcome(folder: Path, code: int = 1, *, stopped: bool = False, **files: Any) -> tuple[int, list[dict[str, Any]]]:
-    """Return what boot makes of these result files."""
+def outcome(
+    folder: Path, code: int | None = 1, *, stopped: bool = False, left: tuple[int, ...] = (), **files: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return what boot makes of these result files of two ranks, those in `left` with the code they left with."""
     for name, value in files.items():
         durable.write_json(folder / f"{name.replace('_', '-')}.json", value)
-    return boot._outcome(folder, code, stopped)
+    for rank, leaving in enumerate(left):
+        (folder / f"left-{rank}").write_text(str(leaving))
+    return boot._outcome(folder, boot._Ended(code, stopped), nproc=2)
 
 
 def test_outcome_of_success(tmp_path: Path) -> None:
@@ -126,7 +134,80 @@ def test_outcome_of_a_sigterm_nobody_sent_us_is_a_failure(tmp_path: Path) -> Non
     assert outcome(tmp_path, torchrun=[SIGTERM])[0] == boot.EXIT_FAILED
 
 
+def test_outcome_of_a_sigterm_from_torchrun_is_an_echo(tmp_path: Path) -> None:
+    """torchrun ends the siblings of a rank that failed: the rank is the cause, even where it lost a peer itself."""
+    echo = {"rank": 1, "kind": "exception", "message": "Timed out waiting", "peer_lost": True, "time_s": 0.0}
+    assert outcome(tmp_path, torchrun=[{**SIGTERM, "time_s": 1.0}], rank_1=echo)[1][0]["rank"] == 1
+
+
 def test_outcome_of_a_killed_torchrun(tmp_path: Path) -> None:
     """Without any account the signal itself is the account."""
     code, failures = outcome(tmp_path, -9)
     assert (code, failures[0]["kind"]) == (boot.EXIT_FAILED, "signal")
+
+
+ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "exit_code": -6, "message": "killed by SIGABRT"}
+
+
+@pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_FAILED)])
+def test_outcome_of_an_abort_after_the_work(tmp_path: Path, left: tuple[int, ...], code: int) -> None:
+    """An interpreter that dies of gloo's teardown has done its work, if the other ranks of the node have too."""
+    assert outcome(tmp_path, torchrun=[ABORTED], left=left)[0] == code
+
+
+def test_outcome_of_a_stop_is_not_done(tmp_path: Path) -> None:
+    """A script that exits 0 because it was asked to stop has not come to its end."""
+    assert outcome(tmp_path, stopped=True, left=(0, 0)) == (boot.EXIT_STOPPED, [])
+
+
+@pytest.mark.parametrize(("word", "code"), [("done", boot.EXIT_DONE), ("saved", boot.EXIT_SAVED)])
+def test_torchrun_that_stays_is_ended_with_the_trainers_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: int
+) -> None:
+    """Nobody pays for a machine on which all is done and something does not end."""
+    monkeypatch.setattr(boot, "LOOK_S", 0.05)
+    monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 0.1)
+    durable.write_json(tmp_path / "outcome.json", {"outcome": word})
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 2})
+        child.kill()
+    assert boot._outcome(tmp_path, ended, 2) == (code, [])
+
+
+def test_torchrun_may_stay_while_a_rank_works(tmp_path: Path) -> None:
+    """One rank of two has left: the other one may work for hours. When both have, the other nodes' may."""
+    (tmp_path / "left-0").write_text("0")
+    assert boot._patience_s(tmp_path, 2) is None
+    (tmp_path / "left-1").write_text("0")
+    assert boot._patience_s(tmp_path, 2) == boot.EXIT_DEADLINE_S + boot.EXIT_BARRIER_S
+
+
+def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked to stop, it has torchrun's own time for the save, and no more."""
+    monkeypatch.setattr(boot, "LOOK_S", 0.05)
+    asked_s = time.monotonic() - boot.SHUTDOWN_TIMEOUT_S - boot.EXIT_DEADLINE_S
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ended = boot._watch(child, [asked_s], tmp_path, {"nproc_per_node": 1})
+        child.kill()
+    assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
+
+
+# Is done, and says so as the trainer does; then does not leave, as a teardown that hangs.
+DONE_BUT_STAYS = """
+import json, os, time
+with open(os.environ["CLOUDTRAIN_RESULT_DIR"] + "/outcome.json", "w") as out:
+    json.dump({"outcome": "done"}, out)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: Path) -> None:
+    """boot ends torchrun and the rank below it, and exits 0."""
+    (tmp_path / "train.py").write_text(DONE_BUT_STAYS)
+    run = {"kind": "script", "target": "train.py", "args": []}
+    durable.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
+    code = "from cloudtrain.entrypoints import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
+    env = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=90)
+    assert (done.returncode, durable.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr

@@ -20,6 +20,7 @@ RULES = Rules(
 )
 SIGNAL = {"rank": 1, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL", "time_s": 2.0}
 RAISED = {"rank": 1, "kind": "exception", "type": "ValueError", "message": "boom", "time_s": 2.0}
+HUNG = {"rank": 1, "kind": "hang", "message": "made no step for 900 s", "time_s": 2.0}
 COLLATERAL = {"rank": 0, "kind": "exception", "message": "gloo: closed by peer", "time_s": 1.0, "peer_lost": True}
 
 
@@ -36,10 +37,10 @@ class Job:
         self.reports[node] = replace(self.reports[node], **changes)
 
     def run(self) -> None:
-        """Start every node."""
-        generation = self.decide().generation
-        for node in self.reports:
-            self.say(node, phase="running", generation=generation, code=None, failures=(), saved=None)
+        """Start every node that is wanted."""
+        desired = self.decide()
+        for node in desired.nodes:
+            self.say(node, phase="running", generation=desired.generation, code=None, failures=(), saved=None)
 
     def decide(self, after_s: float = 0.1, lost: frozenset[int] = frozenset()) -> Desired:
         """Let time pass, and ask."""
@@ -61,7 +62,7 @@ def test_start_waits_for_every_node() -> None:
     second = job.reports.pop(1)
     assert job.decide().want == "wait"
     job.reports[1] = second
-    assert job.decide() == Desired("run", 1, 20001)
+    assert job.decide() == Desired("run", 1, 20001, (0, 1))
 
 
 def test_start_names_the_node_that_never_joined() -> None:
@@ -227,3 +228,107 @@ def test_verdict_is_final(job: Job) -> None:
     end = job.decide()
     job.say(0, stop="user")
     assert job.decide() == end
+
+
+def test_hang_restarts_and_is_the_cause(job: Job) -> None:
+    """The rank that made no step comes before the ranks that missed it, and a new start may mend it."""
+    job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
+    job.say(1, phase="exited", code=70, failures=(HUNG,))
+    assert job.decide().want == "kill"
+    assert (job.decide().generation, job.coordinator.history[0]["message"]) == (2, "made no step for 900 s")
+
+
+def test_hang_waits_for_who_was_silent_first(job: Job) -> None:
+    """Who waits for a stuck rank seems stuck too: the first report is not yet the cause."""
+    job.say(0, phase="exited", code=70, failures=({**HUNG, "rank": 0, "time_s": 3.0},))
+    assert job.decide().want == "run"
+    job.say(1, phase="exited", code=70, failures=(HUNG,))
+    job.decide()
+    job.decide()
+    assert job.coordinator.history[0]["rank"] == 1
+
+
+def lose(job: Job, *gone: int) -> Desired:
+    """Lose nodes for good; return what is decided once the others are killed and the lost ones surely ended."""
+    lost = frozenset(gone)
+    assert job.decide(lost=lost).want == "kill"
+    for node in set(job.coordinator.desired.nodes) - lost:
+        job.say(node, phase="exited", code=70, failures=({**COLLATERAL, "rank": node},))
+    assert job.decide(lost=lost).want in ("kill", "end"), "a lost node may live, and has not fenced itself yet"
+    return job.decide(after_s=6, lost=lost)
+
+
+def shrinking(nodes: int, fewest: int, sizes: tuple[int, ...]) -> Job:
+    """Return a running job that may go on with fewer nodes."""
+    job = Job(replace(RULES, nodes=nodes, fewest=fewest, sizes=sizes))
+    job.run()
+    return job
+
+
+def test_lost_node_is_gone_without_where_the_job_allows() -> None:
+    """The survivors are renumbered in their order, and who is missing is said."""
+    job = shrinking(3, 1, (1, 2, 3))
+    desired = lose(job, 1)
+    assert (desired.want, desired.generation, desired.nodes) == ("run", 2, (0, 2))
+    assert desired.note == "node 1 was lost; going on with 2 of 3 nodes"
+    assert job.coordinator.history[0]["message"].endswith("its agent is silent; going on with 2 of 3 nodes")
+
+
+def test_job_that_goes_on_ends_with_its_own_nodes() -> None:
+    """Neither the silence of the lost node nor its return counts any more."""
+    job = shrinking(3, 1, (1, 2, 3))
+    lose(job, 1)
+    for node in (0, 2):
+        job.say(node, phase="exited", generation=2, code=0, failures=())
+    job.say(1, generation=1, phase="exited", code=70, failures=(RAISED,))
+    verdict = job.decide().verdict
+    assert verdict is not None
+    assert (verdict["state"], verdict["restarts"]) == ("succeeded", 1)
+
+
+def test_lost_node_is_not_taken_back() -> None:
+    """A node that is heard again stays outside at the next restart."""
+    job = Job(replace(RULES, nodes=3, fewest=1, sizes=(1, 2, 3), max_restarts=2))
+    job.run()
+    for node in lose(job, 1).nodes:
+        job.say(node, phase="exited", generation=2, code=70, failures=(SIGNAL,))
+    job.decide()
+    assert job.decide().nodes == (0, 2)
+
+
+def test_nodes_that_cannot_share_the_batch_wait() -> None:
+    """Of three that are left, two go on; the third steps in when another is lost."""
+    job = Job(replace(RULES, nodes=4, fewest=2, sizes=(1, 2, 4), max_restarts=2))
+    job.run()
+    assert lose(job, 3).nodes == (0, 1)
+    for node in (0, 1):
+        job.say(node, phase="running", generation=2, code=None, failures=())
+    assert lose(job, 1, 3).nodes == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fewest", "sizes", "why"),
+    [
+        (2, (1, 2, 3), "1 of 3 nodes are left, and min_instances is 2"),
+        (1, (3,), "1 of 3 nodes are left, and the batch can be shared only by 3"),
+    ],
+)
+def test_too_few_nodes_left_is_a_node_failure(fewest: int, sizes: tuple[int, ...], why: str) -> None:
+    """The job fails as without `min_instances`, and says what forbids to go on."""
+    verdict = lose(shrinking(3, fewest, sizes), 1, 2).verdict
+    assert verdict is not None
+    assert (verdict["state"], verdict["reason"]) == ("failed", "node_failure")
+    assert why in verdict["error"]["message"]
+
+
+def test_what_a_rank_raised_is_not_mended_by_fewer_nodes() -> None:
+    """A node lost beside an exception of the code's own: the exception ends the job."""
+    job = shrinking(3, 1, (1, 2, 3))
+    lost = frozenset({2})
+    job.decide(lost=lost)
+    for node in (0, 1):
+        job.say(node, phase="exited", code=70, failures=(RAISED,))
+    job.decide(lost=lost)
+    verdict = job.decide(after_s=6, lost=lost).verdict
+    assert verdict is not None
+    assert (verdict["reason"], verdict["error"]["message"]) == ("error", "boom")

@@ -48,9 +48,9 @@ def test_states_cross_the_line(head: peers.Head, connect: Connect) -> None:
     """Each end learns what the other says."""
     member = connect("token")
     report = Report(1, 2, "exited", 70, ({"kind": "signal", "message": "é\n"},), None, "user")
-    exchange(head, member, report, Desired("kill", 2))
+    exchange(head, member, report, Desired("kill", 2, nodes=(0, 1), note="é"))
     assert head.reports == {1: report}
-    assert member.desired == Desired("kill", 2)
+    assert member.desired == Desired("kill", 2, nodes=(0, 1), note="é")
 
 
 def test_stranger_is_not_heard(head: peers.Head, connect: Connect) -> None:

@@ -341,6 +341,7 @@ def test_evaluation_and_state_dict(results: Any, case: str) -> None:
         assert rank[case]["named_parameters"] == sorted(name for name, _ in Net().named_parameters())
         assert rank[case]["is_sharded"] == (CASES[2][case]["strategy"] != "ddp")
         assert rank[case]["is_aliased"]
+        assert rank[case]["is_undone"]
         assert rank[case]["is_zeroed"]
 
 
@@ -541,7 +542,20 @@ def train(
     spread.sync_buffers()
     found |= {"last": [float.fromhex(loss) for loss in found["losses"][-1]], "scale": scaler and scaler.get_scale()}
     found |= {"hash": digest(module.state_dict()), "names": sorted(module.state_dict())}
+    if look and split.accumulation > 1:
+        found["is_undone"] = is_undone(spread, split)
     return found | (look_at(spread, optimizer) if look else {})
+
+
+def is_undone(spread: strategies.Strategy, split: data.Split) -> bool:
+    """Return whether a step left after its first micro-batch leaves no trace in the buffers."""
+    before = digest(dict(spread.module.named_buffers()))
+    virtual = owned_by(spread, split)[0]
+    with spread.micro_batch(virtual, False), spread.autocast():
+        spread.model(torch.ones(MICRO, 6)).sum().backward()
+    assert digest(dict(spread.module.named_buffers())) != before
+    spread.undo_buffers()
+    return digest(dict(spread.module.named_buffers())) == before
 
 
 @torch.no_grad()

@@ -128,3 +128,31 @@ def test_missing_script_is_said_plainly(tmp_path: Path) -> None:
     """The file's name is in the record."""
     run(tmp_path, "script", "nowhere.py")
     assert "nowhere.py" in failure(tmp_path)["message"]
+
+
+# Its own exit handler and a thread that the interpreter waits for: both are part of the work.
+ENDING = """
+import atexit, os, threading, time
+mark = os.environ["CLOUDTRAIN_RESULT_DIR"] + "/left-3"
+def late():
+    time.sleep(0.2)
+    print("thread", os.path.exists(mark))
+atexit.register(lambda: print("handler", os.path.exists(mark)))
+threading.Thread(target=late).start()
+"""
+
+
+def test_end_of_all_work_is_marked_after_the_scripts_own_handlers(tmp_path: Path) -> None:
+    """What comes after the mark is the interpreter's teardown alone: a hang there may be ended."""
+    (tmp_path / "train.py").write_text(ENDING)
+    (tmp_path / "left-3").write_text("0")
+    assert run(tmp_path, "script", "train.py").stdout == "thread False\nhandler False\n"
+    assert (tmp_path / "left-3").read_text() == "0"
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(5)", "raise ValueError", "raise SystemExit('no data')"])
+def test_failure_leaves_no_mark(tmp_path: Path, ending: str) -> None:
+    """Only who is done, or has saved, has left in order."""
+    (tmp_path / "train.py").write_text(ending)
+    run(tmp_path, "script", "train.py")
+    assert not (tmp_path / "left-3").exists()
