@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+BENCH_VENV ?= .venv-bench
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint bench bench-trainer soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,8 +28,16 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
+$(BENCH_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/pip install --quiet -c constraints.txt -e '.[local,bench]'
+	touch $@
+
+bench-trainer: $(BENCH_VENV)/.ready  ## The trainer against a bare loop, Lightning, Accelerate and DCP; BENCH="--only steps" and so on.
+	cd benchmarks && $(abspath $(BENCH_VENV))/bin/python -m trainer.run $(BENCH)
+
 soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) .demo build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) .demo build dist *.egg-info

@@ -57,6 +57,7 @@ class Agreement:
         self._every_s: float | None = None
         self._ask_file: Path | None = None
         self._looked_s = 0.0
+        self._save_waits = False
         self._saved_s = time.monotonic()
         self._save_s = 0.0  # how long a save takes: measured, or guessed from the model's size before the first
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -76,6 +77,7 @@ class Agreement:
     def saving(self) -> None:
         """Note that a save begins: the time to the next one counts from here."""
         self._saved_s = time.monotonic()
+        self._save_waits = False
         if self._keeps_time and self._ask_file is not None:
             self._ask_file.unlink(missing_ok=True)
 
@@ -108,13 +110,14 @@ class Agreement:
     def finish(self) -> Verdict:
         """Return what the ranks agreed on since `begin`; nothing, where none was due."""
         if self._work is None:
-            return NOTHING
+            return Verdict(save=True) if self._save_waits else NOTHING
         self._work.wait()
         self._work = None
         term, usr1, deadline, save, failed, loss, left, log_every = self._votes.tolist()
         self._left = int(left)
+        self._save_waits = self._save_waits or bool(save)  # agreed inside a step, it waits for the step's end
         stop = "sigterm" if term else "sigusr1" if usr1 else "deadline" if deadline else None
-        return Verdict(stop, bool(save), bool(failed), loss, int(log_every))
+        return Verdict(stop, self._save_waits, bool(failed), loss, int(log_every))
 
     def _save_is_due(self) -> bool:
         now_s = time.monotonic()

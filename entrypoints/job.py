@@ -58,7 +58,6 @@ class Job:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler  # passes everything through but in fp16
     ema: Ema | None
-    buffers: list[torch.Tensor]
     base_lrs: list[float]
     warmup_start: float  # the factor on the rate from which the warm-up rises
     identity: dict[str, Any]  # what every checkpoint says of the job, and a resume compares
@@ -94,10 +93,16 @@ class Progress:
     path: Path | None = None  # of the newest checkpoint
 
 
-def connect(timeout_s: float) -> Place:
-    """Join the process group that torchrun's variables describe; without them, be the only rank."""
+def connect(timeout_s: float, is_strict: bool = False) -> Place:
+    """Join the process group that torchrun's variables describe; without them, be the only rank.
+
+    `is_strict`: sums on this rank's device have a fixed order too, where torch has one.
+    """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
+    if is_strict:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS adds up as it likes
+        torch.use_deterministic_algorithms(True, warn_only=True)
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:  # the thread count changes the order of sums, so it is fixed, and recorded in the checkpoint
@@ -134,7 +139,9 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     warmup_start = 0.0
     if task.optimizer is None:
         warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
-        optimizer = optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch)
+        # Fused AdamW rounds a tensor's last elements in another way, on CPUs: not the same in shards and in the whole.
+        fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
+        optimizer = optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused)
     else:
         optimizer = task.optimizer(spread.module, spec.params)
     parameters = sum(p.numel() for p in spread.module.parameters())
@@ -153,7 +160,6 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         optimizer=optimizer,
         scaler=torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16"),
         ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
-        buffers=list(spread.module.buffers()),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
         warmup_start=warmup_start,
         identity={

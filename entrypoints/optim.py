@@ -37,11 +37,13 @@ Parameters = Iterable[nn.Parameter]
 Tensors = list[torch.Tensor]
 
 
-def build(settings: Optimizer, parameters: Parameters, global_batch_size: int | None = None) -> torch.optim.Optimizer:
+def build(
+    settings: Optimizer, parameters: Parameters, global_batch_size: int | None = None, *, fused: bool = True
+) -> torch.optim.Optimizer:
     """Return the named optimizer over the parameters that need gradients, its rate scaled to the global batch.
 
-    Without `global_batch_size` the rate is `settings.lr` as it stands. Under fsdp, build it after sharding. Raises
-    TaskError at an unknown name or scaling rule.
+    Without `global_batch_size` the rate is `settings.lr` as it stands. Under fsdp, build it after sharding. `fused`:
+    AdamW may take its fused form. Raises TaskError at an unknown name or scaling rule.
     """
     maker = OPTIMIZERS.get(settings.name)
     if maker is None:
@@ -50,26 +52,26 @@ def build(settings: Optimizer, parameters: Parameters, global_batch_size: int | 
     lr = settings.lr
     if global_batch_size is not None:
         lr = scaled_lr(lr, global_batch_size, settings.base_batch_size, settings.lr_scaling)
-    return maker(settings, lr, [p for p in parameters if p.requires_grad])
+    return maker(settings, lr, [p for p in parameters if p.requires_grad], fused)
 
 
-def _sgd(settings: Optimizer, lr: float, parameters: Parameters) -> torch.optim.Optimizer:
+def _sgd(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     # Not fused, as AdamW is: torch 2.13 has no fused SGD over fsdp's shards.
     return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
-def _adamw(settings: Optimizer, lr: float, parameters: Parameters) -> torch.optim.Optimizer:
+def _adamw(settings: Optimizer, lr: float, parameters: Parameters, fused: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
         lr=lr,
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        fused=True,  # one call for all parameters: on small models the default's Python is most of the step
+        fused=fused or None,  # one call for all parameters: on small models the default's Python is most of the step
     )
 
 
-def _radam(settings: Optimizer, lr: float, parameters: Parameters) -> torch.optim.Optimizer:
+def _radam(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     # Its default is foreach on GPUs, over shards too, and a loop on CPUs, where foreach is slower on any model whose
     # parameters outgrow the cache: 24 against 14 ms for 10 M (torch 2.13, one thread).
     return torch.optim.RAdam(
@@ -82,15 +84,15 @@ def _radam(settings: Optimizer, lr: float, parameters: Parameters) -> torch.opti
     )
 
 
-def _lars(settings: Optimizer, lr: float, parameters: Parameters) -> torch.optim.Optimizer:
+def _lars(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     return LARS(parameters, lr, settings.momentum, settings.weight_decay, settings.trust_coefficient)
 
 
-def _lamb(settings: Optimizer, lr: float, parameters: Parameters) -> torch.optim.Optimizer:
+def _lamb(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     return LAMB(parameters, lr, settings.betas, settings.eps, settings.weight_decay)
 
 
-OPTIMIZERS: dict[str, Callable[[Optimizer, float, Parameters], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Optimizer, float, Parameters, bool], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adamw": _adamw,
     "radam": _radam,

@@ -41,7 +41,7 @@ def main() -> int:
     agreement = Agreement(float(deadline) if deadline else None)  # first: a signal may come while the data are read
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     task = load_task(spec.target)
-    place = connect(spec.timeout_s)
+    place = connect(spec.timeout_s, spec.training.reproducible == "strict")
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
@@ -140,7 +140,6 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
     over the ranks there, the gradient is the mean over the G samples of the global batch.
     """
     spread, owned = job.strategy, job.split.owned(job.place.rank)
-    before = [buffer.clone() for buffer in job.buffers] if len(owned) > 1 else []
     total = torch.zeros((), dtype=torch.float64, device=job.place.device)  # with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -160,7 +159,8 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
         if not is_last:
             verdict = job.agreement.finish()
             if verdict.stop or verdict.failed:
-                _forget(job, before)
+                job.optimizer.zero_grad()
+                spread.undo_buffers()  # what is saved then is the state after the last whole step
                 _look_at(job, progress, verdict)
                 return verdict
     spread.finish()
@@ -184,13 +184,6 @@ def _checked(loss: object) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TaskError(f"loss(model, batch) must return a tensor of one number, the mean; it returned {loss!r:.200}")
     return loss.squeeze()
-
-
-def _forget(job: Job, before: list[torch.Tensor]) -> None:
-    """Undo an unfinished step: what is saved then is the state after the last whole one."""
-    job.optimizer.zero_grad()
-    for buffer, value in zip(job.buffers, before, strict=True):
-        buffer.copy_(value)
 
 
 def _must_agree(job: Job, progress: Progress) -> bool:

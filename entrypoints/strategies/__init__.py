@@ -85,6 +85,11 @@ def _strict_faults(settings: Training, split: data.Split) -> Iterator[str]:
             f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
             f"two (global_batch_size {split.global_batch} / micro_batch_size {split.micro}); change one of the sizes"
         )
+    if settings.optimizer.name in ("lars", "lamb") and settings.strategy != "ddp":
+        yield (
+            f"reproducible: strict needs norms that do not depend on shards, and {settings.optimizer.name}'s do under "
+            f"{settings.strategy}; set strategy: ddp, or optimizer: adamw"
+        )
     if settings.compression != "none":
         yield (
             f"reproducible: strict sums exactly, and compression {settings.compression} rounds by rank; set "

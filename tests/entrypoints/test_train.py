@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cloudtrain.entrypoints import evaluate, events, metrics
+from cloudtrain.entrypoints.checkpoints import shards
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
-import math, os, random, resource, signal
+import math, os, random, resource, signal, time
 import numpy, torch
 from torch import nn
 from torch.nn import functional as F
@@ -98,7 +100,7 @@ class Run:
 
     def values(self, event: str, name: str) -> dict[int, float]:
         """Return the field of every such event, by step."""
-        return {found["step"]: found[name] for found in self.events if found["e"] == event}
+        return {found["step"]: found[name] for found in self.events if found["e"] == event and name in found}
 
     def only(self, event: str) -> dict[str, Any]:
         """Return the one event of this kind."""
@@ -117,8 +119,9 @@ def run(folder: Path, ranks: int = 2, do: str = "", env: dict[str, str] | None =
     Saves block unless told otherwise: which step is durable when a rank is killed is then no matter of luck.
     """
     params, checkpoint = settings.pop("params", {}), settings.pop("checkpoint", {})
-    folder.mkdir(exist_ok=True)
-    (folder / "task.py").write_text(TASK)
+    text = settings.pop("text", TASK)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(text)
     spec = {
         "job": "test",
         "run": {"kind": "task", "target": "task.py"},
@@ -147,6 +150,7 @@ def run(folder: Path, ranks: int = 2, do: str = "", env: dict[str, str] | None =
         text=True,
         timeout=100,
         check=False,
+        start_new_session=True,  # `term` signals its whole process group
     )
     parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
     return Run(found.returncode, found.stdout, found.stderr, folder, parsed)
@@ -303,6 +307,157 @@ def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
     assert done.code == 0, done.errors
     assert sorted(stopped.values("step", "loss")) + sorted(done.values("step", "loss")) == list(range(1, 11))
     assert (tmp_path / "output/model.pt").exists()
+
+
+def joined(*runs: Run) -> dict[int, float]:
+    """Return the loss of each step over several runs; of a step trained twice both must agree."""
+    losses: dict[int, float] = {}
+    for one in runs:
+        for step, loss in one.values("step", "loss").items():
+            assert losses.setdefault(step, loss) == loss, step
+    return losses
+
+
+def parameters(done: Run) -> dict[str, bytes]:
+    """Return every tensor of the newest checkpoint, the optimizer's too, by its bytes."""
+    newest = max((done.folder / "checkpoints").glob("step-????????"))
+    found: dict[str, torch.Tensor] = {}
+    for path in newest.glob("shard-*"):
+        shard = shards.open_shard(path)
+        for box, begin in shard.boxes:
+            whole = found.setdefault(box.name, torch.empty(box.whole, dtype=box.dtype))
+            whole[tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))] = shard.tensor(box, begin)
+    return {name: bytes(tensor.flatten().view(torch.uint8).tolist()) for name, tensor in found.items() if tensor.dim()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "fp16", "num_workers": 2, "ema_decay": 0.9},
+        {"precision": "bf16", "optimizer": {"name": "lamb", "lr": 0.01}},
+        {"precision": "fp16", "strategy": "fsdp", "optimizer": {"name": "radam", "lr": 0.01}},
+        {"compression": "powersgd", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+    ],
+    ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum"],
+)
+def test_stopped_run_goes_on_to_the_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Whatever has state of its own (scaler, average, error feedback): stopped twice, the end is the same."""
+    undisturbed = run(tmp_path / "whole", **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:1:9", "term:0:11", "")]
+    assert [part.only("preempt")["reason"] for part in parts[:2]] == ["sigterm", "sigterm"]
+    assert joined(*parts) == undisturbed.values("step", "loss")
+    assert parameters(parts[-1]) == parameters(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_strict_is_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str) -> None:
+    """4 -> 2 -> 1 -> 4 ranks, stopped inside an epoch each time: losses, evaluations, every tensor equal to the bit."""
+    settings = {"strategy": strategy, "reproducible": "strict"}
+    undisturbed = run(tmp_path / "whole", ranks=4, **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    turns = [(4, "term:1:4"), (2, "term:1:8"), (1, "term:0:13"), (4, "")]
+    parts = [run(tmp_path / "parts", ranks=ranks, do=do, **settings) for ranks, do in turns]
+    assert joined(*parts) == undisturbed.values("step", "loss")
+    evaluated = {step: loss for part in parts for step, loss in part.values("eval", "loss").items()}
+    assert evaluated == undisturbed.values("eval", "loss")
+    assert parameters(parts[-1]) == parameters(undisturbed)
+    assert all(part.only("restart")["changed"] == [] for part in parts[1:])
+
+
+@pytest.mark.slow
+def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Saves that do not block: a kill loses what was not durable yet, never what was; the rest is equal to the bit."""
+    behind = {"blocking": False, "every_steps": 2}
+    killed = run(tmp_path, do="kill:0:21", checkpoint=behind)
+    durable = max(killed.values("checkpoint", "bytes"), default=0)
+    again = run(tmp_path, checkpoint=behind)
+    assert again.code == 0, again.errors
+    assert max((e["step"] for e in again.events if e["e"] == "restart"), default=0) >= durable
+    assert joined(killed, again) == whole("ddp").values("step", "loss")
+
+
+@pytest.mark.slow
+def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> None:
+    """A step may take minutes: the ranks agree after each micro-batch, and what the step did to buffers is undone."""
+    settings = {"text": TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.06)\n"), "max_steps": 8}
+    stopped = run(tmp_path / "parts", ranks=1, do="term:0:26", **settings)  # the second of step 7's four
+    assert stopped.only("preempt")["step"] == 6
+    again = run(tmp_path / "parts", ranks=1, **settings)
+    undisturbed = run(tmp_path / "whole", ranks=1, **settings)
+    assert joined(stopped, again) == undisturbed.values("step", "loss")
+    assert parameters(again) == parameters(undisturbed)
+
+
+@pytest.mark.slow
+def test_nan_is_left_out_where_that_is_asked(tmp_path: Path) -> None:
+    """A loss that is nan on one rank: neither rank takes that step, training goes on."""
+    done = run(tmp_path, do="nan:1:13", on_nan="skip")
+    assert done.code == 0, done.errors
+    assert [e["step"] for e in done.events if e.get("skipped")] == [7]
+    assert sorted(done.values("step", "loss")) == [step for step in range(1, 17) if step != 7]
+
+
+@pytest.mark.slow
+def test_best_is_kept_and_no_better_stops(tmp_path: Path) -> None:
+    """With a rate that ruins it, training stops after two evaluations without a better one, and the best is there."""
+    settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
+    done = run(tmp_path, ranks=1, max_steps=60, checkpoint={"keep": 1, "keep_best": True, "every_steps": 1}, **settings)
+    assert (done.code, done.outcome()["reason"]) == (0, "early stop")
+    found = done.values("eval", "loss")
+    best = min(found, key=lambda step: found[step])
+    assert (done.only("done")["best_step"], done.only("done")["step"]) == (best, max(found))
+    kept = sorted(int(path.name[5:]) for path in (tmp_path / "checkpoints").glob("step-????????"))
+    assert kept == sorted({best, max(found)})
+
+
+@pytest.mark.slow
+def test_metrics_files_and_logger(tmp_path: Path) -> None:
+    """Event files, a logger of the task's own, tokens a second, MFU, the average's weights in safetensors."""
+    text = TASK + "\ndef on_event(event, fields):\n    open('own.log', 'a').write(event + ' ')\n"
+    settings = {"tokens_per_sample": 6, "peak_tflops": 0.01, "ema_decay": 0.5, "tensorboard": True}
+    done = run(tmp_path, ranks=1, text=text, checkpoint={"export": "safetensors"}, **settings)
+    assert done.code == 0, done.errors
+    last = [found for found in done.events if found["e"] == "step"][-1]
+    assert last["tokens_per_s"] == pytest.approx(6 * last["samples_per_s"], rel=0.01)
+    assert 0 < last["mfu"] < 1
+    assert {"data_s", "compute_s", "checkpoint_s", "memory_bytes"} <= set(last)
+    assert (tmp_path / "own.log").read_text().split() == [found["e"] for found in done.events]
+    assert len(list((tmp_path / "output/tensorboard").iterdir())) == 1
+    assert (tmp_path / "output/model.safetensors").stat().st_size > 723 * 4
+
+
+@pytest.mark.slow
+def test_file_asks_for_a_save(tmp_path: Path) -> None:
+    """`save-now` in the folder of the checkpoints, made by anybody: saved, and the file is gone."""
+    (tmp_path / "checkpoints").mkdir(parents=True)
+    (tmp_path / "checkpoints/save-now").touch()
+    done = run(tmp_path, ranks=1, checkpoint={"every_steps": None})
+    assert sorted(done.values("checkpoint", "bytes")) == [1, 16]
+    assert not (tmp_path / "checkpoints/save-now").exists()
+
+
+@pytest.mark.slow
+def test_what_changed_is_said_before_training(tmp_path: Path) -> None:
+    """Another dataset, task file and batch: each in words; a dataset smaller than a step is said too."""
+    run(tmp_path, ranks=1, max_steps=5)
+    changed = run(tmp_path, ranks=1, text=TASK.replace("Points(37 if", "Points(7 if"), max_steps=6)
+    said = " ".join(changed.only("restart")["changed"])
+    assert "the dataset has 7 items, then 37" in said
+    assert "the task file differs" in said
+    assert "the 7 training samples are fewer than a step takes" in changed.output
+    assert sorted(changed.values("step", "loss")) == [6]
+
+
+@pytest.mark.slow
+def test_log_lines_are_few_where_nothing_is_said(tmp_path: Path) -> None:
+    """Without log_every there is about a line every two seconds: 400 short steps print 2 kB at most."""
+    done = run(tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None})
+    assert done.code == 0, done.errors
+    assert 1 <= len(done.values("step", "loss")) <= 5
+    assert len(done.output) < 3000
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
