@@ -10,6 +10,7 @@ import sys
 
 import crash
 import fanout
+import faults
 import first_step
 import restart
 import startup
@@ -18,7 +19,7 @@ import startup
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    for benchmark in (startup, first_step, fanout, crash, restart):
+    for benchmark in (startup, first_step, fanout, crash, restart, faults):
         report = benchmark.run()
         report.show()
         sys.stdout.flush()

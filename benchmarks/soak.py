@@ -6,13 +6,19 @@ import sys
 
 import crash
 import fanout
+import faults
 import restart
+from report import Report
+
+
+def _faults() -> Report:
+    return faults.run(kills=100, damages=200, clocks=50, exits=50, signals=20)
 
 
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20)):
+    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults):
         report = benchmark()
         report.show()
         sys.stdout.flush()

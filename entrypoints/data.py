@@ -40,6 +40,7 @@ Key = tuple[int, int]  # (epoch, index in the dataset): one sample, as this epoc
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL = range(6)
 
+_LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MASK = (1 << 64) - 1
 
 
@@ -108,6 +109,11 @@ def seed_all(value: int) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
 
 
+@functools.lru_cache(maxsize=2)
+def _listed(seed: int, epoch: int, length: int) -> list[int]:
+    return permutation(seed, epoch, length).tolist()
+
+
 @functools.lru_cache(maxsize=2)  # a step may straddle two epochs
 def permutation(seed: int, epoch: int, length: int) -> torch.Tensor:
     """Return the order of one epoch: int64, shape (length,)."""
@@ -120,8 +126,12 @@ def stream(seed: int, length: int, start: int, count: int) -> list[Key]:
     keys: list[Key] = []
     while len(keys) < count:
         epoch, offset = divmod(start + len(keys), length)
-        wanted = permutation(seed, epoch, length)[offset : offset + count - len(keys)]
-        keys += [(epoch, index) for index in wanted.tolist()]
+        end = offset + count - len(keys)
+        if length <= _LISTED:
+            wanted = _listed(seed, epoch, length)[offset:end]
+        else:
+            wanted = permutation(seed, epoch, length)[offset:end].tolist()
+        keys += [(epoch, index) for index in wanted]
     return keys
 
 
@@ -169,7 +179,8 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        return to_device(next(self._batches), self._device)
+        batch = next(self._batches)
+        return batch if self._device.type == "cpu" else to_device(batch, self._device)
 
     def close(self) -> None:
         """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them (trainer.md item 6)."""

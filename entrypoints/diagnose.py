@@ -84,12 +84,13 @@ def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, p
     loading = max(0.0, 1 - synthetic / step_s)
     compute = max(0.0, 1 - network - loading)
     shares = {"network": network, "data": loading, "compute": compute}
-    bound = max(shares, key=lambda name: shares[name])
     parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    sentence = (
-        f"bound by {bound}: of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %); "
-        f"{_advice(bound, shares, spec, place)}"
-    )
+    measured = f"of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %)"
+    bound = max(shares, key=lambda name: shares[name])
+    if noise > NOTABLE and noise > abs(shares[bound] - sorted(shares.values())[-2]):
+        sentence = f"unclear: {measured}; try again on a quieter machine, or with more --steps"
+        return Diagnosis(step_s, network, loading, compute, noise, "unclear", sentence)
+    sentence = f"bound by {bound}: {measured}; {_advice(bound, shares, spec, place)}"
     return Diagnosis(step_s, network, loading, compute, noise, bound, sentence)
 
 
@@ -113,7 +114,8 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> s
         tries.append("compile: true")
     tries.append("more ranks")
     second = [name for name in ("network", "data") if shares[name] > NOTABLE]
-    return "try " + ", ".join(tries) + (f"; {' and '.join(second)} come next" if second else "; nothing else waits")
+    rest = f"then look at {' and '.join(second)}" if second else "nothing else waits"
+    return f"try {', '.join(tries)}; {rest}"
 
 
 def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients, name: str) -> float:

@@ -32,6 +32,7 @@ __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and says so
+_AS_IT_IS = nullcontext()
 MAX_SKIPPED = 100  # steps in a row with on_nan: skip; then the model itself is gone
 
 
@@ -140,7 +141,7 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
     over the ranks there, the gradient is the mean over the G samples of the global batch.
     """
     spread, owned = job.strategy, job.split.owned(job.place.rank)
-    total = torch.zeros((), dtype=torch.float64, device=job.place.device)  # with room for float32 sums in any order
+    total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
@@ -148,13 +149,14 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
         with spread.micro_batch(virtual, is_last), _counted(job):
             with spread.autocast():
                 loss = _checked(job.task.loss(spread.model, batch))
-            total += loss.detach()
+            total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # Begun here, the agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and _must_agree(job, progress)):
                 shared = _loss_to_share(job, progress, total) if is_last else 0.0
                 failed = job.saver.failure is not None
                 job.agreement.begin(job.meter.step_s, len(owned), shared, failed)
-            job.scaler.scale(loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+            share = loss if spread.divisor == 1 else loss / spread.divisor
+            job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # behind it: a first one compiles for as long as it needs
         if not is_last:
             verdict = job.agreement.finish()
@@ -170,7 +172,7 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
 def _counted(job: Job) -> AbstractContextManager[None]:
     """Return a context that counts the first micro-batch's arithmetic, where that tells how well a device is used."""
     is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
-    return _counting(job) if is_wanted else nullcontext()
+    return _counting(job) if is_wanted else _AS_IT_IS
 
 
 @contextmanager
@@ -183,16 +185,16 @@ def _counting(job: Job) -> Iterator[None]:
 def _checked(loss: object) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TaskError(f"loss(model, batch) must return a tensor of one number, the mean; it returned {loss!r:.200}")
-    return loss.squeeze()
+    return loss.squeeze() if loss.dim() else loss
 
 
 def _must_agree(job: Job, progress: Progress) -> bool:
     return job.spec.training.on_nan == "skip" or _is_logged(job, progress, progress.step + 1)
 
 
-def _loss_to_share(job: Job, progress: Progress, total: torch.Tensor) -> float:
+def _loss_to_share(job: Job, progress: Progress, total: torch.Tensor | float) -> float:
     """Return the sum of this rank's losses; on a GPU only for a step that needs it, since reading it waits there."""
-    return total.item() if job.place.device.type == "cpu" or _must_agree(job, progress) else 0.0
+    return float(total) if isinstance(total, float) or _must_agree(job, progress) else 0.0
 
 
 def _is_logged(job: Job, progress: Progress, step: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -89,9 +90,12 @@ def _averaged(
     parameters = [p for p in module.parameters() if p.requires_grad]
 
     @contextlib.contextmanager
-    def micro_batch(virtual: int, last: bool) -> Iterator[None]:
-        with buffers.micro_batch(virtual, last), contextlib.nullcontext() if last else model.no_sync():
+    def unsynced(virtual: int) -> Iterator[None]:
+        with buffers.micro_batch(virtual, False), model.no_sync():
             yield
+
+    def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
+        return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     return Strategy(
         module=module,

@@ -31,10 +31,10 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     from cloudtrain.launcher.registry import Registry
 
     measuring = (f"training.diagnose_steps={steps}", "checkpoint.uri=null")
+    if overrides.load().task is None:
+        raise UsageError("only a `task` can be diagnosed", hint="a script's steps are its own: profile it with torch")
     overrides = replace(overrides, settings=(*overrides.settings, *measuring))
     config = overrides.load()
-    if config.task is None:
-        raise UsageError("only a `task` can be diagnosed", hint="a script's steps are its own: profile it with torch")
     config = config.model_copy(update={"name": f"{config.name[:31]}-diagnose"})
     folder = home()
     with overrides.placing():

@@ -1,0 +1,87 @@
+"""What bounds a step: the arithmetic, the advice, and a real job that waits for its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudtrain.entrypoints.diagnose import conclude
+from cloudtrain.entrypoints.job import Place
+from cloudtrain.entrypoints.settings import CheckpointSettings, Spec, Training
+
+SLOW_DATA = """
+import time, torch
+from torch import nn
+
+class Slow:
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return torch.ones(4), index % 2
+
+def model(params): return nn.Linear(4, 2)
+def dataset(params, split): return Slow() if split == "train" else None
+def loss(model, batch): return nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+
+
+def spec(**training: Any) -> Spec:
+    """Return a job's spec."""
+    wanted = Training(global_batch_size=8, max_steps=1, **training)
+    return Spec("test", 1, "task.py", {}, wanted, CheckpointSettings(), 60.0, "")
+
+
+@pytest.mark.parametrize(
+    ("silent", "synthetic", "training", "bound", "advice"),
+    [
+        (0.05, 0.1, {}, "network", "compression: bf16"),
+        (0.05, 0.1, {"strategy": "fsdp"}, "network", "strategy: hsdp"),
+        (0.1, 0.04, {"num_workers": 2}, "data", "num_workers: 4 (now 2)"),
+        (0.1, 0.1, {}, "compute", "compile: true, more ranks; nothing else waits"),
+        (0.08, 0.1, {"compile": True}, "compute", "try more ranks; then look at network"),
+    ],
+)
+def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], bound: str, advice: str) -> None:
+    """What is saved without a part is that part's share; what to try is what is not yet done."""
+    found = conclude([0.1, 0.1], silent, synthetic, spec(**training), Place(0, 2, torch.device("cpu")))
+    assert (found.bound, found.noise) == (bound, 0.0)
+    assert found.network + found.data + found.compute == pytest.approx(1.0)
+    assert found.sentence.startswith(f"bound by {bound}: of 100 ms a step")
+    assert advice in found.sentence
+
+
+def test_unclear_is_said() -> None:
+    """Where two like runs differ by more than the parts do, the sentence claims nothing."""
+    found = conclude([0.1, 0.16], 0.07, 0.12, spec(), Place(0, 2, torch.device("cpu")))
+    assert found.bound == "unclear"
+    assert "two like runs differ by 46 %" in found.sentence
+
+
+def test_one_rank_has_no_network() -> None:
+    """Whatever the clock says."""
+    assert conclude([0.1, 0.1], 0.05, 0.1, spec(), Place(0, 1, torch.device("cpu"))).network == 0.0
+
+
+@pytest.mark.slow
+def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> None:
+    """The command runs it for real on two instances, prints the shares, and saves nothing."""
+    folder = project()
+    (folder / "task.py").write_text(SLOW_DATA)
+    (folder / "cloudtrain.yaml").write_text(
+        "name: slow\ntask: task.py\nresources: {instances: 2}\ntraining: {global_batch_size: 8, max_steps: 5}\n"
+    )
+    done = cli("diagnose", "--steps", "8", "--json", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert (done.json["bound"], done.json["data"] > 0.5) == ("data", True)
+    assert "try num_workers: 2 (now 0)" in done.json["sentence"]
+    assert not list(cli.home.glob("local/*/checkpoints/step-*"))
+
+
+def test_script_cannot_be_diagnosed(cli: Any, project: Callable[..., Path]) -> None:
+    """Its steps are its own."""
+    done = cli("diagnose", cwd=project("", script="train.py", text="pass"))
+    assert (done.code, "only a `task` can be diagnosed" in done.stderr) == (2, True)
