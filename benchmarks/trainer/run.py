@@ -1,0 +1,51 @@
+"""The trainer against a bare DDP loop, Lightning, Accelerate and DCP: `make bench-trainer`, some 15 minutes.
+
+    cd benchmarks && ../.venv-bench/bin/python -m trainer.run --only steps --models mlp --rounds 3
+
+Timings are said, not enforced: the exit code is 0 wherever everything ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from report import Report
+
+from trainer import saves, steps
+
+
+def main() -> int:
+    """Measure what was asked for; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", choices=("steps", "saves"))
+    parser.add_argument("--rounds", type=int, help=f"of steps, usually {steps.ROUNDS}; of saves, {saves.ROUNDS}")
+    parser.add_argument("--models", default=",".join(steps.STEP_TARGETS))
+    parser.add_argument(
+        "--contestants", help=f"beside the bare loop, of, by semicolons: {'; '.join(steps.CONTESTANTS[1:-1])}"
+    )
+    parser.add_argument("--tuned", action="store_true", help="give Lightning and Accelerate gradient_as_bucket_view")
+    parser.add_argument(
+        "--repo", type=Path, help="a checkout whose cloudtrain is measured in place of the installed one"
+    )
+    asked = parser.parse_args()
+    reports: list[Report] = []
+    if asked.only != "saves":
+        chosen = asked.contestants.split(";") if asked.contestants else steps.CONTESTANTS
+        contestants = tuple(name for name in steps.CONTESTANTS if name in (steps.BARE, steps.AGAIN) or name in chosen)
+        rounds, tuned = asked.rounds or steps.ROUNDS, {"BENCH_TUNED": "1"} if asked.tuned else {}
+        reports += steps.run(rounds, asked.models.split(","), contestants, asked.repo, _say, **tuned)
+    if asked.only != "steps":
+        reports += saves.run(asked.rounds or saves.ROUNDS, asked.repo, _say)
+    for report in reports:
+        report.show()
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
