@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 __all__ = ["Agreement", "Verdict"]
 
-_EVERY_S = 0.05  # between agreements of short micro-batches; longer ones have one each
+_EVERY_S = 0.25  # between agreements of short micro-batches; longer ones have one each
 _ASKED_EVERY_S = 1.0  # between looks for a file that asks for a save
 _LINE_S = 2.0  # between log lines, where the user has not said how many steps
 _SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: the last log lines, and leaving

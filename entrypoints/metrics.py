@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import resource
 import sys
 import time
@@ -83,6 +84,7 @@ class Meter:
         self._steps = self._all_steps = 0
         self._data_s = self._checkpoint_s = self._paused_s = 0.0
         self.step_s = 0.0  # of the last window; 0 until the first is done
+        self._looked_s, self._peak_bytes = -math.inf, 0
         self.flops_per_step: float | None = None  # over all ranks; set once it is counted, 0 if it could not be
 
     @property
@@ -143,8 +145,14 @@ class Meter:
             samples_per_s=rate,
             tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
             mfu=share,
-            memory_bytes=peak_memory(self._device),
+            memory_bytes=self._memory(now_s),
         )
+
+    def _memory(self, now_s: float) -> int:
+        """Return the peak, looked at once a second: without a GPU that is a file of the kernel's, 150 us to read."""
+        if now_s - self._looked_s > 1.0:
+            self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
+        return self._peak_bytes
 
     def eta_s(self, steps_left: int) -> float:
         """Return the seconds that the steps will take at the last window's pace, with pauses as there were so far."""

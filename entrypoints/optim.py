@@ -167,9 +167,11 @@ def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0)
 
 def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: float) -> float:
     """Set each group's rate to its base times the factor; return that of the first group."""
-    for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
-        group["lr"] = base * factor
-    return base_lrs[0] * factor
+    lr = base_lrs[0] * factor
+    if optimizer.param_groups[0]["lr"] != lr or len(base_lrs) > 1:
+        for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
+            group["lr"] = base * factor
+    return lr
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import ctypes
 import json
 import mmap
 import os
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,10 +144,12 @@ def _mapped(path: Path) -> torch.Tensor:
         size = os.fstat(file.fileno()).st_size
         if size < 9:
             raise ValueError(f"{path.name} has {size} bytes")
-        # Private and writable only because torch warns of buffers that are not; the pages in one call, not by faults.
+        # All pages in one call, not by faults. Writable, each would be copied for it: so torch's warning is let go.
         flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
-        view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    return torch.frombuffer(view, dtype=torch.uint8)
+        view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _write_all(handle: int, data: memoryview) -> None:

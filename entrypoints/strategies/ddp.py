@@ -36,6 +36,8 @@ from cloudtrain.entrypoints.strategies.summation import TreeGradients
 
 __all__ = ["ddp"]
 
+_AS_IT_IS = contextlib.nullcontext()
+
 
 def ddp(
     settings: Training, module: nn.Module, device: torch.device, split: data.Split, blocks: Blocks | None, silent: bool
@@ -81,7 +83,9 @@ def _averaged(
     model = DistributedDataParallel(
         module, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
-    model.broadcast_buffers = False  # after the first time, which made them equal: buffers.py does it
+    # With one micro-batch a step DDP's own broadcast is what buffers.py would do, and quicker. Else buffers.py does it,
+    # after the first time, which made them equal.
+    model.broadcast_buffers = split.accumulation == 1
     keeper = None
     if silent:
         model.register_comm_hook(None, noop_hook)
@@ -95,6 +99,8 @@ def _averaged(
             yield
 
     def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
+        if split.accumulation == 1:
+            return _AS_IT_IS
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 
     return Strategy(

@@ -109,7 +109,9 @@ class Run:
 
     def outcome(self) -> dict[str, Any]:
         """Return what rank 0 told the supervisor."""
-        found: dict[str, Any] = json.loads((self.folder / "outcome.json").read_text())
+        path = self.folder / "outcome.json"
+        assert path.exists(), self.errors
+        found: dict[str, Any] = json.loads(path.read_text())
         return found
 
 
