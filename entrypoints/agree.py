@@ -10,6 +10,7 @@ model's step. So micro-batches shorter than _EVERY_S share one: rank 0 says in e
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = ["Agreement", "Verdict"]
 
 _EVERY_S = 0.25  # between agreements of short micro-batches; longer ones have one each
 _ASKED_EVERY_S = 1.0  # between looks for a file that asks for a save
+_MOST = 1000  # polls without an agreement, and steps without a log line, whatever the clock says
 _LINE_S = 2.0  # between log lines, where the user has not said how many steps
 _SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: the last log lines, and leaving
 
@@ -73,13 +75,20 @@ class Agreement:
         self._ask_file = ask_file
         self._saved_s = time.monotonic()
         self._save_s = save_s
+        if self._deadline_s is not None:  # a guess must not eat the time it is to protect
+            self._save_s = min(save_s, max(0.0, 0.1 * (self._deadline_s - time.time())))
+
+    def hurry(self) -> None:
+        """Have the next poll agree, however long the ones before took; all ranks call it."""
+        self._left = 1
 
     def saving(self) -> None:
         """Note that a save begins: the time to the next one counts from here."""
         self._saved_s = time.monotonic()
         self._save_waits = False
         if self._keeps_time and self._ask_file is not None:
-            self._ask_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._ask_file.unlink(missing_ok=True)
 
     def saved(self, seconds: float) -> None:
         """Note how long a save took until it was durable."""
@@ -90,19 +99,22 @@ class Agreement:
         self._left -= 1
         return must or self._left <= 0
 
-    def begin(self, step_s: float, polls: int = 1, loss: float = 0.0, failed: bool = False) -> None:
+    def begin(
+        self, step_s: float, polls: int = 1, *, loss: float = 0.0, failed: bool = False, saving: bool = False
+    ) -> None:
         """Send what this rank knows; collective, and `finish` follows.
 
-        `step_s` is how long an optimizer step takes, with so many `polls`; `failed`: a save of this rank has.
+        `step_s` is how long an optimizer step takes, with so many `polls`; `failed`: a save of this rank has;
+        `saving`: one is under way, for which the one at the deadline would have to wait.
         """
         # SIGTERM, SIGUSR1, deadline, save, failed save, loss, polls until the next agreement, steps between log lines
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
         votes += [loss, 0.0, 0.0]
         if self._keeps_time:
-            margin_s = 1.5 * self._save_s + 2 * step_s + _SPARE_S
+            margin_s = (2.5 if saving else 1.5) * self._save_s + 2 * step_s + _SPARE_S
             votes[2] = float(self._deadline_s is not None and time.time() > self._deadline_s - margin_s)
             votes[3] = float(self._save_is_due())
-            votes[6] = float(max(1, int(_EVERY_S * polls / step_s))) if step_s else 1.0
+            votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))
         self._votes = torch.tensor(votes, dtype=torch.float64)
         self._work = dist.all_reduce(self._votes, async_op=True)
@@ -126,13 +138,16 @@ class Agreement:
         if self._ask_file is None or now_s - self._looked_s < _ASKED_EVERY_S:
             return False
         self._looked_s = now_s
-        return self._ask_file.exists()
+        try:
+            return self._ask_file.exists()
+        except OSError:  # a share that stumbles
+            return False
 
 
 def _log_every(step_s: float) -> int:
     """Return a round number of steps that take about _LINE_S: 1, 2, 5, 10, 20, ..."""
     wanted = _LINE_S / step_s if step_s else 10.0  # nothing is known before the first step
     size = 1
-    while size * 10 <= wanted:
+    while size * 10 <= wanted and size < _MOST:
         size *= 10
     return size * max(digit for digit in (1, 2, 5) if digit * size <= max(wanted, 1.0))

@@ -8,6 +8,7 @@ state there is.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import itertools
@@ -310,7 +311,8 @@ def _feed(digest: hashlib._Hash, value: Any) -> None:
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8).tolist()))
+        plain = value.detach().cpu().contiguous()
+        digest.update(ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.nbytes else b"")
     elif isinstance(value, dict):
         for key in value:
             _feed(digest, key)

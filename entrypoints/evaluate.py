@@ -45,13 +45,17 @@ def evaluate(job: Job, progress: Progress) -> str | None:
     begin_s = time.perf_counter()
     module, place = job.strategy.module, job.place
     job.strategy.sync_buffers()
-    limit = job.spec.training.eval_batches
+    limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
+    if limit is not None and strict:  # the same samples, however many ranks there are
+        limit = limit * job.split.virtual // place.ranks
     plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
+    modes = [(part, part.training) for part in module.modules()]  # some may be frozen in eval mode
     module.eval()
     try:
         stop, metrics = _run(job, plan)
     finally:
-        module.train()
+        for part, mode in modes:
+            part.training = mode
         for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
             if isinstance(part, FSDPModule):
                 part.reshard()
@@ -79,18 +83,24 @@ def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, 
         device=job.place.device,
     )
     found: list[dict[str, float]] = []
+    batch_s = 0.0
+    job.agreement.hurry()
     try:
         for number, _ in enumerate(plan):
+            begin_s = time.perf_counter()
+            batch = next(batches)
             data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
             if job.agreement.is_due():
-                job.agreement.begin(job.meter.step_s)
+                job.agreement.begin(batch_s)
             with job.strategy.autocast():
-                found.append(_measure(job, next(batches)))
+                found.append(_measure(job, batch))
             heartbeat.beat()
             stop = job.agreement.finish().stop
             if stop is not None:
                 return stop, {}
+            batch_s = time.perf_counter() - begin_s
     finally:
+        job.agreement.hurry()
         batches.close()
     return None, _mean(found, [weight for _, weight in plan])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import data, flops, optim, strategies, tensorboard
+from cloudtrain.entrypoints import data, exchange, flops, optim, strategies, tensorboard
 from cloudtrain.entrypoints.agree import Agreement
 from cloudtrain.entrypoints.checkpoints import mirror
 from cloudtrain.entrypoints.checkpoints.saver import Saver
@@ -84,7 +84,10 @@ class Progress:
     saved_step: int | None = None  # the newest one that is durable
     evaluated_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    save_s: float = 0.0  # how long the newest save took until it was durable
+    failed_saves: int = 0  # in a row
     best: float | None = None  # of the monitored metric
+    best_of: str | None = None  # which metric that is, and whether less or more of it is better
     best_step: int | None = None
     stale: int = 0  # evaluations since then
     log_every: int = 10  # where the settings leave it open, until it is known how long a step takes
@@ -130,11 +133,14 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     if train_data is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
     fingerprint = data.fingerprint(train_data, wanted.seed)
+    _check_alike(len(train_data), fingerprint)
     eval_data = _eval_split(spec, task, fingerprint, place)
     data.seed_all(data.mix(wanted.seed, data.INIT, 1))
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
         raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+    if not module.training:  # as pretrained ones come; parts of it that are frozen in eval mode stay so
+        module.train()
     spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
     warmup_start = 0.0
     if task.optimizer is None:
@@ -147,7 +153,8 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     parameters = sum(p.numel() for p in spread.module.parameters())
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = mirror.open_mirror(spec.checkpoint.mirror)
-    agreement.start(place.rank, spec.checkpoint.every_s, 12 * parameters / _SAVE_BYTES_PER_S, folder / ASK_FILE)
+    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE)
     return Job(
         spec=spec,
         task=task,
@@ -177,6 +184,17 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         mirror=second,
         board=_board(spec, place),
     )
+
+
+def _check_alike(length: int, fingerprint: str) -> None:
+    """Raise TaskError, on all ranks, where they read different datasets: each might train as many steps as it likes."""
+    found = exchange.gather([length, fingerprint])
+    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+    if other is not None:
+        raise TaskError(
+            f"the ranks read different training data: rank 0 has {found[0][0]} items, rank {other} {found[other][0]}, "
+            "or their first or last item differs; is a local copy stale?"
+        )
 
 
 def _meter(wanted: Training, split: data.Split, place: Place, spread: strategies.Strategy) -> Meter:

@@ -99,6 +99,10 @@ class Meter:
         self._data_s += time.perf_counter() - begin_s
         return batch
 
+    def restart(self) -> None:
+        """Begin the first window now: what came before, as loading a checkpoint, was no step."""
+        self._since_s = time.perf_counter()
+
     def tick(self) -> None:
         """Count one optimizer step."""
         self._steps += 1
@@ -124,7 +128,8 @@ class Meter:
     def measure(self) -> Speed:
         """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
         now_s, steps = time.perf_counter(), max(self._steps, 1)
-        self.step_s = max(now_s - self._since_s, 1e-9) / steps
+        if now_s > self._since_s:
+            self.step_s = (now_s - self._since_s) / steps
         data_s = min(self._data_s / steps, self.step_s)
         checkpoint_s = self._checkpoint_s / steps
         communication_s = self._communication()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import time
@@ -13,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints import exchange, saving
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, mirror
+from cloudtrain.entrypoints.checkpoints import layout, loader, mirror
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.settings import TaskError
@@ -52,6 +54,9 @@ def resume(job: Job) -> Progress:
                 setattr(progress, name, found.trainer[name])
         if found.path.parent == job.folder:
             progress.saved_step = progress.begun_step = found.step
+            _mark_best_again(job, progress)
+        if progress.save_s:
+            job.agreement.saved(progress.save_s)
     training = job.spec.training
     if training.epochs is not None:  # from here on, so that it holds where the global batch has changed
         left = math.ceil(training.epochs * len(job.train_data)) - progress.samples
@@ -91,6 +96,16 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return found
 
 
+def _mark_best_again(job: Job, progress: Progress) -> None:
+    """Repair the note of the best step, where a kill came between its save and that."""
+    wanted = job.spec.training.monitor.metric
+    if job.place.is_head and job.spec.checkpoint.keep_best and progress.best is not None and progress.best_step:
+        is_there = (job.folder / folders.step_name(progress.best_step)).is_dir()
+        if is_there and folders.best_step(job.folder) != progress.best_step:
+            with contextlib.suppress(OSError):
+                folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
+
+
 def _at(path: Path) -> list[Path]:
     if not path.is_dir():
         raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto takes the newest of this job")
@@ -107,9 +122,9 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
     wanted = job.spec.checkpoint.resume
     if job.place.is_head:
         try:
-            if job.mirror is not None and not folders.list_steps(job.folder):  # another machine's, or a lost disk
-                mirror.fetch(job.mirror, job.folder)
-            paths = [str(path) for path in choose(job.folder, wanted, job.spec.attempt == 1 and _restarts() == 0)]
+            is_first = _is_first_start(job)
+            _fetch_newer(job)
+            paths = [str(path) for path in choose(job.folder, wanted, is_first)]
         except (TaskError, OSError) as error:
             fault = str(error)
     fault, paths = exchange.share([fault, paths])
@@ -126,6 +141,14 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         damaged.append((path, wrong))
         if job.place.is_head and path.parent == job.folder:
             folders.set_aside(path, "damaged")
+    if damaged and job.mirror is not None:
+        fetched = None
+        if job.place.is_head:
+            with contextlib.suppress(OSError):
+                fetched = mirror.fetch(job.mirror, job.folder)
+        fetched = exchange.share(str(fetched) if fetched else None)
+        if fetched and loader.check(Path(fetched)) is None:
+            return _opened(job, Path(fetched)), damaged
     if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:
         path, wrong = damaged[0]
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
@@ -142,6 +165,35 @@ def _opened(job: Job, path: Path) -> folders.Found:
     return folders.Found(path, step, trainer, files)
 
 
+def _fetch_newer(job: Job) -> None:
+    """Fetch the mirror's checkpoint where it is newer than this machine's own. Raises OSError without either."""
+    if job.mirror is None:
+        return
+    own = folders.list_steps(job.folder)
+    try:
+        step = mirror.latest_step(job.mirror, job.folder)
+        if step is not None and (not own or step > own[0][0]):
+            mirror.fetch(job.mirror, job.folder)
+    except OSError as error:
+        if not own:
+            raise
+        emit("checkpoint", f"the mirror cannot be asked: {error}; going on with this machine's own", step=own[0][0])
+
+
+def _is_first_start(job: Job) -> bool:
+    """Return whether nothing of this job has run yet: a platform may start an attempt again without a word."""
+    if job.spec.checkpoint.resume == "auto":  # which is the same for every start
+        return False
+    mark = job.folder / "first-start.json"
+    now = {"job": job.spec.job, "attempt": job.spec.attempt, "resume": job.spec.checkpoint.resume}
+    is_known = False
+    with contextlib.suppress(OSError, ValueError):
+        is_known = json.loads(mark.read_text()) == now
+    if not is_known:
+        mark.write_text(json.dumps(now))
+    return job.spec.attempt == 1 and _restarts() == 0 and not is_known
+
+
 def _set_aside_later(folder: Path, step: int) -> None:
     """Take later steps out of the way of a checkpoint that the user named: they would outrank what follows."""
     for later, path in folders.list_steps(folder):
@@ -151,7 +203,7 @@ def _set_aside_later(folder: Path, step: int) -> None:
 
 def _load(job: Job, found: folders.Found) -> None:
     """Fill the live state from the checkpoint. Raises TaskError, on all ranks, where it is another model's."""
-    reader = loader.open_reader(found)
+    reader = loader.open_reader(found, whole=job.spec.training.strategy == "ddp")
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
@@ -163,6 +215,7 @@ def _load(job: Job, found: folders.Found) -> None:
     with torch.no_grad():
         for name, value in weights.items():
             reader.fill(name, value)
+        _hand_over_copies(job, weights)
         if reader.plain["extra"]:
             job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
         if job.ema is not None:
@@ -175,8 +228,22 @@ def _load(job: Job, found: folders.Found) -> None:
     if found.trainer["world_size"] == job.place.ranks:
         own = f"rank.{job.place.rank}."
         mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
-        if reader.is_seen_by_all:
+        there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
+        if reader.is_seen_by_all and len(there) == job.place.ranks:  # of all ranks, or of none
             job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+
+
+def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
+    """Load what `state_dict` gave as copies, as hooks may: filling those has changed nothing in the module."""
+    module = job.strategy.module
+    live = {layout.local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    copies = {
+        name.removeprefix("model."): value
+        for name, value in weights.items()
+        if value.numel() and layout.local_part(value).data_ptr() not in live
+    }
+    if copies:
+        module.load_state_dict(copies, strict=False)
 
 
 def _load_optimizer(job: Job, reader: loader.Reader) -> None:
@@ -251,4 +318,6 @@ def _report(job: Job, found: folders.Found | None, damaged: list[tuple[Path, str
 
 
 def _restarts() -> int:
-    return int(os.environ.get("CLOUDTRAIN_RESTART") or 0)
+    """Return how often this attempt was started again: by our agents, or by torchrun itself."""
+    names = ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT")
+    return max(int(os.environ.get(name) or 0) for name in names)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,14 @@ from cloudtrain.entrypoints.checkpoints.saver import Snapshot
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.metrics import quantity
 
-__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "tensors"]
+__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "retry_later", "tensors"]
 
 # What of the progress a checkpoint carries; a resume goes on with it.
-CARRIED = ("step", "samples", "evaluated_step", "metrics", "loss", "best", "best_step", "stale", "skipped")
+CARRIED = (
+    *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
+    *("best", "best_of", "best_step", "stale"),
+)
+MAX_FAILED = 3  # saves in a row, behind the training: a share may stumble, but a job that cannot save must not go on
 
 
 class NonFiniteError(ArithmeticError):
@@ -32,8 +38,10 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
             job.saver.wait(heartbeat.beat)
-            folders.mark_best(job.folder, progress.step, *best)
+            with contextlib.suppress(OSError):
+                folders.mark_best(job.folder, progress.step, *best)
         return
+    begin_s = time.perf_counter()
     progress.begun_step = progress.step
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
@@ -45,19 +53,22 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
             own=job.strategy.rank_state(),
             plain=_plain(job),
             trainer={**job.identity, **carried},
+            parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
             best=best,
-        )
+        ),
+        heartbeat.beat,
     )
     if job.spec.checkpoint.blocking:
         finish(job, progress)
+    job.meter.add("checkpoint", time.perf_counter() - begin_s)
 
 
 def collect(job: Job, progress: Progress) -> None:
     """Take note of what has become durable; say so on rank 0."""
     for saved in job.saver.news():
-        progress.saved_step, progress.path = saved.step, saved.path
+        progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
+        progress.failed_saves = 0
         job.agreement.saved(saved.seconds)
-        job.meter.add("checkpoint", saved.blocked_s)
         still = f"training stood still for {1000 * saved.blocked_s:.0f} ms"
         report.say(
             job,
@@ -69,6 +80,22 @@ def collect(job: Job, progress: Progress) -> None:
             blocked_s=saved.blocked_s,
             bytes=saved.size,
         )
+        if saved.mirror_fault:
+            text = f"the mirror has no copy of step {saved.step}: {saved.mirror_fault}; the next save tries again"
+            report.say(job, "checkpoint", text, step=saved.step, mirror_fault=saved.mirror_fault)
+
+
+def retry_later(job: Job, progress: Progress) -> None:
+    """Take note of a save that failed behind the training, on all ranks; the next one may not. Raises as `finish`."""
+    job.saver.wait(heartbeat.beat)
+    failure = job.saver.failure
+    progress.failed_saves += 1
+    if failure is None or failure.is_sick or progress.failed_saves >= MAX_FAILED:
+        finish(job, progress)
+        return
+    job.saver.failure = None
+    text = f"{failure.message}; the next save tries again ({progress.failed_saves} of {MAX_FAILED} failed)"
+    report.say(job, "checkpoint", text, step=failure.step, failed=failure.message)
 
 
 def finish(job: Job, progress: Progress) -> None:
@@ -85,7 +112,7 @@ def finish(job: Job, progress: Progress) -> None:
 
 def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
     """Raise NonFiniteError, on every rank alike, and say on rank 0 what to look at."""
-    job.saver.wait()
+    job.saver.wait(heartbeat.beat)
     collect(job, progress)
     kept = (
         f"the checkpoint of step {progress.saved_step} is intact"
@@ -128,9 +155,10 @@ def export(job: Job) -> None:
                 whole = value.full_tensor() if isinstance(value, DTensor) else value
                 if job.place.is_head:
                     found[name] = whole.cpu()  # one at a time: the device may have no room for all
-    if job.place.is_head:
-        ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
-        weights.write(Path(folder) / f"model.{ending}", found)
+        if job.place.is_head:  # inside: on a CPU these are the weights themselves, no copies
+            ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
+            weights.write(Path(folder) / f"model.{ending}", found)
+    job.saver.meet(heartbeat.beat)  # a slow disk may take rank 0 longer than a collective call may last
 
 
 def _plain(job: Job) -> dict[str, Any]:

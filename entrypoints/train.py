@@ -64,7 +64,10 @@ def main() -> int:
 
 def train(job: Job, progress: Progress) -> str | None:
     """Train to the last step and evaluate. Return None then, else why the ranks agreed to stop before."""
-    every = job.spec.checkpoint.every_steps
+    every, patience = job.spec.checkpoint.every_steps, job.spec.training.monitor.patience
+    if patience is not None and progress.stale >= patience:  # it had stopped, and something went wrong after that
+        return EARLY
+    job.meter.restart()
     with _batches(job, progress) as batches:
         # Evaluation first, where it was interrupted before it was done.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
@@ -114,7 +117,9 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
     if training.clip_norm:
         norm = spread.clip(training.clip_norm)
     is_left_out = skips and not _is_healthy(job, verdict)
-    if not is_left_out:
+    if is_left_out:
+        spread.undo_buffers()
+    else:
         job.scaler.step(job.optimizer)
         if job.ema is not None:
             job.ema.update(progress.step + 1)
@@ -153,17 +158,18 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
             # Begun here, the agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and _must_agree(job, progress)):
                 shared = _loss_to_share(job, progress, total) if is_last else 0.0
-                failed = job.saver.failure is not None
-                job.agreement.begin(job.meter.step_s, len(owned), shared, failed)
+                failed, saving_now = job.saver.failure is not None, job.saver.is_busy
+                job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
             share = loss if spread.divisor == 1 else loss / spread.divisor
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # behind it: a first one compiles for as long as it needs
         if not is_last:
             verdict = job.agreement.finish()
-            if verdict.stop or verdict.failed:
+            if verdict.failed:
+                saving.retry_later(job, progress)
+            if verdict.stop:
                 job.optimizer.zero_grad()
                 spread.undo_buffers()  # what is saved then is the state after the last whole step
-                _look_at(job, progress, verdict)
                 return verdict
     spread.finish()
     return None
@@ -215,10 +221,10 @@ def _count_skipped(job: Job, progress: Progress, is_left_out: bool, loss: float)
         saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
 
 
-def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float = 0.0, lr: float = 0.0) -> None:
+def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float, lr: float) -> None:
     """Raise, on all ranks alike, where a save has failed or the loss is lost."""
     if verdict.failed:
-        saving.finish(job, progress)
+        saving.retry_later(job, progress)
     if not math.isfinite(loss):
         what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
         saving.fail(job, progress, what, loss=loss, lr=lr)
@@ -241,9 +247,11 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
     if monitor.metric not in progress.metrics:
         known = ", ".join(sorted(progress.metrics))
         raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
-    value = progress.metrics[monitor.metric]
-    gain = 0.0 if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
-    if progress.best is None or gain > monitor.min_delta:
+    value, what = progress.metrics[monitor.metric], f"{monitor.mode} {monitor.metric}"
+    if progress.best_of != what:  # another metric than before a resume: nothing to compare with
+        progress.best_of, progress.best, progress.stale = what, None, 0
+    gain = math.inf if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
+    if math.isfinite(value) and gain > monitor.min_delta:
         progress.best, progress.best_step, progress.stale = value, progress.step, 0
         if keeps:
             saving.begin(job, progress, best=(monitor.metric, value))

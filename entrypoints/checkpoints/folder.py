@@ -21,6 +21,7 @@ from typing import Any
 __all__ = [
     "CheckpointError",
     "Found",
+    "Unreadable",
     "begin",
     "best_step",
     "finish",
@@ -46,6 +47,10 @@ _NAME = re.compile(r"step-(\d{8,})")
 
 class CheckpointError(Exception):
     """A checkpoint could not be written or read; the message says which older one is intact."""
+
+
+class Unreadable(CheckpointError):
+    """A checkpoint cannot be read here and now, which says nothing about it: it must not be passed over."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError("another checksum than when it was written")
     manifest = json.loads(text)
     if manifest["format"] != FORMAT:
-        raise ValueError(f"its format is {manifest['format']}, this trainer's is {FORMAT}")
+        raise Unreadable(f"{path} has format {manifest['format']}, this trainer's is {FORMAT}: it is another version's")
     files: dict[str, dict[str, Any]] = manifest["files"]
     return files
 
@@ -127,6 +132,7 @@ def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
 def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     """Return what is wrong with the checkpoint in a few words, or None where every byte is as it was written.
 
+    Raises Unreadable where it cannot be read for a reason that is not the checkpoint's.
     `only`: the files whose bytes are read; of the others, only presence and size are looked at.
     """
     try:
@@ -141,7 +147,7 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
-        return f"it cannot be read: {error}"
+        raise Unreadable(f"{path} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} is not readable: {error}"
     return None

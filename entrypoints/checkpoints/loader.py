@@ -6,7 +6,10 @@ rank 0, one at a time.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,8 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
 
 __all__ = ["Reader", "check", "open_reader", "overlap"]
+
+ATTEMPTS = 3  # to read a checkpoint from a share that stumbles
 
 Shape = tuple[int, ...]
 
@@ -62,16 +67,19 @@ class Reader:
                 target[here].copy_(shard.tensor(part, begin)[source])
 
 
-def open_reader(found: folders.Found) -> Reader:
-    """Open the checkpoint on all ranks; all call it. Raises CheckpointError where the files do not make a whole."""
-    seen = (found.path / folders.MANIFEST).exists()
-    everybody = all(exchange.gather(seen))
+def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
+    """Open the checkpoint on all ranks; all call it. Raises CheckpointError where the files do not make a whole.
+
+    `whole`: this rank will read most of it, so the pages are fetched at once.
+    """
+    sees = _seen_by(found.path)
+    seen, everybody = sees[dist.get_rank()], all(sees)
     parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
     plain = b""
     if seen and (everybody or dist.get_rank() == 0):
         for name in found.files:
             if name.startswith("shard-"):
-                shard = shards.open_shard(found.path / name)
+                shard = shards.open_shard(found.path / name, whole=whole)
                 for box, begin in shard.boxes:
                     parts.setdefault(box.name, []).append((shard, box, begin))
         plain = (found.path / folders.PLAIN).read_bytes()
@@ -92,18 +100,44 @@ def open_reader(found: folders.Found) -> Reader:
     )
 
 
-def check(path: Path) -> str | None:
-    """Return what is wrong with the checkpoint, the work shared by the ranks that see it. All ranks call it."""
-    sees = exchange.gather(path.is_dir())
-    readers = [rank for rank, seen in enumerate(sees) if seen]
-    fault = None
-    if dist.get_rank() in readers:
-        try:
-            names = sorted(folders.read_manifest(path))
-        except (OSError, ValueError, KeyError, TypeError):
-            names = []
-        fault = folders.verify(path, only=names[readers.index(dist.get_rank()) :: len(readers)])
-    return next((found for found in exchange.gather(fault) if found), None)
+def check(path: Path, patience_s: float = 2.0) -> str | None:
+    """Return what is wrong with the checkpoint, the work shared by the ranks that see it. All ranks call it.
+
+    Raises CheckpointError, on all ranks, where it cannot be read at all: that says nothing about the checkpoint.
+    """
+    for attempt in range(ATTEMPTS):
+        sees = _seen_by(path)
+        readers = [rank for rank, seen in enumerate(sees) if seen] or [0]
+        fault, trouble = None, None
+        if dist.get_rank() in readers:
+            try:
+                fault = folders.verify(path, only=_share_of_files(path, readers))
+            except (folders.Unreadable, OSError) as error:
+                trouble = str(error)
+        answers = exchange.gather([fault, trouble])
+        if not any(trouble for _, trouble in answers):
+            return next((found for found, _ in answers if found), None)
+        if attempt < ATTEMPTS - 1:
+            time.sleep(patience_s)
+    raise folders.Unreadable(next(trouble for _, trouble in answers if trouble))
+
+
+def _share_of_files(path: Path, readers: list[int]) -> list[str] | None:
+    """Return the files whose bytes this rank reads; None, which is all, where the manifest does not tell."""
+    try:
+        names = sorted(folders.read_manifest(path))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return names[readers.index(dist.get_rank()) :: len(readers)]
+
+
+def _seen_by(path: Path) -> list[bool]:
+    """Return which ranks see rank 0's checkpoint, and not another of that name on a disk of their own."""
+    own = None
+    with contextlib.suppress(OSError):
+        own = zlib.crc32((path / folders.MANIFEST).read_bytes())
+    found = exchange.gather(own)
+    return [mark is not None and mark == found[0] for mark in found]
 
 
 def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:

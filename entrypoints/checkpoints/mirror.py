@@ -21,7 +21,7 @@ from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["LATEST", "Mirror", "fetch", "open_mirror", "upload"]
+__all__ = ["LATEST", "Mirror", "fetch", "latest_step", "open_mirror", "upload"]
 
 LATEST = "latest.json"
 
@@ -90,10 +90,11 @@ def open_mirror(uri: str | None) -> Mirror | None:
     return make(uri)
 
 
-def upload(to: Mirror, path: Path, names: list[str], rank: int, group: dist.ProcessGroup | None) -> str | None:
+def upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
     """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
 
-    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again.
+    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again. Of
+    those before, the mirror keeps as many as the folder, and the best.
     """
     fault = None
     try:
@@ -102,13 +103,27 @@ def upload(to: Mirror, path: Path, names: list[str], rank: int, group: dist.Proc
     except OSError as error:
         fault = str(error)
     faults = [found for found in exchange.gather(fault, group) if found]
-    if rank == 0 and not faults:
+    if dist.get_rank(group) == 0 and not faults:
         try:
             to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
             _publish(to, path)
+            _retain(to, keep, folders.best_step(path.parent))
         except OSError as error:
             faults = [str(error)]
-    return faults[0] if faults else None
+    told: list[str] = exchange.share(faults, group)
+    return told[0] if told else None
+
+
+def latest_step(source: Mirror, folder: Path) -> int | None:
+    """Return the step that is published, None without one. `folder` is for a moment's file. Raises OSError."""
+    notice = folder / f".{LATEST}"
+    try:
+        source.get(LATEST, notice)
+    except FileNotFoundError:
+        return None
+    step = int(json.loads(notice.read_text())["step"])
+    notice.unlink()
+    return step
 
 
 def fetch(source: Mirror, folder: Path) -> Path | None:
@@ -116,13 +131,10 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
 
     Raises OSError.
     """
-    latest = folder / f".{LATEST}"
-    try:
-        source.get(LATEST, latest)
-    except FileNotFoundError:
+    step = latest_step(source, folder)
+    if step is None:
         return None
-    name = str(json.loads(latest.read_text())["path"])
-    latest.unlink()
+    name = folders.step_name(step)
     target = folder / name
     if (target / folders.MANIFEST).exists():
         return target
@@ -131,6 +143,18 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
         source.get(item, partial / item.partition("/")[2])
     partial.rename(target)
     return target
+
+
+def _retain(to: Mirror, keep: int, best: int | None) -> None:
+    steps: dict[str, list[str]] = {}
+    for name in to.names("step-"):
+        steps.setdefault(name.partition("/")[0], []).append(name)
+    spared = None if best is None else folders.step_name(best)
+    for step in sorted(steps, reverse=True)[max(keep, 1) :]:
+        if step != spared:
+            # The manifest first: what is half removed must not look whole.
+            for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
+                to.remove(name)
 
 
 def _publish(to: Mirror, path: Path) -> None:

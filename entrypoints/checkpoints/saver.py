@@ -32,13 +32,17 @@ _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was."""
+    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was.
+
+    `mirror_fault`: why the second place has no copy.
+    """
 
     step: int
     path: Path
     size: int
     blocked_s: float
     seconds: float
+    mirror_fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Failure:
 class Snapshot:
     """The state to save: tensors that all ranks or each one hold, and what only rank 0 need write.
 
-    `best` names the metric and its value where this step is the best so far.
+    `parameters` are the names of tensors that must be finite; `best` names the metric and its value where this step
+    is the best so far.
     """
 
     step: int
@@ -62,6 +67,7 @@ class Snapshot:
     own: Mapping[str, torch.Tensor]  # of this rank alone
     plain: Any
     trainer: dict[str, Any]
+    parameters: frozenset[str] = frozenset()
     best: tuple[str, float] | None = None
 
 
@@ -82,6 +88,7 @@ class Saver:
         self._views: list[torch.Tensor] = []
         self._thread: threading.Thread | None = None
         self._news: list[Saved] = []
+        self._parameters: frozenset[str] = frozenset()
         self.failure: Failure | None = None
 
     @property
@@ -89,15 +96,16 @@ class Saver:
         """Whether a save is still being written here; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def begin(self, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Copy the state and return; the rest happens behind. Waits for the save before it. All ranks call it.
 
-        The failure of an earlier save is left in `failure`; nothing is saved then.
+        The failure of an earlier save is left in `failure`; nothing is saved then. `meanwhile` is called as in `wait`.
         """
         begin_s = time.perf_counter()
-        self.wait()
+        self.wait(meanwhile)
         if self.failure is not None:
             return
+        self._parameters = snapshot.parameters
         own = [layout.Piece(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
         is_writer = self._rank in self._writers
         self._copy(layout.pieces(snapshot.tensors, self._rank, self._writers) + (own if is_writer else []))
@@ -118,6 +126,12 @@ class Saver:
                 self._thread = None
             else:
                 meanwhile()
+
+    def meet(self, meanwhile: Callable[[], None]) -> None:
+        """Wait for all ranks, for as long as the slowest disk needs; all ranks call it, with nothing being written."""
+        self._thread = threading.Thread(target=dist.barrier, kwargs={"group": self._group}, daemon=True)
+        self._thread.start()
+        self.wait(meanwhile)
 
     def news(self) -> list[Saved]:
         """Return what has become durable since the last call."""
@@ -156,7 +170,8 @@ class Saver:
             self.failure = Failure(step, answer["error"], answer.get("sick", False))
             return
         seconds = time.perf_counter() - begin_s
-        self._news.append(Saved(step, Path(answer["path"]), answer["size"], blocked_s, seconds))
+        path, size, fault = Path(answer["path"]), answer["size"], answer.get("mirror_fault")
+        self._news.append(Saved(step, path, size, blocked_s, seconds, fault))
 
     def _write(self, step: int, plain: bytes, trainer: dict[str, Any], best: tuple[str, float] | None) -> Any:
         """Write this rank's files and agree with the others; return `path` and `size`, or `error`, alike on all."""
@@ -177,7 +192,9 @@ class Saver:
             told = self._settle(partial, step, answers, best)
         told = exchange.share(told, self._group)
         if self._mirror is not None and "error" not in told:
-            mirror.upload(self._mirror, Path(told["path"]), self._own_names(plain), self._rank, self._group)
+            path = Path(told["path"])
+            fault = mirror.upload(self._mirror, path, self._own_names(plain), self._keep, self._group)
+            told = {**told, "mirror_fault": fault}
         return told
 
     def _own_names(self, plain: bytes) -> list[str]:
@@ -189,7 +206,8 @@ class Saver:
 
     def _write_files(self, partial: Path, step: int, plain: bytes, trainer: dict[str, Any]) -> dict[str, Any]:
         """Write this rank's files; return their sizes and checksums, or what is wrong."""
-        sick = next((box.name for box, view in zip(self._boxes, self._views, strict=True) if _is_sick(box, view)), None)
+        values = zip(self._boxes, self._views, strict=True)
+        sick = next((box.name for box, view in values if _is_sick(box, view, self._parameters)), None)
         if sick is not None:
             return {"sick": sick}
         files: dict[str, Any] = {}
@@ -263,6 +281,9 @@ def _appears(path: Path, patience_s: float = 3.0) -> bool:
     return True
 
 
-def _is_sick(box: shards.Box, values: torch.Tensor) -> bool:
-    is_weight = box.name.startswith("model.") and box.dtype.is_floating_point
-    return is_weight and not bool(torch.isfinite(values).all())
+def _is_sick(box: shards.Box, values: torch.Tensor, parameters: frozenset[str]) -> bool:
+    """Return whether the weights are spoilt. A buffer may well hold infinities (a mask), but nan nowhere."""
+    if not box.name.startswith("model.") or not box.dtype.is_floating_point:
+        return False
+    bad = ~torch.isfinite(values) if box.name in parameters else torch.isnan(values)
+    return bool(bad.any())

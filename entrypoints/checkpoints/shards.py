@@ -122,9 +122,12 @@ def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
     return {"size": total, "crc32": f"{checksum:08x}"}
 
 
-def open_shard(path: Path) -> Shard:
-    """Map the file and read its header. Raises OSError, ValueError where it is no such file."""
-    data = _mapped(path)
+def open_shard(path: Path, *, whole: bool = True) -> Shard:
+    """Map the file and read its header. Raises OSError, ValueError where it is no such file.
+
+    `whole`: all of it will be read, so its pages are fetched in one call and not by faults.
+    """
+    data = _mapped(path, whole)
     length = int.from_bytes(bytes(data[:8].tolist()), "little")
     if not 0 < length <= len(data) - 8:
         raise ValueError(f"{path.name} has no header")
@@ -139,13 +142,13 @@ def open_shard(path: Path) -> Shard:
     return Shard(path, data, tuple(boxes))
 
 
-def _mapped(path: Path) -> torch.Tensor:
+def _mapped(path: Path, whole: bool) -> torch.Tensor:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 9:
             raise ValueError(f"{path.name} has {size} bytes")
-        # All pages in one call, not by faults. Writable, each would be copied for it: so torch's warning is let go.
-        flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_POPULATE", 0) if whole else 0)
+        # Writable, each page would be copied for it: so torch's warning is let go.
         view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")

@@ -52,21 +52,25 @@ def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Return the model's weights, whole, on the CPU. Raises CheckpointError where the checkpoint is not intact."""
+    """Return the model's weights, whole, on the CPU: the average's where one was kept, as it is what was evaluated.
+
+    Raises CheckpointError where the checkpoint is not intact.
+    """
     fault = folders.verify(path)
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")
-    weights: dict[str, torch.Tensor] = {}
-    for name in folders.read_manifest(path):
-        if not name.startswith("shard-"):
+    found: dict[str, dict[str, torch.Tensor]] = {"model": {}, "ema": {}}
+    for file in folders.read_manifest(path):
+        if not file.startswith("shard-"):
             continue
-        shard = shards.open_shard(path / name)
+        shard = shards.open_shard(path / file)
         for box, begin in shard.boxes:
-            if box.name.startswith("model."):
-                whole = weights.setdefault(box.name.removeprefix("model."), torch.empty(box.whole, dtype=box.dtype))
+            kind, _, name = box.name.partition(".")
+            if kind in found:
+                whole = found[kind].setdefault(name, torch.empty(box.whole, dtype=box.dtype))
                 here = tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))
                 whole[here].copy_(shard.tensor(box, begin))
-    return weights
+    return {**found["model"], **found["ema"]}
 
 
 def _write_safetensors(path: Path, weights: Mapping[str, torch.Tensor]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints import data
 from cloudtrain.entrypoints.settings import TaskError, Training
@@ -85,6 +86,8 @@ def _strict_faults(settings: Training, split: data.Split) -> Iterator[str]:
             f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
             f"two (global_batch_size {split.global_batch} / micro_batch_size {split.micro}); change one of the sizes"
         )
+    if settings.strategy != "ddp" and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
     if settings.optimizer.name in ("lars", "lamb") and settings.strategy != "ddp":
         yield (
             f"reproducible: strict needs norms that do not depend on shards, and {settings.optimizer.name}'s do under "

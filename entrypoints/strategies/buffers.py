@@ -43,13 +43,14 @@ def saved(module: nn.Module) -> list[Place]:
 class Buffers:
     """The persistent buffers of a module and, during a step of several micro-batches, the values they began with."""
 
-    def __init__(self, module: nn.Module, split: data.Split, first: int, silent: bool) -> None:
+    def __init__(self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False) -> None:
         # The widest elements come first: so each lies at a multiple of its size among the bytes that are sent.
         self._places = sorted(saved(module), key=lambda place: -getattr(*place).element_size())
         self._rank, self._ranks = dist.get_rank(), split.ranks
         self._accumulation = split.accumulation
         self._first = first  # of the virtual ranks that this rank owns
         self._silent = silent
+        self._keeps = keeps or split.accumulation > 1  # what the step began with
         self._begin: list[torch.Tensor] = []
         self._end: list[torch.Tensor] = []
 
@@ -71,7 +72,7 @@ class Buffers:
                 tensor.copy_(part.view(tensor.dtype).view_as(tensor))
 
     def undo(self) -> None:
-        """Write back what the step began with, where a rank has several micro-batches and stops between them."""
+        """Write back what the step began with, where it stops between micro-batches or is left out."""
         if self._begin:
             self._write(self._begin)
 
@@ -81,7 +82,7 @@ class Buffers:
             self._write(self._begin)
         elif not self._silent:
             self.sync()
-        if virtual == self._first and self._accumulation > 1:
+        if virtual == self._first and self._keeps:
             self._begin = [tensor.clone() for tensor in self._tensors()]
         yield
         if self._accumulation == 1:

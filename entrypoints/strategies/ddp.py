@@ -46,7 +46,8 @@ def ddp(
     module = module.to(device)
     if settings.compile or settings.activation_checkpointing:
         blocks_of.prepare(settings, module, blocks_of.find(settings, module, blocks), whole=True)
-    buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent)
+    keeps = settings.on_nan == "skip"
+    buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent, keeps=keeps)
     if settings.reproducible == "strict":
         return _strict(settings, module, device, split, buffers, silent)
     if split.ranks == 1:
@@ -85,7 +86,8 @@ def _averaged(
     )
     # With one micro-batch a step DDP's own broadcast is what buffers.py would do, and quicker. Else buffers.py does it,
     # after the first time, which made them equal.
-    model.broadcast_buffers = split.accumulation == 1
+    is_simple = split.accumulation == 1 and settings.on_nan != "skip"
+    model.broadcast_buffers = is_simple and not silent
     keeper = None
     if silent:
         model.register_comm_hook(None, noop_hook)
@@ -99,7 +101,7 @@ def _averaged(
             yield
 
     def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
-        if split.accumulation == 1:
+        if is_simple:
             return _AS_IT_IS
         return buffers.micro_batch(virtual, last) if last else unsynced(virtual)
 

@@ -73,7 +73,8 @@ def _sharded(
     blocks_of.prepare(settings, module, found, whole=False)
     _shard(settings, module, found, _mesh(device, split.ranks, width, silent))
     strict = settings.reproducible == "strict"
-    buffers = Buffers(module, split, dist.get_rank() * (1 if strict else split.accumulation), silent)
+    first = dist.get_rank() * (1 if strict else split.accumulation)
+    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip")
     buffers.sync()
     if silent:
         _silence(module)
@@ -153,7 +154,8 @@ def _shard(settings: Training, module: nn.Module, found: list[nn.Module], mesh: 
             fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
     root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
     # Ranks whose micro-batches use other parameters would send gradients of other sizes; a missing one is zero then.
-    root.set_reduce_scatter_unused_params(True)
+    if hasattr(root, "set_reduce_scatter_unused_params"):  # torch 2.13 has it
+        root.set_reduce_scatter_unused_params(True)
     module.register_forward_hook(_reshard_after_evaluation)
 
 

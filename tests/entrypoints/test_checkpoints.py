@@ -95,11 +95,15 @@ def test_nan_is_never_saved(tmp_path: Path) -> None:
     saver.begin(Snapshot(1, {"model.w": torch.ones(2), "optimizer.w.x": nan}, {}, {}, {"step": 1}))
     saver.wait()
     assert saver.failure is None
-    saver.begin(Snapshot(2, {"model.w": nan}, {}, {}, {"step": 2}))
+    mask = torch.tensor([0.0, -torch.inf])
+    saver.begin(Snapshot(1, {"model.mask": mask}, {}, {}, {"step": 1}, frozenset({"model.w"})))
+    saver.wait()
+    assert saver.failure is None
+    saver.begin(Snapshot(2, {"model.w": mask}, {}, {}, {"step": 2}, frozenset({"model.w"})))
     saver.wait()
     assert saver.failure is not None
     assert (saver.failure.is_sick, "parameter w is nan" in saver.failure.message) == (True, True)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
+    assert [step for step, _ in folders.list_steps(tmp_path)] == [1]
 
 
 def test_flipped_byte_is_found_anywhere(tmp_path: Path) -> None:
@@ -375,6 +379,28 @@ def test_state_moves_between_strategies_and_numbers_of_ranks(
     written = reshard(tmp_path, "save", *saved)
     assert reshard(tmp_path, "load", *loaded) == written
     assert len(list((tmp_path / "checkpoints" / "step-00000001").glob("shard-*"))) == saved[1]
+
+
+def test_share_that_stumbles_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that cannot be read now, or is another version's, is not passed over; one that can be later is."""
+    (path,) = write(tmp_path, 1)
+    real, broken = folders.read_manifest, [2]
+
+    def stumble(where: Path) -> dict[str, dict[str, object]]:
+        broken[0] -= 1
+        if broken[0] >= 0:
+            raise OSError(116, "Stale file handle")
+        return real(where)
+
+    monkeypatch.setattr(folders, "read_manifest", stumble)
+    assert loader.check(path, patience_s=0.0) is None
+    broken[0] = 99
+    with pytest.raises(folders.Unreadable, match="Stale file handle"):
+        loader.check(path, patience_s=0.0)
+    monkeypatch.undo()
+    monkeypatch.setattr(folders, "FORMAT", 3)
+    with pytest.raises(folders.Unreadable, match="has format 2, this trainer's is 3"):
+        loader.check(path, patience_s=0.0)
 
 
 @pytest.mark.slow

@@ -384,9 +384,9 @@ def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_p
 @pytest.mark.slow
 def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> None:
     """A step may take minutes: the ranks agree after each micro-batch, and what the step did to buffers is undone."""
-    settings = {"text": TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.06)\n"), "max_steps": 8}
-    stopped = run(tmp_path / "parts", ranks=1, do="term:0:26", **settings)  # the second of step 7's four
-    assert stopped.only("preempt")["step"] == 6
+    settings = {"text": TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.3)\n"), "max_steps": 4}
+    stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", **settings)  # the second of step 4's four
+    assert stopped.only("preempt")["step"] == 3
     again = run(tmp_path / "parts", ranks=1, **settings)
     undisturbed = run(tmp_path / "whole", ranks=1, **settings)
     assert joined(stopped, again) == undisturbed.values("step", "loss")
@@ -429,6 +429,71 @@ def test_metrics_files_and_logger(tmp_path: Path) -> None:
     assert (tmp_path / "own.log").read_text().split() == [found["e"] for found in done.events]
     assert len(list((tmp_path / "output/tensorboard").iterdir())) == 1
     assert (tmp_path / "output/model.safetensors").stat().st_size > 723 * 4
+
+
+@pytest.mark.slow
+def test_average_is_what_is_exported(tmp_path: Path) -> None:
+    """The exported weights are the average's, to the bit, and not the trained ones."""
+    done = run(tmp_path, ranks=1, ema_decay=0.9)
+    exported = torch.load(tmp_path / "output/model.pt", weights_only=True)
+    saved = parameters(done)
+    for name in ("first.weight", "last.bias"):
+        bits = bytes(exported[name].flatten().view(torch.uint8).tolist())
+        assert (bits == saved[f"ema.{name}"], bits == saved[f"model.{name}"]) == (True, False)
+
+
+@pytest.mark.slow
+def test_nan_in_the_data_spoils_no_running_statistics(tmp_path: Path) -> None:
+    """A sample that is nan: its step is left out, batch norm's statistics with it, so that saving goes on."""
+    spoilt = "        if self.count == 37 and index == 11: x = x * math.nan\n        return x +"
+    text = TASK.replace("        return x +", spoilt)
+    done = run(tmp_path, ranks=1, text=text, on_nan="skip", micro_batch_size=8)
+    assert done.code == 0, done.errors
+    assert len([e for e in done.events if e.get("skipped")]) >= 2
+    assert sorted(done.values("checkpoint", "bytes")) == [5, 10, 15, 16]
+
+
+@pytest.mark.slow
+def test_parts_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) -> None:
+    """A frozen part keeps its mode over evaluations, so a resume is exact; a mask of -inf is no broken weight."""
+    frozen = "    net = Net(params.get('width', 16)); net.layers[0].eval()\n"
+    frozen += "    net.register_buffer('mask', torch.full((2, 2), -math.inf).triu(1)); return net\n"
+    settings = {"ranks": 1, "text": TASK.replace('    return Net(params.get("width", 16))\n', frozen), "eval_every": 3}
+    whole = run(tmp_path / "whole", **settings)
+    assert whole.code == 0, whole.errors
+    parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:0:29", "")]
+    assert joined(*parts) == whole.values("step", "loss")
+
+
+@pytest.mark.slow
+def test_finished_job_started_again_is_finished(tmp_path: Path) -> None:
+    """After an early stop, or a nan among the evaluations, a new start trains no step more."""
+    settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
+    first, again = (run(tmp_path, ranks=1, max_steps=60, **settings) for _ in range(2))
+    assert (again.code, again.only("done")["step"]) == (0, first.only("done")["step"])
+    assert again.values("step", "loss") == {}
+
+
+@pytest.mark.slow
+def test_torchrun_restart_keeps_what_was_trained(tmp_path: Path) -> None:
+    """`resume: never` holds for the first start; torchrun's own restart goes on from the job's checkpoint."""
+    never = {"resume": "never"}
+    run(tmp_path, do="kill:1:26", checkpoint=never)
+    again = run(tmp_path, checkpoint=never)
+    assert again.only("restart")["step"] == 10
+
+
+@pytest.mark.slow
+def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
+    """Every checkpoint here is broken: the mirror's is fetched; it keeps as many as the folder."""
+    mirror = {"mirror": str(tmp_path / "second"), "keep": 2}
+    stopped = run(tmp_path, ranks=1, do="term:0:50", checkpoint=mirror)
+    step = stopped.only("preempt")["step"]
+    assert len(list((tmp_path / "second").glob("step-*/manifest.json"))) == 2
+    for shard in (tmp_path / "checkpoints").glob("step-*/shard-*"):
+        shard.write_bytes(shard.read_bytes()[:-1])
+    again = run(tmp_path, ranks=1, checkpoint=mirror)
+    assert again.only("restart")["step"] == step
 
 
 @pytest.mark.slow
