@@ -18,7 +18,7 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 
 test: $(READY) lint  ## Everything: lint, types, unit tests in parallel, then the real distributed runs.
 	$(BIN)/pytest -n 2 -m "not slow"
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

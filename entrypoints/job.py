@@ -109,7 +109,8 @@ def connect(timeout_s: float, is_strict: bool = False) -> Place:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:  # the thread count changes the order of sums, so it is fixed, and recorded in the checkpoint
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+        # Strict fixes it at one: another number of ranks on a machine would mean another number of threads.
+        torch.set_num_threads(1 if is_strict else int(os.environ.get("OMP_NUM_THREADS") or 1))
     alone: dict[str, Any] = {}
     if "RANK" not in os.environ:
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]

@@ -16,15 +16,22 @@ from cloudtrain.entrypoints.metrics import duration, quantity
 __all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
 
 
+_silenced: list[Exception] = []
+
+
 def say(job: Job, event: str, text: str, **fields: Any) -> None:
-    """Tell of an event, on rank 0; elsewhere nothing. What the task's own logger raises ends the job, as its code."""
+    """Tell of an event, on rank 0; elsewhere nothing. A logger of the task's own that fails is told of, once."""
     if not job.place.is_head:
         return
     events.emit(event, text, **fields)
     if job.board is not None:
         job.board.write(event, fields)
-    if job.task.on_event is not None:
-        job.task.on_event(event, fields)
+    if job.task.on_event is not None and not _silenced:
+        try:
+            job.task.on_event(event, fields)
+        except Exception as error:  # whatever a service's client raises is not worth the training
+            _silenced.append(error)
+            print(f"on_event failed and is not called any more: {type(error).__name__}: {error}")
 
 
 def say_start(job: Job, progress: Progress) -> None:

@@ -24,17 +24,17 @@ __all__ = ["choose", "differences", "resume"]
 
 # What a resume may change and still go on, and what the change means for the run.
 _COMPARED = {
-    "dataset_length": "the dataset has {now} items, then {then}: samples may repeat or be skipped in this epoch",
+    "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",
     "dataset_fingerprint": "the dataset's first or last item is another one",
-    "global_batch_size": "the global batch is {now}, then {then}",
-    "micro_batch_size": "the micro-batch is {now}, then {then}: losses agree to rounding, not to the bit",
-    "seed": "the seed is {now}, then {then}: this epoch's order is another one, so samples may repeat or be skipped",
-    "world_size": "{now} ranks, then {then}: losses agree to rounding, not to the bit",
-    "strategy": "the strategy is {now}, then {then}: losses agree to rounding, not to the bit",
-    "precision": "the precision is {now}, then {then}",
-    "optimizer": "the optimizer is {now}, then {then}: it starts with fresh state",
-    "threads": "{now} threads a rank, then {then}: losses agree to rounding, not to the bit",
-    "torch": "torch is {now}, then {then}",
+    "global_batch_size": "the global batch was {then}, now {now}",
+    "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
+    "seed": "the seed was {then}, now {now}: this epoch's order is another one, so samples may repeat or be skipped",
+    "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
+    "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
+    "precision": "the precision was {then}, now {now}",
+    "optimizer": "the optimizer was {then}, now {now}: it starts with fresh state",
+    "threads": "the threads of a rank were {then}, now {now}: losses agree to rounding, not to the bit",
+    "torch": "torch was {then}, now {now}",
     "config_sha256": "training settings or params differ; the new ones hold",
     "code_sha256": "the task file differs; the new one holds",
 }
@@ -92,7 +92,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if key in then and then[key] != now[key]
     ]
     if then.get("reproducible") == now.get("reproducible") == "strict":  # that is what strict is for
-        return [text for text in found if " ranks, then " not in text]
+        return [text for text in found if not text.startswith("the ranks were")]
     return found
 
 
@@ -135,6 +135,7 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         wrong = loader.check(path)
         if wrong is None:
             found = _opened(job, path)
+            _require_own(job, found)
             if job.place.is_head:
                 _set_aside_later(job.folder, found.step)
             return found, damaged
@@ -163,6 +164,16 @@ def _opened(job: Job, path: Path) -> folders.Found:
         told = [found.step, found.trainer, found.files]
     step, trainer, files = exchange.share(told)
     return folders.Found(path, step, trainer, files)
+
+
+def _require_own(job: Job, found: folders.Found) -> None:
+    """Raise TaskError, on all ranks, where the folder is another job's and nobody said to go on from that."""
+    other = found.trainer["job"]
+    if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
+        raise TaskError(
+            f"the checkpoints in {found.path.parent} are of the job {other}, this one is {job.spec.job}; set "
+            f"checkpoint.resume to {found.path} to go on from there, or give this job a place of its own"
+        )
 
 
 def _fetch_newer(job: Job) -> None:

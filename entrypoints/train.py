@@ -33,6 +33,7 @@ __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and says so
 _AS_IT_IS = nullcontext()
+LAST_SAVE_S = 60.0  # the other ranks wait for this one, or have died and took the save with them
 MAX_SKIPPED = 100  # steps in a row with on_nan: skip; then the model itself is gone
 
 
@@ -49,7 +50,11 @@ def main() -> int:
     progress = resume(job)
     begin_s = time.perf_counter()
     report.say_start(job, progress)
-    stop = train(job, progress)
+    try:
+        stop = train(job, progress)
+    except Exception:  # what is being written becomes durable first
+        job.saver.wait(heartbeat.beat, LAST_SAVE_S)
+        raise
     saving.begin(job, progress)
     saving.finish(job, progress)
     if stop not in (None, EARLY):
@@ -74,6 +79,8 @@ def train(job: Job, progress: Progress) -> str | None:
         while stop is None and progress.step < progress.max_steps:
             verdict = _step(job, progress, batches)
             stop = verdict.stop
+            if progress.step == progress.max_steps:  # first: whatever the evaluation does, the training is safe
+                saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
             if verdict.save or (every and progress.step % every == 0):

@@ -276,8 +276,8 @@ def _write(folder: Path, names: list[PurePosixPath], out: IO[bytes] | None) -> t
         for name in names:
             _add(tar, f"code/{name}", folder / name)
         runtime = Path(str(files("cloudtrain.entrypoints")))
-        for path in sorted(runtime.glob("*.py")):
-            _add(tar, f"runtime/cloudtrain/entrypoints/{path.name}", path)
+        for path in sorted(runtime.rglob("*.py")):
+            _add(tar, f"runtime/cloudtrain/entrypoints/{path.relative_to(runtime).as_posix()}", path)
     return counted.hash.hexdigest(), counted.bytes
 
 

@@ -79,13 +79,9 @@ class Plan:
 def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
     """Return the plan of the next attempt, after earlier ones have cost `spent_usd`.
 
-    Raises ConfigError where the batch cannot be split over the ranks, a budget has no price to count with, or the
-    trainer cannot do what is asked;
+    Raises ConfigError where the batch cannot be split over the ranks or a budget has no price to count with;
     BudgetError where the money left buys less than LEAST_RUN_S.
     """
-    if config.task and config.training.precision == "fp16":
-        fault = "the trainer of this version has no fp16"
-        raise ConfigError([Fault(fault, key="training.precision", hint="write `bf16`, which needs no loss scaling")])
     instances = config.resources.instances
     wanted = config.distributed.nproc_per_node
     nproc = max(1, capacity.gpus) if wanted == "auto" else int(wanted)

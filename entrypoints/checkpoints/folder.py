@@ -85,6 +85,7 @@ def begin(folder: Path, step: int, needed: int) -> Path:
     """Make the folder that the step's files are written to, if there is room; return it. Raises OSError."""
     partial = folder / f"{step_name(step)}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")

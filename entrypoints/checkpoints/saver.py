@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import shutil
 import threading
 import time
@@ -118,9 +119,10 @@ class Saver:
         self._thread = threading.Thread(target=self._run, args=work, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Return once nothing is being written here any more; call `meanwhile` once a second until then."""
-        while self._thread is not None:
+    def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
+        """Return once nothing is being written here any more, or at the limit; call `meanwhile` once a second."""
+        end_s = time.monotonic() + limit_s
+        while self._thread is not None and time.monotonic() < end_s:
             self._thread.join(1.0)
             if not self._thread.is_alive():
                 self._thread = None

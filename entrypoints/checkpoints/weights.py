@@ -56,6 +56,8 @@ def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
 
     Raises CheckpointError where the checkpoint is not intact.
     """
+    if not path.is_dir():
+        raise folders.CheckpointError(f"there is no checkpoint {path}")
     fault = folders.verify(path)
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")

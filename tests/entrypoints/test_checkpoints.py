@@ -249,7 +249,7 @@ def test_differences_are_said_in_words() -> None:
     then = {"seed": 1, "world_size": 4, "dataset_length": 10}
     assert resume.differences(then, then) == []
     assert resume.differences(then, {**then, "world_size": 2}) == [
-        "2 ranks, then 4: losses agree to rounding, not to the bit"
+        "the ranks were 4, now 2: losses agree to rounding, not to the bit"
     ]
     strict = {**then, "reproducible": "strict"}
     assert resume.differences(strict, {**strict, "world_size": 2}) == []

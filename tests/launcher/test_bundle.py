@@ -6,6 +6,8 @@ import hashlib
 import io
 import os
 import subprocess
+import sys
+import sysconfig
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +155,28 @@ def test_exclude_leaves_out_more_than_the_ignore_files(tree: Tree) -> None:
     """code.exclude takes the same patterns, and no `!` brings back what it excludes."""
     folder = tree({".gitignore": "!data/\n", "data/x.bin": "", "a.ipynb": "", "a.py": ""})
     assert names_in(folder, ("data/", "*.ipynb")) == [".gitignore", "a.py"]
+
+
+@pytest.mark.slow
+def test_bundle_runs_where_cloudtrain_is_not_installed(tree: Tree, tmp_path: Path) -> None:
+    """Every module of the entrypoints comes with it: with torch and nothing of ours, the trainer imports from there."""
+    bundle = packed(tree({"a.py": "1"}))
+    unpack(bundle.path, bundle.sha256, tmp_path / "node")
+    runtime = tmp_path / "node" / "runtime"
+    program = f"""
+import pkgutil, sys
+sys.path[:0] = [{str(runtime)!r}, {sysconfig.get_path("purelib")!r}]
+import cloudtrain.entrypoints as entrypoints
+for found in pkgutil.walk_packages(entrypoints.__path__, "cloudtrain.entrypoints."):
+    module = __import__(found.name, fromlist=["x"])
+    assert module.__file__.startswith({str(runtime)!r}), module.__file__
+    print(found.name)
+"""
+    # -S: without it the editable installation would answer for what the bundle lacks.
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cloudtrain.entrypoints.checkpoints.saver" in done.stdout
+    assert "cloudtrain.entrypoints.strategies.fsdp" in done.stdout
 
 
 def test_bundle_never_holds_repositories_environments_and_caches(tree: Tree) -> None:
