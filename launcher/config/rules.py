@@ -36,6 +36,8 @@ def faults_of(root: Node) -> list[Fault]:
         *_only_where_they_count(root),
         *_exclusive(root),
         *_numbers(root),
+        *_spreading(root),
+        *_strict(root),
         *_notify(root),
         *_environment(root),
         *_backend(root),
@@ -100,6 +102,69 @@ def _numbers(root: Node) -> Iterator[Fault]:
         yield _between(root, message, "a restart goes on with fewer machines, never with more", *paths)
 
 
+def _spreading(root: Node) -> Iterator[Fault]:
+    """Yield what the trainer's strategies would refuse on the nodes (entrypoints/strategies)."""
+    strategy = _text(root, "training", "strategy") or "ddp"
+    is_ddp = strategy == "ddp"
+    offload = given(root, "training", "cpu_offload")
+    compresses = _text(root, "training", "compression") not in ("", "none")
+    for key, is_wrong, message, hint in (
+        (
+            "compression",
+            compresses and not is_ddp,
+            f"`compression` goes with `strategy: ddp`, not with `{strategy}`",
+            "leave it out, or write `precision: bf16`",
+        ),
+        (
+            "cpu_offload",
+            is_ddp and offload is not None and offload.value is True,
+            "`cpu_offload` needs shards, and `ddp` has none",
+            "write `strategy: fsdp`",
+        ),
+        (
+            "shard_size",
+            strategy != "hsdp" and given(root, "training", "shard_size") is not None,
+            f"`shard_size` goes with `strategy: hsdp`, not with `{strategy}`",
+            "leave it out, or write `strategy: hsdp`",
+        ),
+        (
+            "wrap_min_params",
+            is_ddp and given(root, "training", "wrap_min_params") is not None,
+            "`wrap_min_params` goes with `fsdp` and `hsdp`, not with `ddp`",
+            "leave it out, or write `strategy: fsdp`",
+        ),
+    ):
+        if is_wrong:
+            yield _in_training(root, message, hint, (key,), ("strategy",))
+
+
+def _strict(root: Node) -> Iterator[Fault]:
+    """Yield what cannot be the same on any number of ranks."""
+    if _text(root, "training", "reproducible") != "strict":
+        return
+    strategy = _text(root, "training", "strategy") or "ddp"
+    optimizer = _text(root, "training", "optimizer", "name")
+    here: KeyPath = ("reproducible",)
+    if _text(root, "training", "compression") not in ("", "none"):
+        message = "`reproducible: strict` sums exactly, and `compression` rounds"
+        yield _in_training(root, message, "leave one of them out", ("compression",), here)
+    if optimizer in ("lars", "lamb") and strategy != "ddp":
+        message = f"`{optimizer}` is not strict under `{strategy}`: its norms depend on the shards"
+        paths: tuple[KeyPath, ...] = (("optimizer", "name"), here, ("strategy",))
+        yield _in_training(root, message, "write `strategy: ddp`, or `adamw`", *paths)
+    whole, micro = _whole(root, "training", "global_batch_size"), _whole(root, "training", "micro_batch_size")
+    count = whole // micro if whole and micro and whole % micro == 0 else 1
+    if count & (count - 1):
+        message = f"`reproducible: strict` needs a power of two of micro-batches, and {whole} / {micro} is {count}"
+        sizes: tuple[KeyPath, ...] = (("global_batch_size",), ("micro_batch_size",), here)
+        yield _in_training(root, message, "change one of the sizes", *sizes)
+
+
+def _in_training(root: Node, message: str, hint: str, *keys: KeyPath) -> Fault:
+    written = [("training", *key) for key in keys if given(root, "training", *key)]
+    return _between(root, message, hint, *written)
+
+
 def _notify(root: Node) -> Iterator[Fault]:
     entries = given(root, "notify")
     for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
@@ -150,6 +215,11 @@ def _is_plugin(name: str) -> bool:
 def _both(names: list[str]) -> str:
     """Return "`task` and `script`"."""
     return f"{quoted(names[:-1])} and `{names[-1]}`"
+
+
+def _text(root: Node, *path: str) -> str:
+    node = given(root, *path)
+    return node.value if node and isinstance(node.value, str) else ""
 
 
 def _whole(root: Node, *path: str) -> int:
