@@ -182,8 +182,13 @@ def _fetch_newer(job: Job) -> None:
         return
     own = folders.list_steps(job.folder)
     try:
-        step = mirror.latest_step(job.mirror, job.folder)
-        if step is not None and (not own or step > own[0][0]):
+        published = mirror.latest(job.mirror, job.folder)
+        if published is not None and published[1] != job.spec.job:
+            raise TaskError(
+                f"the mirror {job.spec.checkpoint.mirror} is of the job {published[1]}, this one is {job.spec.job}; "
+                "give this job a mirror of its own"
+            )
+        if published is not None and (not own or published[0] > own[0][0]):
             mirror.fetch(job.mirror, job.folder)
     except OSError as error:
         if not own:

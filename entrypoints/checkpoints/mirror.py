@@ -21,7 +21,7 @@ from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["LATEST", "Mirror", "fetch", "latest_step", "open_mirror", "upload"]
+__all__ = ["LATEST", "Mirror", "fetch", "latest", "open_mirror", "upload"]
 
 LATEST = "latest.json"
 
@@ -114,16 +114,19 @@ def upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Proc
     return told[0] if told else None
 
 
-def latest_step(source: Mirror, folder: Path) -> int | None:
-    """Return the step that is published, None without one. `folder` is for a moment's file. Raises OSError."""
+def latest(source: Mirror, folder: Path) -> tuple[int, str] | None:
+    """Return the step that is published and the job it is of, None without one. `folder` is for a moment's file.
+
+    Raises OSError.
+    """
     notice = folder / f".{LATEST}"
     try:
         source.get(LATEST, notice)
     except FileNotFoundError:
         return None
-    step = int(json.loads(notice.read_text())["step"])
+    told = json.loads(notice.read_text())
     notice.unlink()
-    return step
+    return int(told["step"]), str(told["job"])
 
 
 def fetch(source: Mirror, folder: Path) -> Path | None:
@@ -131,10 +134,10 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
 
     Raises OSError.
     """
-    step = latest_step(source, folder)
-    if step is None:
+    found = latest(source, folder)
+    if found is None:
         return None
-    name = folders.step_name(step)
+    name = folders.step_name(found[0])
     target = folder / name
     if (target / folders.MANIFEST).exists():
         return target
@@ -159,7 +162,8 @@ def _retain(to: Mirror, keep: int, best: int | None) -> None:
 
 def _publish(to: Mirror, path: Path) -> None:
     notice = path.parent / f".{LATEST}.{os.getpid()}"
-    value: dict[str, Any] = {"path": path.name, "step": int(path.name[5:])}
+    job = json.loads((path / folders.TRAINER).read_text()).get("job", "")
+    value: dict[str, Any] = {"path": path.name, "step": int(path.name[5:]), "job": job}
     notice.write_text(json.dumps(value))
     try:
         to.put(notice, LATEST)

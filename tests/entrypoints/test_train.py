@@ -518,6 +518,8 @@ def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
         shard.write_bytes(shard.read_bytes()[:-1])
     again = run(tmp_path, ranks=1, checkpoint=mirror)
     assert again.only("restart")["step"] == step
+    other = run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror)
+    assert "is of the job test, this one is other; give this job a mirror of its own" in other.errors
 
 
 @pytest.mark.slow
