@@ -155,14 +155,8 @@ def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
 
 def _batches(job: Job, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
     training, place = job.spec.training, job.place
-    batches = data.Batches(
-        job.train_data,
-        data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps),
-        seed=training.seed,
-        collate=job.task.collate,
-        num_workers=training.num_workers,
-        device=place.device,
-    )
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps)
+    batches = job.batches(job.train_data, keys)
     if not is_synthetic:
         return batches
     loaded = list(itertools.islice(batches, job.split.accumulation))

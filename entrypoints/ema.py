@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from cloudtrain.entrypoints.optim import local_part
+from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["Ema"]
 

@@ -74,14 +74,7 @@ def evaluate(job: Job, progress: Progress) -> str | None:
 def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
     training = job.spec.training
     keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
-    batches = data.Batches(
-        job.eval_data,
-        keys,
-        seed=training.seed,
-        collate=job.task.collate,
-        num_workers=training.num_workers,
-        device=job.place.device,
-    )
+    batches = job.batches(job.eval_data, keys)
     found: list[dict[str, float]] = []
     batch_s = 0.0
     job.agreement.hurry()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -66,6 +67,17 @@ class Job:
     folder: Path  # of the checkpoints
     mirror: mirror.Mirror | None
     board: tensorboard.Board | None
+
+    def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
+        """Return the batches of these samples, loaded as the settings say, on this rank's device."""
+        return data.Batches(
+            dataset,
+            keys,
+            seed=self.spec.training.seed,
+            collate=self.task.collate,
+            num_workers=self.spec.training.num_workers,
+            device=self.place.device,
+        )
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its averaged weights, if it keeps any."""
@@ -143,15 +155,16 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     if not module.training:  # as pretrained ones come; parts of it that are frozen in eval mode stay so
         module.train()
     spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
-    warmup_start = 0.0
-    if task.optimizer is None:
-        warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
-        # Fused AdamW rounds a tensor's last elements in another way, on CPUs: not the same in shards and in the whole.
-        fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
-        optimizer = optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused)
-    else:
-        optimizer = task.optimizer(spread.module, spec.params)
+    optimizer, warmup_start = _optimizer(spec, task, spread, split)
     parameters = sum(p.numel() for p in spread.module.parameters())
+    identity = {
+        **_settings(spec, split),
+        "optimizer": type(optimizer).__name__,
+        "parameters": parameters,
+        "dataset_length": len(train_data),
+        "dataset_fingerprint": fingerprint,
+        "code_sha256": task.code_sha256,
+    }
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = mirror.open_mirror(spec.checkpoint.mirror)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
@@ -170,21 +183,26 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
         warmup_start=warmup_start,
-        identity={
-            **_settings(spec, split),
-            "world_size": place.ranks,
-            "optimizer": type(optimizer).__name__,
-            "parameters": parameters,
-            "dataset_length": len(train_data),
-            "dataset_fingerprint": fingerprint,
-            "code_sha256": task.code_sha256,
-        },
+        identity=identity,
         meter=_meter(wanted, split, place, spread),
         saver=Saver(folder, place.device, spec.checkpoint.keep, second),
         folder=folder,
         mirror=second,
         board=_board(spec, place),
     )
+
+
+def _optimizer(
+    spec: Spec, task: Task, spread: strategies.Strategy, split: data.Split
+) -> tuple[torch.optim.Optimizer, float]:
+    """Return the optimizer, and the share of its rate at which the warm-up begins."""
+    wanted = spec.training
+    if task.optimizer is not None:
+        return task.optimizer(spread.module, spec.params), 0.0
+    # Fused AdamW rounds a tensor's last elements in another way, on CPUs: not the same in shards and in the whole.
+    fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
+    warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+    return optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused), warmup_start
 
 
 def _check_alike(length: int, fingerprint: str) -> None:
@@ -224,6 +242,7 @@ def _settings(spec: Spec, split: data.Split) -> dict[str, Any]:
         "format": 2,
         "job": spec.job,
         "seed": wanted.seed,
+        "world_size": split.ranks,
         "virtual_ranks": split.virtual,
         "global_batch_size": split.global_batch,
         "micro_batch_size": split.micro,

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError, suggest
+from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = [
     "LAMB",
@@ -26,7 +27,6 @@ __all__ = [
     "SCALING_RULES",
     "SCHEDULES",
     "build",
-    "local_part",
     "lr_factor",
     "scaled_lr",
     "set_lr",
@@ -172,11 +172,6 @@ def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: floa
         for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
             group["lr"] = base * factor
     return lr
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a DTensor, and any other tensor as it is; the memory is shared."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints import exchange, saving
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, loader, mirror
+from cloudtrain.entrypoints.checkpoints import loader, mirror
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["choose", "differences", "resume"]
 
@@ -252,11 +253,11 @@ def _load(job: Job, found: folders.Found) -> None:
 def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
     """Load what `state_dict` gave as copies, as hooks may: filling those has changed nothing in the module."""
     module = job.strategy.module
-    live = {layout.local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     copies = {
         name.removeprefix("model."): value
         for name, value in weights.items()
-        if value.numel() and layout.local_part(value).data_ptr() not in live
+        if value.numel() and local_part(value).data_ptr() not in live
     }
     if copies:
         module.load_state_dict(copies, strict=False)

@@ -94,14 +94,8 @@ def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches from where the job has come to."""
     training, place = job.spec.training, job.place
     steps = progress.max_steps - progress.step
-    batches = data.Batches(
-        job.train_data,
-        data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps),
-        seed=training.seed,
-        collate=job.task.collate,
-        num_workers=training.num_workers,
-        device=place.device,
-    )
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
+    batches = job.batches(job.train_data, keys)
     try:
         yield batches
     finally:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints.shards import Box
 
-__all__ = ["Piece", "local_box", "local_part", "pieces"]
+__all__ = ["Piece", "local_box", "pieces"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -46,11 +46,6 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
         elif _writes(tensor, number):
             found.append(Piece(local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's values of the tensor, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_box(name: str, tensor: torch.Tensor) -> Box:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
+from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["Reader", "check", "open_reader", "overlap"]
 
@@ -42,7 +43,7 @@ class Reader:
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
         """Copy the named values into this rank's part of `tensor`; collective where not all ranks see the folder."""
-        box, target = layout.local_box(name, tensor), layout.local_part(tensor).detach()
+        box, target = layout.local_box(name, tensor), local_part(tensor).detach()
         if self.is_seen_by_all:
             self._copy(name, box, target)
             return

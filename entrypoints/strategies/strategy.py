@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from cloudtrain.entrypoints.sharding import local_part
+
 __all__ = ["LOW", "Blocks", "State", "Strategy", "autocaster", "clip", "clip_whole", "finite", "finite_gradients"]
 __all__ += ["no_state", "skip_state", "share_weights"]
 
@@ -73,18 +75,18 @@ def clip_whole(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in whole]))
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as in torch's own
     for gradient in gradients:
-        _local(gradient).mul_(factor)
+        local_part(gradient).mul_(factor)
     return norm
 
 
 def finite(module: nn.Module) -> bool:
     """Return whether this rank's part of every parameter is free of nan and infinity."""
-    return all(bool(torch.isfinite(_local(p)).all()) for p in module.parameters())
+    return all(bool(torch.isfinite(local_part(p)).all()) for p in module.parameters())
 
 
 def finite_gradients(parameters: Sequence[nn.Parameter], agree: bool) -> bool:
     """Return whether every gradient is free of nan and infinity; `agree`: on all ranks, which hold different shards."""
-    found = [_local(p.grad) for p in parameters if p.grad is not None]
+    found = [local_part(p.grad) for p in parameters if p.grad is not None]
     found = [part for part in found if part.numel()]  # a shard may be empty, which has no largest element
     # The largest magnitude is finite just where all elements are: a sum of squares may overflow before.
     flag = torch.zeros((), dtype=torch.int32, device=parameters[0].device)
@@ -114,8 +116,3 @@ def share_weights(tensors: Iterable[torch.Tensor], device: torch.device) -> None
         dist.broadcast(moved, 0)
         if moved.data_ptr() != tensor.data_ptr():
             tensor.copy_(moved)
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found.detach()

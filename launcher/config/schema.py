@@ -5,7 +5,7 @@ keys are in `rules.py`, so that a Config can be stored as JSON with its defaults
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -30,6 +30,7 @@ from cloudtrain.launcher.config.kinds import (
     Written,
 )
 from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
+from cloudtrain.launcher.config.schema_training import Monitor, Optimizer, Schedule, Strategy, Training
 
 __all__ = [
     "BACKENDS",
@@ -59,7 +60,6 @@ __all__ = [
 
 BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
 
-Strategy = Literal["ddp", "fsdp", "hsdp"]  # the trainer's list; a strategy is added there and here
 NotifyEvent = Literal["started", "succeeded", "failed", "stopped", "preempted", "restarted", "budget", "unreachable"]
 NOTIFY_EVENTS: tuple[str, ...] = get_args(NotifyEvent)
 
@@ -122,187 +122,6 @@ class Distributed(Section):
     timeout_s: int = Field(
         600, ge=1, description="Seconds a collective call may take before the ranks count as hung.", examples=[600]
     )
-
-
-class Optimizer(Section):
-    """The built-in optimizers; a task with its own `optimizer(model, params)` does without."""
-
-    name: Literal["sgd", "adamw", "radam", "lars", "lamb"] = Field(
-        "adamw", description="Which optimizer; lars and lamb are for very large batches.", examples=["adamw"]
-    )
-    lr: float = Field(1e-3, gt=0, description="Highest learning rate.", examples=[3e-4])
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay.", examples=[0.01])
-    momentum: float = Field(0.0, ge=0, lt=1, description="Momentum (sgd, lars).", examples=[0.9])
-    betas: Many[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999),
-        min_length=2,
-        max_length=2,
-        description="The two decay rates (adamw, radam, lamb).",
-        examples=[[0.9, 0.95]],
-    )
-    eps: float = Field(1e-8, gt=0, description="Added to the denominator (adamw, radam, lamb).", examples=[1e-8])
-    trust_coefficient: float = Field(
-        1e-3, gt=0, description="How far a layer's weights may move for their norm (lars).", examples=[1e-3]
-    )
-    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
-        "none",
-        description="`lr` is meant for `base_batch_size`: scale it to `global_batch_size` in proportion (linear, for "
-        "sgd) or by the square root (for adamw, lamb). A warm-up then starts from the unscaled rate.",
-        examples=["linear"],
-    )
-    base_batch_size: int = Field(
-        256, ge=1, description="Samples a step that `lr` was found for; only with `lr_scaling`.", examples=[256]
-    )
-
-
-class Schedule(Section):
-    """How the learning rate moves: up in a line, then as named."""
-
-    name: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="Its shape after the warm-up.", examples=["cosine"]
-    )
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.", examples=[100])
-    min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="Last learning rate as a share of the highest.", examples=[0.1]
-    )
-
-
-class Monitor(Section):
-    """Which metric of the evaluation says what is best, and when to stop looking for better."""
-
-    metric: Text = Field("loss", description="Name of the metric, as `evaluate` returns it.", examples=["accuracy"])
-    mode: Literal["min", "max"] = Field("min", description="Whether less of it is better, or more.", examples=["max"])
-    patience: int | None = Field(
-        None, ge=1, description="Evaluations without a better one before training stops. Default: never.", examples=[5]
-    )
-    min_delta: float = Field(0.0, ge=0, description="Least change that counts as better.", examples=[0.001])
-
-
-class Training(Section):
-    """The shared trainer's settings; only for a `task`."""
-
-    strategy: Strategy = Field(
-        "ddp",
-        description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), or sharded "
-        "within a group of ranks and replicated over the groups (hsdp).",
-        examples=["fsdp"],
-    )
-    shard_size: int | None = Field(
-        None, ge=1, description="Ranks that share one copy of the model (hsdp). Default: an instance's.", examples=[8]
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="Arithmetic of the forward and backward pass.", examples=["bf16"]
-    )
-    reproducible: Literal["standard", "strict"] = Field(
-        "standard",
-        description="strict: the same bits on any number of ranks that divides global_batch_size / micro_batch_size, "
-        "which must be a power of two; gradients are then summed in a fixed order, which costs time.",
-        examples=["strict"],
-    )
-    compile: bool = Field(False, description="Compile the model with torch.compile.", examples=[True])
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
-        "none",
-        description="How gradients travel between ranks (ddp): in half precision, or low rank.",
-        examples=["bf16"],
-    )
-    powersgd_rank: int = Field(2, ge=1, description="Rank of powersgd's approximation.", examples=[4])
-    activation_checkpointing: bool = Field(
-        False,
-        description="Compute each layer's activations again in the backward pass: less memory, more time.",
-        examples=[True],
-    )
-    cpu_offload: bool = Field(
-        False, description="Keep parameters and optimizer state in host memory (fsdp, hsdp).", examples=[True]
-    )
-    wrap_min_params: int | None = Field(
-        None,
-        ge=1,
-        description="Shard each submodule of at least so many parameters (fsdp, hsdp). Default: the model's layers.",
-        examples=[10_000_000],
-    )
-    global_batch_size: int = Field(
-        32,
-        ge=1,
-        description="Samples an optimizer step, over all ranks and accumulation steps.",
-        examples=[256],
-    )
-    micro_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="Samples a forward pass on one rank; accumulation steps follow. Default: a rank's whole share.",
-        examples=[32],
-    )
-    max_steps: int | None = Field(None, ge=1, description="Optimizer steps to train; or `epochs`.", examples=[2000])
-    epochs: int | None = Field(
-        None, ge=1, description="Passes over the data; or `max_steps`. With neither, 1.", examples=[10]
-    )
-    optimizer: Optimizer = Field(
-        Optimizer.model_construct(), description="The optimizer.", examples=[{"name": "sgd", "lr": 0.1}]
-    )
-    schedule: Schedule = Field(
-        Schedule.model_construct(),
-        description="The learning rate's schedule.",
-        examples=[{"name": "cosine", "warmup_steps": 100}],
-    )
-    clip_norm: float | None = Field(
-        None, gt=0, description="Largest norm of all gradients together. Default: not clipped.", examples=[1.0]
-    )
-    ema_decay: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="Keep a moving average of the weights with this decay a step; it is evaluated and exported.",
-        examples=[0.999],
-    )
-    on_nan: Literal["stop", "skip"] = Field(
-        "stop", description="A loss or gradient that is not finite: stop, or leave that step out.", examples=["skip"]
-    )
-    seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, shuffling and dropout.", examples=[1])
-    log_every: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between step events. Default: as many as take about two seconds.",
-        examples=[10],
-    )
-    eval_every: int | None = Field(
-        None, ge=1, description="Steps between evaluations. Default: one, after the last step.", examples=[500]
-    )
-    eval_batches: int | None = Field(
-        None, ge=1, description="Batches of an evaluation on each rank. Default: all.", examples=[50]
-    )
-    monitor: Monitor = Field(
-        Monitor.model_construct(),
-        description="Which evaluation is the best, and early stopping.",
-        examples=[{"metric": "accuracy", "mode": "max", "patience": 5}],
-    )
-    num_workers: int = Field(
-        0, ge=0, le=256, description="Data loader processes of each rank; 0 loads in the rank itself.", examples=[4]
-    )
-    tokens_per_sample: int | None = Field(
-        None, ge=1, description="Tokens of one sample, to report tokens a second.", examples=[2048]
-    )
-    peak_tflops: float | None = Field(
-        None,
-        gt=0,
-        description="What one rank's device can do at this precision, for MFU. Default: known GPUs' data sheets.",
-        examples=[989],
-    )
-    diagnose_steps: int | None = Field(
-        None,
-        ge=5,
-        description="Measure what bounds a step, over so many, in place of training; `cloudtrain diagnose` sets it.",
-        examples=[30],
-    )
-    tensorboard: bool = Field(
-        False, description="Write TensorBoard event files to CLOUDTRAIN_OUTPUT_DIR/tensorboard.", examples=[True]
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_epoch(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("epochs") is None and given.get("max_steps") is None:
-            return {**given, "epochs": 1}
-        return given
 
 
 class Checkpoint(Section):
