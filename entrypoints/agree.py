@@ -62,6 +62,7 @@ class Agreement:
         self._save_waits = False
         self._saved_s = time.monotonic()
         self._save_s = 0.0  # how long a save takes: measured, or guessed from the model's size before the first
+        self._upload_s = 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
 
@@ -94,6 +95,10 @@ class Agreement:
         """Note how long a save took until it was durable."""
         self._save_s = seconds
 
+    def uploaded(self, seconds: float) -> None:
+        """Note how long it took until a checkpoint was in the mirror too."""
+        self._upload_s = seconds
+
     def is_due(self, must: bool = False) -> bool:
         """Count one poll; return whether the ranks agree in it. All ranks call it alike, so all get the same answer."""
         self._left -= 1
@@ -111,7 +116,9 @@ class Agreement:
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
         votes += [loss, 0.0, 0.0]
         if self._keeps_time:
-            margin_s = (2.5 if saving else 1.5) * self._save_s + 2 * step_s + _SPARE_S
+            # An upload may be under way as well, for which the last one waits.
+            last_s = (2.5 if saving else 1.5) * self._save_s + 2.5 * self._upload_s
+            margin_s = last_s + 2 * step_s + _SPARE_S
             votes[2] = float(self._deadline_s is not None and time.time() > self._deadline_s - margin_s)
             votes[3] = float(self._save_is_due())
             votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0

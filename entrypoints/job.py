@@ -19,6 +19,7 @@ from cloudtrain.entrypoints import data, exchange, flops, optim, strategies, ten
 from cloudtrain.entrypoints.agree import Agreement
 from cloudtrain.entrypoints.checkpoints import mirror
 from cloudtrain.entrypoints.checkpoints.saver import Saver
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.ema import Ema
 from cloudtrain.entrypoints.metrics import Meter, ddp_communication
 from cloudtrain.entrypoints.settings import Spec, TaskError, Training
@@ -66,6 +67,7 @@ class Job:
     saver: Saver
     folder: Path  # of the checkpoints
     mirror: mirror.Mirror | None
+    uploader: Uploader | None
     board: tensorboard.Board | None
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
@@ -167,7 +169,8 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     }
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = mirror.open_mirror(spec.checkpoint.mirror)
-    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
+    uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
+    guess_s = (12 if uploader is None else 24) * parameters / place.ranks / _SAVE_BYTES_PER_S
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE)
     return Job(
         spec=spec,
@@ -185,9 +188,10 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         warmup_start=warmup_start,
         identity=identity,
         meter=_meter(wanted, split, place, spread),
-        saver=Saver(folder, place.device, spec.checkpoint.keep, second),
+        saver=Saver(folder, place.device, spec.checkpoint.keep, uploader),
         folder=folder,
         mirror=second,
+        uploader=uploader,
         board=_board(spec, place),
     )
 

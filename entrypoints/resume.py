@@ -128,6 +128,8 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
             paths = [str(path) for path in choose(job.folder, wanted, is_first)]
         except (TaskError, OSError) as error:
             fault = str(error)
+    if job.mirror is not None:  # to fetch from one may take rank 0 longer than a collective call may last
+        job.saver.meet()
     fault, paths = exchange.share([fault, paths])
     if fault:
         raise TaskError(fault)
@@ -148,6 +150,7 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         if job.place.is_head:
             with contextlib.suppress(OSError):
                 fetched = mirror.fetch(job.mirror, job.folder)
+        job.saver.meet()
         fetched = exchange.share(str(fetched) if fetched else None)
         if fetched and loader.check(Path(fetched)) is None:
             return _opened(job, Path(fetched)), damaged

@@ -16,10 +16,12 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Snapshot
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.job import Job, Progress
 from cloudtrain.entrypoints.metrics import quantity
 
-__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "retry_later", "tensors"]
+__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
+__all__ += ["retry_later", "tensors", "wait"]
 
 # What of the progress a checkpoint carries; a resume goes on with it.
 CARRIED = (
@@ -64,7 +66,7 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
 
 
 def collect(job: Job, progress: Progress) -> None:
-    """Take note of what has become durable; say so on rank 0."""
+    """Take note of what has become durable, and of what has reached the mirror; say so on rank 0."""
     for saved in job.saver.news():
         progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
         progress.failed_saves = 0
@@ -80,9 +82,25 @@ def collect(job: Job, progress: Progress) -> None:
             blocked_s=saved.blocked_s,
             bytes=saved.size,
         )
-        if saved.mirror_fault:
-            text = f"the mirror has no copy of step {saved.step}: {saved.mirror_fault}; the next save tries again"
-            report.say(job, "checkpoint", text, step=saved.step, mirror_fault=saved.mirror_fault)
+    if job.uploader is not None:
+        _collect_uploads(job, job.uploader)
+
+
+def _collect_uploads(job: Job, uploader: Uploader) -> None:
+    for sent in uploader.news():
+        if sent.fault is None:
+            job.agreement.uploaded(sent.seconds)
+            text = f"checkpoint step {sent.step} is in the mirror after {sent.seconds:.2f}s"
+        else:
+            text = f"the mirror has no copy of step {sent.step}: {sent.fault}; the next save tries again"
+        report.say(job, "checkpoint", text, step=sent.step, mirror_s=sent.seconds, mirror_fault=sent.fault)
+
+
+def publish(job: Job, progress: Progress) -> None:
+    """Wait until the newest checkpoint is in the mirror too, if there is one. All ranks call it, after `finish`."""
+    if job.uploader is not None:
+        job.uploader.finish(heartbeat.beat)
+        collect(job, progress)
 
 
 def retry_later(job: Job, progress: Progress) -> None:
@@ -108,6 +126,14 @@ def finish(job: Job, progress: Progress) -> None:
     if failure.is_sick:
         fail(job, progress, failure.message)
     raise CheckpointError(failure.message)
+
+
+def wait(job: Job, limit_s: float) -> None:
+    """Give what is being written, here and to the mirror, as long to become durable: this rank is about to fail."""
+    end_s = time.monotonic() + limit_s
+    job.saver.wait(heartbeat.beat, limit_s)
+    if job.uploader is not None:
+        job.uploader.wait(heartbeat.beat, end_s - time.monotonic())
 
 
 def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:

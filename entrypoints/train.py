@@ -53,10 +53,11 @@ def main() -> int:
     try:
         stop = train(job, progress)
     except Exception:  # what is being written becomes durable first
-        job.saver.wait(heartbeat.beat, LAST_SAVE_S)
+        saving.wait(job, LAST_SAVE_S)
         raise
     saving.begin(job, progress)
     saving.finish(job, progress)
+    saving.publish(job, progress)
     if stop not in (None, EARLY):
         report.say_preempted(job, progress, stop)
         report.write_outcome(job, progress, "saved", stop)

@@ -163,11 +163,11 @@ def open_found(path: Path) -> Found:
     return Found(path, int(trainer["step"]), trainer, read_manifest(path))
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` and the best. Call it only after the newest is durable."""
+def retain(folder: Path, keep: int, spared: int | None = None) -> None:
+    """Remove all but the newest `keep`, the best and `spared`. Call it only after the newest is durable."""
     best = best_step(folder)
     for step, path in list_steps(folder)[max(keep, 1) :]:
-        if step != best:
+        if step not in (best, spared):
             doomed = path.with_name(path.name + ".tmp")  # half removed, it must not look complete
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)

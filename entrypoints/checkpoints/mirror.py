@@ -1,8 +1,4 @@
-"""A second place for finished checkpoints: a folder now; buckets plug in beside it.
-
-Every rank uploads the files that it wrote, so that as many machines send at once; only when all are there does rank 0
-upload the manifest and publish the step as the latest. What is published is therefore whole.
-"""
+"""A second place for finished checkpoints: a folder now; buckets plug in beside it. uploader.py fills it."""
 
 from __future__ import annotations
 
@@ -12,16 +8,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
-import torch.distributed as dist
-
-from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["LATEST", "Mirror", "fetch", "latest", "open_mirror", "upload"]
+__all__ = ["LATEST", "Mirror", "fetch", "latest", "open_mirror"]
 
 LATEST = "latest.json"
 
@@ -90,30 +83,6 @@ def open_mirror(uri: str | None) -> Mirror | None:
     return make(uri)
 
 
-def upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
-    """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
-
-    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again. Of
-    those before, the mirror keeps as many as the folder, and the best.
-    """
-    fault = None
-    try:
-        for name in names:
-            to.put(path / name, f"{path.name}/{name}")
-    except OSError as error:
-        fault = str(error)
-    faults = [found for found in exchange.gather(fault, group) if found]
-    if dist.get_rank(group) == 0 and not faults:
-        try:
-            to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
-            _publish(to, path)
-            _retain(to, keep, folders.best_step(path.parent))
-        except OSError as error:
-            faults = [str(error)]
-    told: list[str] = exchange.share(faults, group)
-    return told[0] if told else None
-
-
 def latest(source: Mirror, folder: Path) -> tuple[int, str] | None:
     """Return the step that is published and the job it is of, None without one. `folder` is for a moment's file.
 
@@ -146,26 +115,3 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
         source.get(item, partial / item.partition("/")[2])
     partial.rename(target)
     return target
-
-
-def _retain(to: Mirror, keep: int, best: int | None) -> None:
-    steps: dict[str, list[str]] = {}
-    for name in to.names("step-"):
-        steps.setdefault(name.partition("/")[0], []).append(name)
-    spared = None if best is None else folders.step_name(best)
-    for step in sorted(steps, reverse=True)[max(keep, 1) :]:
-        if step != spared:
-            # The manifest first: what is half removed must not look whole.
-            for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
-                to.remove(name)
-
-
-def _publish(to: Mirror, path: Path) -> None:
-    notice = path.parent / f".{LATEST}.{os.getpid()}"
-    job = json.loads((path / folders.TRAINER).read_text()).get("job", "")
-    value: dict[str, Any] = {"path": path.name, "step": int(path.name[5:]), "job": job}
-    notice.write_text(json.dumps(value))
-    try:
-        to.put(notice, LATEST)
-    finally:
-        notice.unlink(missing_ok=True)

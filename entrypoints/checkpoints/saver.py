@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, mirror, shards
+from cloudtrain.entrypoints.checkpoints import layout, shards
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 
 __all__ = ["Failure", "Saved", "Saver", "Snapshot", "visible_to"]
 
@@ -33,17 +34,13 @@ _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was.
-
-    `mirror_fault`: why the second place has no copy.
-    """
+    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was."""
 
     step: int
     path: Path
     size: int
     blocked_s: float
     seconds: float
-    mirror_fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +72,12 @@ class Snapshot:
 class Saver:
     """One rank's part of all saves of a job, one at a time. Made by all ranks together."""
 
-    def __init__(self, folder: Path, device: torch.device, keep: int, to: mirror.Mirror | None = None) -> None:
+    def __init__(self, folder: Path, device: torch.device, keep: int, uploads: Uploader | None = None) -> None:
+        """`uploads` gets what has become durable, to copy it to a second place."""
         self.folder = folder
         self._rank = dist.get_rank()
         self._keep = keep
-        self._mirror = to
+        self._uploads = uploads
         self._is_pinned = device.type == "cuda"
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
         self._writers = visible_to(folder)
@@ -129,7 +127,7 @@ class Saver:
             else:
                 meanwhile()
 
-    def meet(self, meanwhile: Callable[[], None]) -> None:
+    def meet(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Wait for all ranks, for as long as the slowest disk needs; all ranks call it, with nothing being written."""
         self._thread = threading.Thread(target=dist.barrier, kwargs={"group": self._group}, daemon=True)
         self._thread.start()
@@ -172,12 +170,15 @@ class Saver:
             self.failure = Failure(step, answer["error"], answer.get("sick", False))
             return
         seconds = time.perf_counter() - begin_s
-        path, size, fault = Path(answer["path"]), answer["size"], answer.get("mirror_fault")
-        self._news.append(Saved(step, path, size, blocked_s, seconds, fault))
+        self._news.append(Saved(step, Path(answer["path"]), answer["size"], blocked_s, seconds))
+        if self._uploads is not None:
+            self._uploads.offer(Path(answer["path"]), self._own_names(), passes_over=answer["is_uploading"])
 
     def _write(self, step: int, plain: bytes, trainer: dict[str, Any], best: tuple[str, float] | None) -> Any:
         """Write this rank's files and agree with the others; return `path` and `size`, or `error`, alike on all."""
-        needed = sum(exchange.gather(len(self._head) + self._buffer.nbytes, self._group))
+        is_uploading = self._uploads is not None and self._uploads.is_busy
+        asked = exchange.gather([len(self._head) + self._buffer.nbytes, is_uploading], self._group)
+        needed = sum(size for size, _ in asked)
         told: dict[str, Any] = {}
         if self._rank == 0:
             try:
@@ -193,13 +194,9 @@ class Saver:
         if self._rank == 0:
             told = self._settle(partial, step, answers, best)
         told = exchange.share(told, self._group)
-        if self._mirror is not None and "error" not in told:
-            path = Path(told["path"])
-            fault = mirror.upload(self._mirror, path, self._own_names(plain), self._keep, self._group)
-            told = {**told, "mirror_fault": fault}
-        return told
+        return {**told, "is_uploading": any(is_busy for _, is_busy in asked)}
 
-    def _own_names(self, plain: bytes) -> list[str]:
+    def _own_names(self) -> list[str]:
         small = [folders.PLAIN, folders.TRAINER] if self._rank == 0 else []
         return small + ([self._shard_name()] if self._rank in self._writers else [])
 
@@ -241,7 +238,7 @@ class Saver:
                 with contextlib.suppress(OSError):  # one too many does no harm, and the next save tries again
                     if best is not None:
                         folders.mark_best(self.folder, step, *best)
-                    folders.retain(self.folder, self._keep)
+                    folders.retain(self.folder, self._keep, self._uploads.step if self._uploads else None)
                 return {"path": str(path), "size": sum(int(entry["size"]) for entry in files.values())}
         except OSError as fault:
             error = folders.why_not(self.folder, step, fault)

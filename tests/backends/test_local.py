@@ -130,7 +130,9 @@ def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path], wait_
     status = cli("status", "last", "--json").json
     said = "node 2 was lost; going on with 2 of 3 nodes"
     assert (status["state"], status["detail"]) == ("succeeded", said)
-    causes = [cause["message"] for cause in json.loads((attempt / "node-0" / "exit.json").read_text())["restarted_after"]]
+    causes = [
+        cause["message"] for cause in json.loads((attempt / "node-0" / "exit.json").read_text())["restarted_after"]
+    ]
     assert causes == ["node 2 was lost: its agent is silent; going on with 2 of 3 nodes"]
     logs = cli("logs", "last", "--rank", "1").stdout
     assert "step 40 restart 1 ranks 2" in logs

@@ -9,6 +9,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, loader, mirror, shards, weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.settings import TaskError
 
 CPU = torch.device("cpu")
@@ -284,9 +286,12 @@ def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
     place = mirror.open_mirror(str(tmp_path / "second"))
     assert place is not None
     assert mirror.fetch(place, tmp_path) is None
-    saver = Saver(tmp_path / "first", CPU, 3, place)
+    uploads = Uploader(place, 3)
+    saver = Saver(tmp_path / "first", CPU, 3, uploads)
     saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
     saver.wait()
+    uploads.finish()
+    assert [(sent.step, sent.fault) for sent in uploads.news()] == [(3, None)]
     (tmp_path / "new").mkdir()
     fetched = mirror.fetch(place, tmp_path / "new")
     assert fetched == tmp_path / "new" / "step-00000003"
@@ -296,13 +301,43 @@ def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
 
 
 def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
-    """The checkpoint itself is durable; nothing half is published."""
+    """The checkpoint itself is durable; nothing half is published; the job's last is tried a second time."""
     (tmp_path / "file").touch()
-    place = mirror.open_mirror(str(tmp_path / "file" / "below"))
-    saver = Saver(tmp_path / "first", CPU, 3, place)
+    uploads = Uploader(mirror.FolderMirror(tmp_path / "file" / "below"), 3)
+    saver = Saver(tmp_path / "first", CPU, 3, uploads)
     saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
     saver.wait()
     assert (saver.failure, len(saver.news())) == (None, 1)
+    uploads.wait()
+    (tmp_path / "file").unlink()
+    uploads.finish()
+    failed, done = uploads.news()
+    assert ("Not a directory" in str(failed.fault), done.fault) == (True, None)
+    assert (tmp_path / "file/below/latest.json").exists()
+
+
+def test_slow_mirror_holds_up_no_save(tmp_path: Path) -> None:
+    """Saves go on beside an upload; what it reads is not removed; those between are passed over, the last is not."""
+    hold, started = threading.Event(), threading.Event()
+
+    class SlowMirror(mirror.FolderMirror):
+        def put(self, path: Path, name: str) -> None:
+            started.set()
+            assert hold.wait(60)
+            super().put(path, name)
+
+    uploads = Uploader(SlowMirror(tmp_path / "second"), 3)
+    saver = Saver(tmp_path / "first", CPU, 1, uploads)
+    for step in (1, 2, 3, 4):
+        saver.begin(Snapshot(step, state(), {}, {}, {"step": step}))
+        saver.wait()
+        assert started.wait(60)
+    assert [saved.step for saved in saver.news()] == [1, 2, 3, 4]
+    assert [step for step, _ in folders.list_steps(tmp_path / "first")] == [4, 1]
+    hold.set()
+    uploads.finish()
+    assert [(sent.step, sent.fault) for sent in uploads.news()] == [(1, None), (4, None)]
+    assert (tmp_path / "second/step-00000004/manifest.json").exists()
 
 
 # Saves under one strategy and number of ranks, or loads and prints a checksum of everything that was saved.

@@ -1,0 +1,150 @@
+"""Copies finished checkpoints to a mirror, behind the training and behind the next save.
+
+Every rank uploads the files that it wrote, so that as many machines send at once; only when all are there does rank 0
+upload the manifest and publish the step as the latest. What is published is therefore whole. One checkpoint at a time:
+what becomes durable meanwhile is passed over, but for the job's last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import exchange
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints.mirror import LATEST, Mirror
+
+__all__ = ["Uploaded", "Uploader"]
+
+_GROUP_TIMEOUT_S = 6 * 3600.0  # the slowest rank's upload
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """How the upload of a step ended, alike on all ranks: `fault` is None where the mirror has it."""
+
+    step: int
+    seconds: float
+    fault: str | None
+
+
+class Uploader:
+    """One rank's part of all uploads of a job. Made by all ranks together, with a process group of its own."""
+
+    def __init__(self, to: Mirror, keep: int) -> None:
+        self._to = to
+        self._keep = keep
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
+        self._thread: threading.Thread | None = None
+        self._newest: tuple[Path, list[str]] | None = None
+        self._news: list[Uploaded] = []
+        self._published: Path | None = None
+        self._path: Path | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an upload is under way here; the ranks' answers may differ."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def step(self) -> int | None:
+        """The step being uploaded, which must not be removed meanwhile. Rank 0 is the last to be done with it."""
+        return int(self._path.name[5:]) if self._path is not None and self.is_busy else None
+
+    def offer(self, path: Path, names: list[str], *, passes_over: bool) -> None:
+        """Begin to upload this rank's files of a durable checkpoint. All ranks call it, with the same `passes_over`.
+
+        `passes_over`: another upload is under way on some rank, so this checkpoint goes only if it is the last.
+        """
+        self._newest = path, names
+        if not passes_over:
+            self._begin(path, names)
+
+    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Return once the newest checkpoint is there, or was tried again; all ranks call it, with no save under way."""
+        self.wait(meanwhile)
+        if self._newest is not None and self._published != self._newest[0]:
+            self._begin(*self._newest)
+            self.wait(meanwhile)
+
+    def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
+        """Return once nothing is being uploaded here any more, or at the limit; call `meanwhile` once a second."""
+        end_s = time.monotonic() + limit_s
+        while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
+            self._thread.join(1.0)
+            meanwhile()
+
+    def news(self) -> list[Uploaded]:
+        """Return what has ended since the last call."""
+        found, self._news = self._news, []
+        return found
+
+    def _begin(self, path: Path, names: list[str]) -> None:
+        self._path = path
+        self._thread = threading.Thread(target=self._run, args=(path, names), name="mirror", daemon=True)
+        self._thread.start()
+
+    def _run(self, path: Path, names: list[str]) -> None:
+        begin_s = time.perf_counter()
+        try:
+            fault = _upload(self._to, path, names, self._keep, self._group)
+        except Exception as error:  # a peer is gone: the training thread will see that too
+            fault = str(error)
+        if fault is None:
+            self._published = path
+        self._news.append(Uploaded(int(path.name[5:]), time.perf_counter() - begin_s, fault))
+
+
+def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
+    """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
+
+    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again. Of
+    those before, the mirror keeps as many as the folder, and the best.
+    """
+    fault = None
+    try:
+        for name in names:
+            to.put(path / name, f"{path.name}/{name}")
+    except OSError as error:
+        fault = str(error)
+    faults = [found for found in exchange.gather(fault, group) if found]
+    if dist.get_rank(group) == 0 and not faults:
+        try:
+            to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
+            _publish(to, path)
+            _retain(to, keep, folders.best_step(path.parent))
+        except OSError as error:
+            faults = [str(error)]
+    told: list[str] = exchange.share(faults, group)
+    return told[0] if told else None
+
+
+def _retain(to: Mirror, keep: int, best: int | None) -> None:
+    steps: dict[str, list[str]] = {}
+    for name in to.names("step-"):
+        steps.setdefault(name.partition("/")[0], []).append(name)
+    spared = None if best is None else folders.step_name(best)
+    for step in sorted(steps, reverse=True)[max(keep, 1) :]:
+        if step != spared:
+            # The manifest first: what is half removed must not look whole.
+            for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
+                to.remove(name)
+
+
+def _publish(to: Mirror, path: Path) -> None:
+    notice = path.parent / f".{LATEST}.{os.getpid()}"
+    job = json.loads((path / folders.TRAINER).read_text()).get("job", "")
+    notice.write_text(json.dumps({"path": path.name, "step": int(path.name[5:]), "job": job}))
+    try:
+        to.put(notice, LATEST)
+    finally:
+        notice.unlink(missing_ok=True)
