@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import click
 
+from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["command"]
 
@@ -39,11 +40,7 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     folder = home()
     with overrides.placing():
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-    for line in prepared.plan.lines():
-        say(line)
-    worst = prepared.plan.worst_case_usd
-    if worst and config.budget is None and not confirm(f"This may cost up to {worst:.2f} USD. Send it?", yes=yes):
-        say("not sent")
+    if not approved(prepared, yes=yes):
         return 1
     registry = Registry(folder)
     job, _ = submit.send(registry, prepared)

@@ -11,6 +11,7 @@ import click
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.options import job_argument, json_option
+from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
@@ -67,6 +68,8 @@ def command(
         show(found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
         return 0
     _require_there(found.attempt, view)
+    if attempt is None and found.attempt.number > 1:
+        say(f"attempt {found.attempt.number} of {found.id}; the one before: --attempt {found.attempt.number - 1}")
     if following:
         return follow(registry, found, view_of(found, view), tail=tail)
     show(found, found.attempt, view_of(found, view), tail=tail)

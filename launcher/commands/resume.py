@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["command"]
 
@@ -58,11 +59,7 @@ def command(
         shipped=None if update_code else _shipped(found),
         spent_usd=registry.spent_usd(found) or 0.0,
     )
-    for line in prepared.plan.lines():
-        say(line)
-    worst = prepared.plan.worst_case_usd
-    if worst and stored.budget is None and not confirm(f"This may cost up to {worst:.2f} USD more. Send it?", yes=yes):
-        say("not sent")
+    if not approved(prepared, yes=yes, more=True):
         return 1
     found = submit.resend(registry, found, prepared)
     say(f"sent: {found.id}, attempt {found.attempt.number}")

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 
+from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.backend import names
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["command", "render"]
 
@@ -83,19 +84,7 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-    for line in prepared.plan.lines():
-        say(line)
-    say(f"code: {prepared.bundle.summary()}")
-    for line in prepared.warnings:
-        say(line)
-    worst = prepared.plan.worst_case_usd
-    # A budget in the config is the answer to this question.
-    if (
-        worst
-        and prepared.config.budget is None
-        and not confirm(f"This job may cost up to {worst:.2f} USD. Send it?", yes=yes)
-    ):
-        say("not sent")
+    if not approved(prepared, yes=yes):
         return 1
     registry = Registry(folder)
     try:

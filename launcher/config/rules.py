@@ -38,6 +38,7 @@ def faults_of(root: Node) -> list[Fault]:
         *_numbers(root),
         *_spreading(root),
         *_strict(root),
+        *_optimizing(root),
         *_notify(root),
         *_environment(root),
         *_backend(root),
@@ -158,6 +159,29 @@ def _strict(root: Node) -> Iterator[Fault]:
         message = f"`reproducible: strict` needs a power of two of micro-batches, and {whole} / {micro} is {count}"
         sizes: tuple[KeyPath, ...] = (("global_batch_size",), ("micro_batch_size",), here)
         yield _in_training(root, message, "change one of the sizes", *sizes)
+
+
+# The optimizers that pay heed to a setting; the others would leave it out without a word.
+_HEEDED_BY = {
+    "momentum": ("sgd", "lars"),
+    "betas": ("adamw", "radam", "lamb"),
+    "eps": ("adamw", "radam", "lamb"),
+    "trust_coefficient": ("lars",),
+}
+
+
+def _optimizing(root: Node) -> Iterator[Fault]:
+    """Yield settings of the optimizer, the schedule and the evaluation that would have no effect."""
+    name = _text(root, "training", "optimizer", "name") or "adamw"
+    for setting, optimizers in _HEEDED_BY.items():
+        if given(root, "training", "optimizer", setting) and name not in optimizers:
+            message = f"`{setting}` goes with {' or '.join(f'`{one}`' for one in optimizers)}, not `{name}`"
+            paths: tuple[KeyPath, ...] = (("optimizer", setting), ("optimizer", "name"))
+            yield _in_training(root, message, "leave it out, or choose another optimizer", *paths)
+    warmup, steps = _whole(root, "training", "schedule", "warmup_steps"), _whole(root, "training", "max_steps")
+    if steps and warmup > steps:
+        message = f"`warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
+        yield _in_training(root, message, "warm up for fewer steps", ("schedule", "warmup_steps"), ("max_steps",))
 
 
 def _in_training(root: Node, message: str, hint: str, *keys: KeyPath) -> Fault:

@@ -114,7 +114,9 @@ def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> s
     text = node.value if node is not None and isinstance(node.value, str) else ""
     if kind == "literal_error":
         choices = _choices(ctx)
-        close = get_close_matches(text.lower(), choices, 1) or get_close_matches(text.replace("_", "-"), choices, 1)
+        longer = [choice for choice in choices if len(text) > 2 and choice.startswith(text.lower())]  # adam: adamw
+        close = longer or get_close_matches(text.lower(), choices, 1)
+        close = close or get_close_matches(text.replace("_", "-"), choices, 1)
         return f"did you mean `{close[0]}`?" if close else ""
     if kind == "bool_type" and text.lower() in _BOOLEANS:
         return f"write `{_BOOLEANS[text.lower()]}`, without quotes"

@@ -74,7 +74,7 @@ image: reg/train:3
 resources: {instances: 2, min_instances: 1, accelerators: A100, spot: true, disk_gb: 200 GB}
 distributed: {nproc_per_node: 8, max_restarts: 0, timeout_s: 60}
 training: {strategy: fsdp, precision: bf16, global_batch_size: 256, micro_batch_size: 32, max_steps: 2000,
-           optimizer: {name: sgd, lr: 3e-4, betas: [0.9, 0.95]}, schedule: {name: cosine, warmup_steps: 100}}
+           optimizer: {name: radam, lr: 3e-4, betas: [0.9, 0.95]}, schedule: {name: cosine, warmup_steps: 100}}
 checkpoint: {every_steps: 200, every: 10m, keep: 3, uri: s3://b/c, resume: never}
 inputs: {train: s3://b/d}
 outputs: {model: s3://b/m}
@@ -149,6 +149,7 @@ BAD_VALUES = [
     ("resources: {disk_gb: 1.5}", "gigabytes", ""),
     ("resources: [2]", "expected a mapping of keys, found a list", "keys here: `instances`"),
     ("training: {precision: bfloat16}", "one of `fp32`, `bf16`, `fp16`, found the text `bfloat16`", "`bf16`"),
+    ("training: {optimizer: {name: adam}}", "one of `sgd`", "did you mean `adamw`?"),
     ("training: {strategy: FSDP}", "one of `ddp`, `fsdp`", "did you mean `fsdp`?"),
     ("training: {max_steps: 1e4}", "expected a whole number, found the number 1e4", "write 10000"),
     ("training: {optimizer: adamw}", "expected a mapping", "`optimizer: {name: adamw}`"),
@@ -282,6 +283,13 @@ RULES = [
         "a power of two of micro-batches, and 24 / 4 is 6",
         [4, 5, 6],
     ),
+    (
+        task("training:\n  optimizer:\n    name: adamw\n    momentum: 0.9"),
+        "`momentum` goes with `sgd` or `lars`, not `adamw`",
+        [6, 5],
+    ),
+    (task("training:\n  optimizer: {betas: [0.9, 0.9], name: sgd}"), "`betas` goes with `adamw` or", [4, 4]),
+    (task("training:\n  max_steps: 5\n  schedule: {warmup_steps: 9}"), "`warmup_steps` 9 is more than", [5, 4]),
     (task("resources:\n  accelerators: A100\n  instance_type: t"), "`accelerators` and `instance_type`", [5, 4]),
     (task("resources:\n  instances: 2\n  min_instances: 3"), "`min_instances` 3 is more than", [5, 4]),
     (task("resources:\n  min_instances: 3"), "`min_instances` 3 is more than `instances` 1", [4]),
