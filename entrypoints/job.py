@@ -68,6 +68,7 @@ class Job:
     folder: Path  # of the checkpoints
     mirror: mirror.Mirror | None
     uploader: Uploader | None
+    owned: range  # the virtual ranks of this one
     board: tensorboard.Board | None
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
@@ -157,6 +158,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     if not module.training:  # as pretrained ones come; parts of it that are frozen in eval mode stay so
         module.train()
     spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
+    split = dataclasses.replace(split, is_strided=spread.strided)
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
     parameters = sum(p.numel() for p in spread.module.parameters())
     identity = {
@@ -177,7 +179,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         task=task,
         place=place,
         agreement=agreement,
-        split=dataclasses.replace(split, is_strided=spread.strided),
+        split=split,
         train_data=train_data,
         eval_data=eval_data,
         strategy=spread,
@@ -192,6 +194,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         folder=folder,
         mirror=second,
         uploader=uploader,
+        owned=split.owned(place.rank),
         board=_board(spec, place),
     )
 

@@ -26,6 +26,8 @@ _SLOW_DATA = 0.1  # of the step: from here on, a log line says that training wai
 class Speed:
     """Means over one window of optimizer steps, from one log line to the next; None is what cannot be known here.
 
+    The job's first step is left out, unless it is the only one: it compiles, and starts the workers for the data.
+
     step_s = data_s + compute_s + communication_s; a checkpoint's time comes on top. Times are rank 0's clock, rates
     those of all ranks. compute_s is what is left, so it is right on a GPU too, where calls return before the work is
     done: forward, backward, the optimizer, and the waiting for other ranks that communication_s does not hold.
@@ -82,6 +84,7 @@ class Meter:
         self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
+        self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
         self._data_s = self._checkpoint_s = self._paused_s = 0.0
         self.step_s = 0.0  # of the last window; 0 until the first is done
         self._looked_s, self._peak_bytes = -math.inf, 0
@@ -107,7 +110,8 @@ class Meter:
         """Count one optimizer step."""
         self._steps += 1
         if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs one before the first log line
-            self.step_s = time.perf_counter() - self._since_s
+            self.step_s = self._first_s = time.perf_counter() - self._since_s
+            self._first_data_s = self._data_s
 
     def skip(self, seconds: float) -> None:
         """Leave out time that went into something other than steps, such as evaluating."""
@@ -128,10 +132,14 @@ class Meter:
     def measure(self) -> Speed:
         """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
         now_s, steps = time.perf_counter(), max(self._steps, 1)
-        if now_s > self._since_s:
-            self.step_s = (now_s - self._since_s) / steps
-        data_s = min(self._data_s / steps, self.step_s)
         checkpoint_s = self._checkpoint_s / steps
+        passed_s, data_s = now_s - self._since_s, self._data_s
+        if self._first_s and steps > 1:  # it is in no mean, so that the time left is right from the first line on
+            steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
+        self._first_s = 0.0
+        if passed_s > 0.0:
+            self.step_s = passed_s / steps
+        data_s = min(data_s / steps, self.step_s)
         communication_s = self._communication()
         if communication_s is not None:  # a sample of one step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)

@@ -288,6 +288,12 @@ def _load_optimizer(job: Job, reader: loader.Reader) -> None:
     # load_state_dict pairs parameters by their place in the groups' lists, so the lists must be this optimizer's own.
     packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
     job.optimizer.load_state_dict({"state": state, "param_groups": packed})
+    # It casts floating-point state to the parameter's type, as fp32 averages of bf16 weights: back to what was saved.
+    for position, parameter in enumerate(saving.optimizer_names(job)):
+        loaded = job.optimizer.state.get(parameter, {})
+        for key, value in state.get(position, {}).items():
+            if isinstance(value, torch.Tensor) and key in loaded and loaded[key].dtype != value.dtype:
+                loaded[key] = value
     if job.task.optimizer is None:  # a user's optimizer may keep state among its settings
         for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
             group.update(setting)
@@ -331,6 +337,9 @@ def _report(job: Job, found: folders.Found | None, damaged: list[tuple[Path, str
     if found is None and _restarts() == 0 and job.spec.attempt == 1:
         return
     changed = differences(found.trainer, job.identity) if found else []
+    if job.task.optimizer is not None:
+        but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
+        changed = [text.replace("the new ones hold", but) for text in changed]
     origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
     path_ = str(found.path) if found else None

@@ -108,7 +108,8 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
     training, spread = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
     lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
-    stopped = gradients(job, progress, batches)
+    is_logged = _is_logged(job, progress, progress.step + 1)
+    stopped = gradients(job, progress, batches, is_logged)
     if stopped is not None:
         return stopped
     skips = training.on_nan == "skip"
@@ -135,19 +136,20 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
     loss = verdict.loss / job.split.virtual
     _count_skipped(job, progress, is_left_out, loss)
     _look_at(job, progress, verdict, 0.0 if is_left_out else loss, lr)
-    if not is_left_out and _is_logged(job, progress, progress.step):
+    if is_logged and not is_left_out:
         report.say_step(job, progress, loss, lr, norm)
     progress.log_every = verdict.log_every or progress.log_every
     return verdict
 
 
-def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | None:
+def gradients(job: Job, progress: Progress, batches: data.Batches, is_logged: bool = False) -> Verdict | None:
     """Add up the gradients of this rank's micro-batches. Return None, or the verdict that told the ranks to stop.
 
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor here, and summed or averaged
     over the ranks there, the gradient is the mean over the G samples of the global batch.
     """
-    spread, owned = job.strategy, job.split.owned(job.place.rank)
+    spread, owned = job.strategy, job.owned
+    must_agree = is_logged or job.spec.training.on_nan == "skip"
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -158,8 +160,9 @@ def gradients(job: Job, progress: Progress, batches: data.Batches) -> Verdict | 
                 loss = _checked(job.task.loss(spread.model, batch))
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # Begun here, the agreement travels while the gradients are computed.
-            if job.agreement.is_due(is_last and _must_agree(job, progress)):
-                shared = _loss_to_share(job, progress, total) if is_last else 0.0
+            if job.agreement.is_due(is_last and must_agree):
+                # On a GPU only for a step that needs it, since reading it waits there.
+                shared = float(total) if is_last and (must_agree or isinstance(total, float)) else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
                 job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
             share = loss if spread.divisor == 1 else loss / spread.divisor
@@ -191,18 +194,18 @@ def _counting(job: Job) -> Iterator[None]:
 
 
 def _checked(loss: object) -> torch.Tensor:
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise TaskError(f"loss(model, batch) must return a tensor of one number, the mean; it returned {loss!r:.200}")
+    """Return the loss as a scalar. Raises TaskError where it is none, or nothing can be learnt from it."""
+    if not isinstance(loss, torch.Tensor):
+        raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
+    if loss.numel() != 1:
+        shape = "x".join(map(str, loss.shape))
+        raise TaskError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
+    if not loss.requires_grad:
+        raise TaskError(
+            "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
+            "taken from .item() or numpy?"
+        )
     return loss.squeeze() if loss.dim() else loss
-
-
-def _must_agree(job: Job, progress: Progress) -> bool:
-    return job.spec.training.on_nan == "skip" or _is_logged(job, progress, progress.step + 1)
-
-
-def _loss_to_share(job: Job, progress: Progress, total: torch.Tensor | float) -> float:
-    """Return the sum of this rank's losses; on a GPU only for a step that needs it, since reading it waits there."""
-    return float(total) if isinstance(total, float) or _must_agree(job, progress) else 0.0
 
 
 def _is_logged(job: Job, progress: Progress, step: int) -> bool:

@@ -93,7 +93,18 @@ def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
     assert meter.step_s == 2.0
     run(meter, clock, 1, compute_s=9.5)
     assert meter.step_s == 2.0
-    assert meter.read() == pytest.approx(32 / 6)
+    assert meter.read() == pytest.approx(32 / 10)
+
+
+def test_first_step_is_in_no_mean(clock: Clock) -> None:
+    """It compiles for a minute, and waits for data workers to start: the time left is right from the first line on."""
+    meter = Meter(32)
+    run(meter, clock, 1, data_s=20.0, compute_s=60.0)
+    run(meter, clock, 4)
+    speed = meter.measure()
+    assert (speed.step_s, speed.data_s, meter.eta_s(10)) == (2.0, 0.5, 20.0)
+    run(meter, clock, 2)
+    assert meter.measure().step_s == 2.0
 
 
 def test_unknown_figures_are_left_out(clock: Clock) -> None:

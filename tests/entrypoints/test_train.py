@@ -73,6 +73,19 @@ def evaluate(model, batch):
     return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
 """
 
+# In place of TASK's model: weights in bf16, computing in it too.
+BF16 = """
+class Low(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net(16).bfloat16()
+    def forward(self, x):
+        return self.net(x.bfloat16())
+
+def model(params):
+    return Low()
+"""
+
 TRAINING = {
     "strategy": "ddp",
     "precision": "fp32",
@@ -494,6 +507,48 @@ def test_evaluation_that_raises_costs_no_training(tmp_path: Path) -> None:
     assert failed.code == 1
     again = run(tmp_path, ranks=1, eval_every=None)
     assert (again.only("restart")["step"], again.only("done")["step"]) == (16, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (", reduction='none')", "must return one number, the mean; it returned 2: call .mean() on it"),
+        (").detach()", "a tensor without a gradient; was it detached"),
+        (").item()", "must return a tensor; it returned "),
+    ],
+)
+def test_loss_that_is_none_is_named(given: str, said: str, tmp_path: Path) -> None:
+    """What people return by mistake, and how to mend it."""
+    right = "    return F.cross_entropy(model(batch[0]), batch[1])\n\ndef evaluate"
+    failed = run(tmp_path, ranks=1, text=TASK.replace(right, right.replace("batch[1])", f"batch[1]{given}")))
+    assert (failed.code, said in failed.errors) == (1, True), failed.errors
+
+
+@pytest.mark.slow
+def test_optimizer_state_keeps_its_type(tmp_path: Path) -> None:
+    """An optimizer of the user's with fp32 averages of bf16 weights goes on to the bit."""
+    own = """
+class Slow(torch.optim.Optimizer):
+    def __init__(self, params): super().__init__(params, {"lr": 0.01})
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            mean = self.state[p].setdefault("mean", torch.zeros_like(p, dtype=torch.float32))
+            mean.mul_(0.9).add_(p.grad.float())
+            p.sub_(0.01 * mean)
+
+def optimizer(model, params):
+    return Slow(model.parameters())
+"""
+    text = TASK.replace("), batch[1])", ").float(), batch[1])") + own
+    text = text.replace('def model(params):\n    return Net(params.get("width", 16))', BF16)
+    whole = run(tmp_path / "whole", ranks=1, text=text, eval_every=None, clip_norm=None)
+    assert whole.code == 0, whole.errors
+    resume_from(whole, tmp_path / "again", 10)
+    again = run(tmp_path / "again", ranks=1, text=text, eval_every=None, clip_norm=None)
+    expected = {step: loss for step, loss in whole.values("step", "loss").items() if step > 10}
+    assert again.values("step", "loss") == expected
 
 
 @pytest.mark.slow
