@@ -19,6 +19,7 @@ __all__ = ["MARK", "MAX_BYTES", "NAMES", "emit", "format_line", "parse"]
 
 MARK = "  ::ct "
 MAX_BYTES = 4096
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would make one a line
 NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done")
 
 
@@ -28,7 +29,7 @@ def format_line(event: str, text: str, fields: dict[str, Any]) -> str:
     String fields over 1,000 characters are cut too: a traceback belongs in the log, not in an event.
     """
     short = {k: v[:1000] + "…" if isinstance(v, str) and len(v) > 1000 else v for k, v in fields.items()}
-    tail = MARK + json.dumps({"e": event, **short}, separators=(",", ":"), default=str)
+    tail = MARK + _encode({"e": event, **short})
     room = MAX_BYTES - 1 - len(tail.encode())
     head = " ".join(text.split("\n")).encode()[: max(room, 0)].decode(errors="ignore")
     return head + tail

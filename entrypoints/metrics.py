@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import resource
 import sys
@@ -45,7 +44,7 @@ class Speed:
 
     def fields(self) -> dict[str, float]:
         """Return what is known, by name: the step event's fields."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def text(self) -> str:
         """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`; where it is much, the wait for data."""

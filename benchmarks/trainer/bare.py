@@ -45,8 +45,18 @@ def train(
     save: Callable[[int], None] | None = None,
 ) -> None:
     """Train from the step to the last one, with a save where one is due."""
+    max_steps, every = spec["training"]["max_steps"], spec["checkpoint"].get("every_steps")
+    for done in steps(spec, model, optimizer, step):
+        if done == max_steps:
+            break
+        if save and done % every == 0:
+            save(done)
+
+
+def steps(spec: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> Iterator[int]:
+    """Take steps for as long as they are asked for; yield the number of each."""
     training, rank = spec["training"], dist.get_rank()
-    max_steps, log_every, every = training["max_steps"], training["log_every"], spec["checkpoint"].get("every_steps")
+    max_steps, log_every = training["max_steps"], training["log_every"]
     for batch in _batches(spec):
         loss = workload.loss(model, batch)
         loss.backward()
@@ -55,10 +65,7 @@ def train(
         step += 1
         if step % log_every == 0 and rank == 0:
             print(f"step {step}/{max_steps} loss {loss.item():.4g}", flush=True)
-        if step == max_steps:
-            break
-        if save and step % every == 0:
-            save(step)
+        yield step
 
 
 def _batches(spec: dict[str, Any]) -> Iterator[Any]:

@@ -103,6 +103,31 @@ def run(
     **env: str,
 ) -> Run:
     """Run the contestant in the folder and return what it noted. Raises RuntimeError where it fails."""
+    begin_s = launch(contestant, spec, folder, ranks=ranks, repo=repo, script=script, **env)
+    notes = [json.loads((folder / f"notes.{rank}").read_text()) for rank in range(ranks)]
+    head = notes[0]
+    return Run(
+        first_step_s=head["wall_s"][1] - begin_s,
+        wall_s=head["wall_s"],
+        cpu_s=head["cpu_s"],
+        rss_mb=head["rss"] / 1024,
+        bytes_per_400=head["bytes_out"][0] * 400 / head["counted_at"],
+        events=_events(folder / "output.txt"),
+        notes=notes,
+    )
+
+
+def launch(
+    contestant: str,
+    spec: dict[str, Any],
+    folder: Path,
+    *,
+    ranks: int = 2,
+    repo: Path | None = None,
+    script: Path | None = None,
+    **env: str,
+) -> float:
+    """Run the contestant in the folder to its end; return when it began. Raises RuntimeError where it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "workload.py", folder / "workload.py")
     (folder / "spec.json").write_text(json.dumps(spec))
@@ -127,17 +152,7 @@ def run(
         )
     if done.returncode:
         raise RuntimeError(f"{contestant} ended with {done.returncode}:\n{errors.read_text()[-3000:]}")
-    notes = [json.loads((folder / f"notes.{rank}").read_text()) for rank in range(ranks)]
-    head = notes[0]
-    return Run(
-        first_step_s=head["wall_s"][1] - begin_s,
-        wall_s=head["wall_s"],
-        cpu_s=head["cpu_s"],
-        rss_mb=head["rss"] / 1024,
-        bytes_per_400=head["bytes_out"][0] * 400 / head["counted_at"],
-        events=_events(output),
-        notes=notes,
-    )
+    return begin_s
 
 
 def _environment(folder: Path, repo: Path | None) -> dict[str, str]:
