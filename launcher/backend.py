@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "GROUP",
+    "RENDERED",
     "Backend",
     "Capacity",
     "Check",
@@ -37,8 +38,10 @@ __all__ = [
 
 GROUP = "cloudtrain.backends"
 BUILT_IN = {"local": "cloudtrain.backends.local.backend"}
-# Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
+# Parts of the published config whose backends are not built yet: their blocks are checked, their names known. Of those
+# in RENDERED, plan and request are there; the vendor's own CLI can send them.
 ANNOUNCED = ("ssh", "sagemaker", "azureml", "vertex")
+RENDERED = {"sagemaker": "cloudtrain.backends.sagemaker.backend"}
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 
@@ -59,13 +62,25 @@ class Capacity:
 class Request:
     """What is sent: `body` as the backend takes it; `files` what `-o DIR` writes for the vendor's own CLI.
 
-    `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML).
+    `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML). `beside` is what the
+    sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed.
     """
 
     name: str
     body: dict[str, Any]
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
+    beside: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """Return what a send needs, for JSON."""
+        return {"body": self.body, "beside": self.beside}
+
+    @classmethod
+    def load(cls, name: str, data: dict[str, Any]) -> Request:
+        """Return what `dump` described, without what is for people."""
+        return cls(name, data["body"], "", beside=data["beside"])
 
 
 @dataclass(frozen=True)
@@ -146,20 +161,24 @@ class Backend(Protocol):
         """Return what stands in the way of a job here."""
 
 
-def names() -> list[str]:
-    """Return the names of the backends that can be used: the built-in ones, then plug-ins."""
-    return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
+def names(*, dry: bool = False) -> list[str]:
+    """Return the names of the backends that can be used: the built-in ones, then plug-ins. `dry`: by a dry run."""
+    known = {**BUILT_IN, **(RENDERED if dry else {})}
+    return [*known, *sorted(set(_plugins()) - set(known))]
 
 
-def load(name: str) -> Backend:
-    """Import and return a backend. Raises ConfigError where there is none of that name."""
-    path = BUILT_IN.get(name) or _plugins().get(name)
+def load(name: str, *, dry: bool = False) -> Backend:
+    """Import and return a backend. Raises ConfigError where there is none of that name.
+
+    `dry`: one that has `capacity`, `request` and `check` will do.
+    """
+    path = BUILT_IN.get(name) or (RENDERED.get(name) if dry else None) or _plugins().get(name)
     if path is None:
         if name in ANNOUNCED:
-            raise ConfigError(
-                f"the backend `{name}` is not part of this version of cloudtrain",
-                hint=f"this version runs jobs on: {', '.join(names())}; its `{name}:` block is checked all the same",
-            )
+            hint = f"this version runs jobs on: {', '.join(names())}; its `{name}:` block is checked all the same"
+            if name in RENDERED:
+                hint += ", and `submit --dry-run` prints its request"
+            raise ConfigError(f"the backend `{name}` is not part of this version of cloudtrain", hint=hint)
         raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")
     return cast("Backend", importlib.import_module(path))
 

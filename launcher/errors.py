@@ -50,7 +50,8 @@ class Fault:
     """One thing wrong: the message, the key it is about (`resources.spot`), where, and how to mend it.
 
     A rule that spans keys gives the other key's place as `also`. What has no place in the file (a
-    command-line override, a missing key's parent at top level) leaves `place` out.
+    command-line override, a missing key's parent at top level) leaves `place` out. `is_warning`: it may work all the
+    same, and is told without refusing.
     """
 
     message: str
@@ -58,6 +59,7 @@ class Fault:
     place: Place | None = None
     hint: str = ""
     also: tuple[Place, ...] = ()
+    is_warning: bool = False
 
     def __str__(self) -> str:
         lines = [self.message]

@@ -47,16 +47,17 @@ def prepare(
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
     `spent_usd` is what earlier attempts have cost, which the budget covers too.
     """
-    backend = backends.load(config.backend)
+    backend = backends.load(config.backend, dry=dry)
     plan = plans.make(config, backend.capacity(config), spent_usd)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
     bundle = shipped or bundles.pack(folder, config.code.exclude, max_bytes, cache, scratch=dry)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    faults = backend.check(request)
-    if faults:
+    found = backend.check(request)
+    if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
-    return Prepared(config, config_file, backend, plan, bundle, request, tuple(_warnings(config)))
+    doubts = [f"{fault.key}: {fault.message}" for fault in found]
+    return Prepared(config, config_file, backend, plan, bundle, request, (*request.notes, *doubts, *_warnings(config)))
 
 
 def _warnings(config: Config) -> Iterator[str]:

@@ -72,12 +72,12 @@ def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[st
 
 
 def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
-    return Attempt(job_id, number, "intent", prepared.plan.dump(), request.body, time.time(), this_process())
+    return Attempt(job_id, number, "intent", prepared.plan.dump(), request.dump(), time.time(), this_process())
 
 
 def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str, str]) -> Job:
     attempt = job.attempt
-    request = backends.Request(attempt.name, attempt.request, "")
+    request = backends.Request.load(attempt.name, attempt.request)
     shipment = backends.Shipment(prepared.bundle, registry.folder, Path(job.config_file).parent, secrets)
     try:
         ref = prepared.backend.send(request, shipment)

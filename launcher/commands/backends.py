@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.backend import ANNOUNCED, names
+from cloudtrain.launcher.backend import ANNOUNCED, RENDERED, names
 from cloudtrain.launcher.options import json_option
 from cloudtrain.launcher.terminal import print_json, print_lines
 
@@ -15,8 +15,11 @@ __all__ = ["command"]
 @json_option
 def command(as_json: bool) -> None:
     """List the backends that this installation can use."""
-    missing = [name for name in ANNOUNCED if name not in names()]
+    missing = [name for name in ANNOUNCED if name not in names(dry=True)]
     if as_json:
-        print_json({"backends": names(), "config_only": missing})
+        print_json({"backends": names(), "dry_run_only": list(RENDERED), "config_only": missing})
         return
-    print_lines([*names(), *(f"{name}  (its config block is checked; not part of this version)" for name in missing)])
+    dry = [f"{name}  (plan and dry run; sending is not part of this version)" for name in RENDERED]
+    print_lines(
+        [*names(), *dry, *(f"{name}  (its config block is checked; not part of this version)" for name in missing)]
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.backend import names
+from cloudtrain.launcher.backend import RENDERED, names
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
@@ -112,6 +112,10 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
         for line in [*prepared.plan.lines(), *prepared.warnings, f"code: {prepared.bundle.summary()}"]:
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
         say("dry run: nothing was sent")
+        if config.backend in RENDERED:
+            say(
+                f"{config.backend}: this version plans, renders and checks; sending the code and the job is being built"
+            )
         if output is not None:
             _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
         if as_json:
@@ -130,10 +134,10 @@ def _configured(overrides: Overrides) -> list[str | None]:
     config = overrides.load(overrides.load("local").backend)
     blocks = ("ssh", "sagemaker", "azureml", "vertex")
     wanted = ["local", *(block for block in blocks if getattr(config, block) is not None)]
-    missing = [name for name in wanted if name not in names()]
-    if missing:
+    there = names(dry=True)
+    if missing := [name for name in wanted if name not in there]:
         say(f"left out, not part of this version: {', '.join(missing)}")
-    return [name for name in wanted if name in names()]
+    return [name for name in wanted if name in there]
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

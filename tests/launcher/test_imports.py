@@ -44,6 +44,8 @@ COMMANDS = {
     "explain": {TEMPLATES, RICH, PATTERNS},
     "schema": {TEMPLATES, RICH, PATTERNS},
     "submit --dry-run": {RICH},
+    "submit --dry-run --backend sagemaker --set resources.instance_type=ml.m5.xlarge --set sagemaker.region=eu-west-1 "
+    "--set sagemaker.role=arn:aws:iam::123456789012:role/x": {RICH},
 }
 
 

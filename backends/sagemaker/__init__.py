@@ -1,0 +1,1 @@
+"""Amazon SageMaker training jobs."""

@@ -1,0 +1,182 @@
+"""What CreateTrainingJob would refuse, found without AWS: the table of its own limits, and the rules between fields.
+
+rules.json holds every type, required member, limit, pattern and enumeration of the request (tools/sagemaker_table.py
+writes it from botocore, which checks types and required members only). What is newer than the table is let through with
+a warning: an instance type, not a misspelt field.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from importlib.resources import files
+from typing import Any
+
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["faults", "violations"]
+
+# Enumerations that AWS adds to every month: an unknown word may be newer than the table.
+_GROWING = ("TrainingInstanceType",)
+_JSON_TYPES: dict[str, Any] = {
+    "object": dict,
+    "list": list,
+    "map": dict,
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+}
+
+# Where in the config the parts of the request come from, the longest first.
+_KEYS = {
+    "TrainingJobName": "name",
+    "RoleArn": "sagemaker.role",
+    "AlgorithmSpecification.TrainingImage": "image",
+    "AlgorithmSpecification.MetricDefinitions": "sagemaker.metrics",
+    "HyperParameters": "args",
+    "Environment": "env",
+    "InputDataConfig": "inputs",
+    "OutputDataConfig.KmsKeyId": "sagemaker.kms_key",
+    "OutputDataConfig.S3OutputPath": "outputs",
+    "CheckpointConfig.S3Uri": "checkpoint.uri",
+    "ResourceConfig.InstanceType": "resources.instance_type",
+    "ResourceConfig.InstanceCount": "resources.instances",
+    "ResourceConfig.VolumeSizeInGB": "resources.disk_gb",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
+    "ResourceConfig.TrainingPlanArn": "sagemaker.training_plan",
+    "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",
+    "StoppingCondition.MaxRuntimeInSeconds": "limits.max_duration",
+    "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
+    "RetryStrategy": "retry.max_attempts",
+    "VpcConfig.Subnets": "sagemaker.subnets",
+    "VpcConfig.SecurityGroupIds": "sagemaker.security_groups",
+    "Tags": "tags",
+}
+
+
+def faults(body: dict[str, Any]) -> Iterator[Fault]:
+    """Yield what is wrong with the request, each under the config's key where one leads there, else under `raw`'s."""
+    for path, message, is_warning in violations(body):
+        yield Fault(f"{path}: {message}", _key_of(path), is_warning=is_warning)
+    for path, message, hint in _between(body):
+        yield Fault(message, _key_of(path), hint=hint)
+
+
+def violations(body: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yield (path, message, is it only a warning?) for each breach of the table."""
+    table = _table()
+    yield from _shape(table["root"], body, "", table["shapes"])
+
+
+def _shape(name: str, value: Any, path: str, shapes: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    rule = shapes[name]
+    kind = rule["type"]
+    expected = _JSON_TYPES.get(kind, (int, float))
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean"):
+        yield path, f"expected a {kind}, found {json.dumps(value)}", False
+        return
+    yield from ((path, message, False) for message in _limits(rule, value))
+    if kind == "object":
+        yield from _members(rule, value, path, shapes)
+    elif kind == "list":
+        for index, item in enumerate(value):
+            yield from _shape(rule["of"], item, f"{path}[{index}]", shapes)
+    elif kind == "map":
+        for key, item in value.items():
+            yield from _shape(rule["key"], key, f"{path}.{key}", shapes)
+            yield from _shape(rule["of"], item, f"{path}.{key}", shapes)
+    elif "enum" in rule and value not in rule["enum"]:
+        if name in _GROWING:
+            yield path, f"`{value}` is not in our table of {len(rule['enum'])} types; SageMaker may know it", True
+        else:
+            yield path, f"`{value}` is none of {', '.join(rule['enum'])}", False
+
+
+def _members(rule: dict[str, Any], value: dict[str, Any], path: str, shapes: dict[str, Any]) -> Iterator[Any]:
+    prefix = f"{path}." if path else ""
+    for name in rule["required"]:
+        if name not in value:
+            yield f"{prefix}{name}", "is required", False
+    for name, item in value.items():
+        if name in rule["members"]:
+            yield from _shape(rule["members"][name], item, f"{prefix}{name}", shapes)
+        else:
+            close = get_close_matches(name, rule["members"], 1)
+            meant = f"; did you mean `{close[0]}`?" if close else ""
+            yield f"{prefix}{name}", f"is no field of CreateTrainingJob{meant}", False
+
+
+def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
+    is_number = isinstance(value, int | float)
+    if isinstance(value, bool) or (not is_number and not hasattr(value, "__len__")):
+        return
+    size, unit = (value, "") if is_number else (len(value), " characters" if isinstance(value, str) else " entries")
+    if "min" in rule and size < rule["min"]:
+        yield f"{size}{unit} is less than {rule['min']}"
+    if "max" in rule and size > rule["max"]:
+        yield f"{size}{unit} is more than {rule['max']}"
+    if "pattern" in rule and isinstance(value, str) and not re.fullmatch(rule["pattern"], value):
+        yield f"`{value}` does not match {rule['pattern']}"
+
+
+def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, message, hint) for rules that span fields, from AWS's own words on each."""
+    stopping, resources = _part(body, "StoppingCondition"), _part(body, "ResourceConfig")
+    is_spot, wait = body.get("EnableManagedSpotTraining"), stopping.get("MaxWaitTimeInSeconds")
+    runtime, warm = stopping.get("MaxRuntimeInSeconds"), resources.get("KeepAlivePeriodInSeconds")
+    wait_path = "StoppingCondition.MaxWaitTimeInSeconds"
+    if runtime is None:
+        yield "StoppingCondition", "without MaxRuntimeInSeconds nothing ends the job in time", "set limits.max_duration"
+    if is_spot and wait is None:
+        yield wait_path, "spot training needs MaxWaitTimeInSeconds", "set limits.max_wait"
+    if not is_spot and wait is not None:
+        yield wait_path, "MaxWaitTimeInSeconds goes with spot training only", "set resources.spot"
+    if isinstance(wait, int) and isinstance(runtime, int) and wait < runtime:
+        message = f"a spot job may take {wait} s in all and run for {runtime}"
+        yield wait_path, message, "raise limits.max_wait, or lower limits.max_duration"
+    if is_spot and warm:
+        yield "ResourceConfig.KeepAlivePeriodInSeconds", "spot machines are not kept warm", "leave keep_alive out"
+    if is_spot and "CheckpointConfig" not in body:
+        yield "CheckpointConfig", "a spot job without checkpoints starts from nothing each time", "set checkpoint.uri"
+    groups = resources.get("InstanceGroups")
+    if groups and ("InstanceType" in resources or "InstanceCount" in resources):
+        message = "InstanceGroups and InstanceType or InstanceCount exclude each other"
+        yield "ResourceConfig", message, "with `raw`, set the two to null"
+    if not groups and not resources.get("InstancePreferences"):
+        for name in ("InstanceType", "InstanceCount"):
+            if name not in resources:
+                yield f"ResourceConfig.{name}", f"ResourceConfig.{name}: is required", ""
+    vpc = body.get("VpcConfig")
+    if isinstance(vpc, dict) and bool(vpc.get("Subnets")) != bool(vpc.get("SecurityGroupIds")):
+        yield "VpcConfig.Subnets", "subnets and security groups go together", "give both, or neither"
+    channels = [channel.get("ChannelName") for channel in body.get("InputDataConfig", ()) if isinstance(channel, dict)]
+    for name in sorted({str(name) for name in channels if channels.count(name) > 1}):
+        yield "InputDataConfig", f"the channel `{name}` stands there twice", ""
+    algorithm = _part(body, "AlgorithmSpecification")
+    if "TrainingImage" not in algorithm and "AlgorithmName" not in algorithm:
+        yield "AlgorithmSpecification.TrainingImage", "there is no image", "set image"
+    elif "TrainingImage" in algorithm and "AlgorithmName" in algorithm:
+        yield "AlgorithmSpecification", "TrainingImage and AlgorithmName exclude each other", ""
+
+
+def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
+    found = body.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _key_of(path: str) -> str:
+    for prefix, key in _KEYS.items():
+        if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
+            return key
+    return "sagemaker.raw"
+
+
+@functools.lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(
+        files("cloudtrain.backends").joinpath("sagemaker").joinpath("rules.json").read_text()
+    )
+    return table

@@ -1,0 +1,64 @@
+"""The container images that AWS builds for PyTorch training, as of IMAGES_AS_OF; `image:` in the config beats them.
+
+Source: aws/deep-learning-containers, docs/src/data/pytorch*. Up to 2.10 the repository is `pytorch-training`, from 2.11
+on `pytorch` with other tags.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "torch_version"]
+
+IMAGES_AS_OF = "2026-08-21"
+TORCH = "2.13"
+_GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
+
+# The registry's account, where it is another one. Source: the same repository, docs/reference/region_availability.md.
+_ACCOUNT = "763104351884"
+_ACCOUNTS = {
+    "af-south-1": "626614931356",
+    "ap-east-1": "871362719292",
+    "ap-east-2": "975050140332",
+    "ap-northeast-3": "364406365360",
+    "ap-south-2": "772153158452",
+    "ap-southeast-3": "907027046896",
+    "ap-southeast-4": "457447274322",
+    "ap-southeast-5": "550225433462",
+    "ap-southeast-6": "633930458069",
+    "ap-southeast-7": "590183813437",
+    "ca-west-1": "204538143572",
+    "cn-north-1": "727897471807",
+    "cn-northwest-1": "727897471807",
+    "eu-central-2": "380420809688",
+    "eu-south-1": "692866216735",
+    "eu-south-2": "503227376785",
+    "il-central-1": "780543022126",
+    "me-central-1": "914824155844",
+    "me-south-1": "217643126080",
+    "mx-central-1": "637423239942",
+}
+# Where SageMaker's own all-reduce library (SMDDP) can still be had: its last release, 2.5.0 of October 2024, is for
+# PyTorch up to 2.4.1 and these types; AWS's images of 2026 hold none.
+_SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
+_SMDDP_TORCH = (2, 4)
+
+
+def default_image(region: str, gpus: int) -> str:
+    """Return the image's address in the region's registry."""
+    account = _ACCOUNTS.get(region, _ACCOUNT)
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
+
+
+def torch_version(image: str) -> tuple[int, int] | None:
+    """Return the PyTorch version that an image's tag begins with, None where it names none."""
+    tag = image.rpartition(":")[2]
+    found = re.match(r"(\d+)\.(\d+)", tag)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def has_smddp(image: str, instance_type: str) -> bool:
+    """Return whether SMDDP may be in the image and runs on the type."""
+    version = torch_version(image)
+    return instance_type in _SMDDP_TYPES and version is not None and version <= _SMDDP_TORCH

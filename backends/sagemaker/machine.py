@@ -1,0 +1,107 @@
+"""Which SageMaker machine a config asks for, and where: type, price, region, account and bucket."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import catalog
+from cloudtrain.launcher.catalog import Machine
+from cloudtrain.launcher.config.schema_backends import SageMaker
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["Place", "block_of", "choose", "place_of", "region_of"]
+
+_CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")
+_TRAINIUM = re.compile(r"ml\.(trn|inf)\d")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/.+")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job lives. `root` is the S3 folder below which all of ours lies, without a slash at its end."""
+
+    region: str
+    role: str
+    bucket: str
+    root: str
+
+
+def block_of(config: Config) -> SageMaker:
+    """Return the config's block, with its defaults where there is none."""
+    return config.sagemaker or SageMaker()
+
+
+def choose(config: Config) -> Machine:
+    """Return the machine type that the config asks for. Raises ConfigError where it does not say, or there is none."""
+    resources, region = config.resources, region_of(block_of(config))
+    if resources.instance_type is not None:
+        return _named(resources.instance_type, region, config.distributed.nproc_per_node)
+    if resources.accelerators is None:
+        hint = "write `accelerators: A100:8` or `instance_type: ml.m5.xlarge`"
+        raise ConfigError([Fault("SageMaker needs to know which machines", key="resources", hint=hint)])
+    found = catalog.by_accelerators("sagemaker", resources.accelerators, region)
+    if not found:
+        message = f"no SageMaker machine of our table has `{resources.accelerators}`"
+        raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])
+    return found[0]
+
+
+def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
+    key = "resources.instance_type"
+    if _TRAINIUM.match(instance_type):
+        message = f"`{instance_type}` has Trainium or Inferentia chips, which torch's DDP and FSDP do not run on"
+        raise ConfigError([Fault(message, key=key, hint="choose a type with GPUs, as ml.g6.12xlarge")])
+    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
+        hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
+        raise ConfigError([Fault(f"`{instance_type}` is no SageMaker instance type", key=key, hint=hint)])
+    known = catalog.by_type("sagemaker", instance_type, region)
+    if known is not None:
+        return known
+    if _CPU_FAMILY.match(instance_type):
+        return Machine(instance_type, "CPU", 0, None, "", is_derived=False)
+    if nproc == "auto":
+        message = f"how many GPUs `{instance_type}` has is not in our table"
+        raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
+    return Machine(instance_type, "GPU", int(nproc), None, "", is_derived=False)
+
+
+def place_of(config: Config) -> Place:
+    """Return where the job lives. Raises ConfigError with all that is missing."""
+    block = block_of(config)
+    region, faults = region_of(block), []
+    if region is None:
+        hint = "write `region: eu-west-1`, or export AWS_REGION"
+        faults.append(Fault("no AWS region", key="sagemaker.region", hint=hint))
+    account = _ROLE.fullmatch(block.role or "")
+    if block.role is None:
+        hint = "the ARN of a role that SageMaker may take on: `role: arn:aws:iam::111122223333:role/train`"
+        faults.append(Fault("no execution role for the job", key="sagemaker.role", hint=hint))
+    elif account is None:
+        hint = "as in arn:aws:iam::111122223333:role/train"
+        faults.append(Fault(f"`{block.role}` is no role's ARN", key="sagemaker.role", hint=hint))
+    if faults or region is None or account is None:
+        raise ConfigError(faults)
+    bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")
+    return Place(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}")
+
+
+def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the region as AWS's own tools find it: the config's, the environment's, then the profile's."""
+    if block.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
+        return block.region or environ.get("AWS_REGION") or environ["AWS_DEFAULT_REGION"]
+    profile = block.profile or environ.get("AWS_PROFILE") or "default"
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(Path(environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser())
+    except (OSError, configparser.Error):
+        return None
+    return parser.get("default" if profile == "default" else f"profile {profile}", "region", fallback=None)

@@ -1,0 +1,197 @@
+"""The CreateTrainingJob request, and what travels beside it.
+
+The container runs our own boot from a channel `code` (the bundle, shared by all jobs with the same code) and reads the
+job's spec from a channel `job`: arguments are limited to 256 characters and variables to 512, files are not. The two
+older modes run the image's own toolkit instead, which takes its orders as hyperparameters.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, place_of
+from cloudtrain.launcher import render
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.spec import job_spec
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["ENTRYPOINT", "build"]
+
+DISK_GB = 100
+MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
+WAIT_S = 86_400  # for spot machines, where the config does not say
+CODE, JOB = "code", "job"  # our channels: no input may be called so
+
+# 160 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
+ENTRYPOINT = (
+    "mkdir -p /opt/cloudtrain && tar -xzf /opt/ml/input/data/code/bundle.tar.gz -C /opt/cloudtrain "
+    "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container"
+)
+
+# Names for SageMaker's own charts, and where their numbers stand in our event lines (entrypoints/events.py).
+_NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
+_EVENT_FIELDS = {
+    "loss": ("step", "loss"),
+    "lr": ("step", "lr"),
+    "samples_per_s": ("step", "samples_per_s"),
+    "tokens_per_s": ("step", "tokens_per_s"),
+    "mfu": ("step", "mfu"),
+    "eval:loss": ("eval", "loss"),
+}
+
+
+def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    block, place = block_of(config), place_of(config)
+    name, machine = platform_name(job_id, attempt), choose(config)
+    home = f"{place.root}/jobs/{job_id}"
+    image = config.image or images.default_image(place.region, machine.count)
+    spec = job_spec(plan, config, job_id, attempt)
+    # With a slash at the end: a channel takes every object whose name begins so, attempt-1 those of attempt-10 too.
+    code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
+    toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
+    job = {
+        "name": name,
+        "role": place.role,
+        "image": image,
+        "entrypoint": [] if toolkit else ["/bin/sh", "-c", ENTRYPOINT],
+        "metrics": _metrics(config),
+        "input_mode": block.input_mode,
+        "hyperparameters": toolkit,
+        "environment": dict(config.env) if toolkit else {},  # else in the spec, which has room for any length
+        "channels": _channels(config, [] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
+        "output_uri": _output(config) or f"{home}/output",
+        "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
+        "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
+        "instance_type": machine.instance_type,
+        "instances": plan.instances,
+        "disk_gb": config.resources.disk_gb or DISK_GB,
+        "keep_alive_s": block.keep_alive,
+        "training_plan": block.training_plan,
+        "kms_key": block.kms_key,
+        "volume_kms_key": block.volume_kms_key,
+        "max_runtime_s": plan.cap_s,
+        "max_wait_s": _max_wait(plan, config),
+        "spot": config.resources.spot,
+        "retries": config.retry.max_attempts - 1 or None,
+        "subnets": list(block.subnets),
+        "security_groups": list(block.security_groups),
+        "encrypt_traffic": block.encrypt_traffic,
+        "network_isolation": block.network_isolation,
+        "remote_debug": block.remote_debug,
+        "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt))],
+    }
+    _, body = render.render_json("sagemaker/request.json", job=job)
+    body, changes = render.overlaid(body, block.raw)
+    sent_spec = {
+        **spec,
+        "environment": dict(config.env),
+        "secrets": list(config.secrets),
+        "deadline_s": plan.deadline_s,
+        "limit_reason": plan.cap_reason,
+        "bundle_sha256": bundle_sha256,
+    }
+    beside = {
+        "region": place.region,
+        "profile": block.profile,
+        "endpoints": dict(block.endpoints),
+        "bucket": place.bucket,
+        "code_uri": code_uri,
+        "job_uri": job_uri,
+        "spec": sent_spec,
+    }
+    text = render.as_json(body)
+    files = {"create-training-job.json": text, "spec.json": render.as_json(sent_spec)}
+    return Request(name, body, text, files, beside, tuple(changes))
+
+
+def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:
+    """Return the hyperparameters by which the image's toolkit runs a script under SMDDP.
+
+    `pytorchddp` and `smdistributed` say the same: SDK v2 rewrote the first into the second.
+    """
+    distribution = block_of(config).distribution
+    image = config.image
+    if config.script is None:
+        message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
+        raise ConfigError([Fault(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")])
+    if image is None or not images.has_smddp(image, instance_type):
+        message = (
+            f"`distribution: {distribution}` needs SageMaker's SMDDP library, which is not in "
+            f"{'the images of today' if image is None else image} for {instance_type}"
+        )
+        hint = (
+            "write `distribution: torchrun` (NCCL over EFA); SMDDP ended with PyTorch 2.4.1 images, on ml.p4d.24xlarge "
+            "and ml.p4de.24xlarge"
+        )
+        raise ConfigError([Fault(message, key="sagemaker.distribution", hint=hint)])
+    orders: dict[str, Any] = {
+        "sagemaker_program": f"code/{config.script}",
+        "sagemaker_submit_directory": f"{code_uri}bundle.tar.gz",
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": name,
+        "sagemaker_region": place.region,
+        "sagemaker_distributed_dataparallel_enabled": True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+        "sagemaker_instance_type": instance_type,
+    }
+    return {key: json.dumps(value) for key, value in {**_as_hyperparameters(config), **orders}.items()}
+
+
+def _as_hyperparameters(config: Config) -> dict[str, Any]:
+    """Return `--name value` pairs as a mapping, which is all that the toolkit can pass on."""
+    found: dict[str, Any] = {}
+    arguments = list(config.args)
+    while arguments:
+        name, *rest = arguments
+        if not name.startswith("--") or not rest or rest[0].startswith("--"):
+            message = f"the image's toolkit passes `--name value` pairs only, and `{name}` is none"
+            raise ConfigError([Fault(message, key="args", hint="write `distribution: torchrun`, which takes any")])
+        found[name.removeprefix("--")] = rest[0]
+        arguments = rest[1:]
+    return found
+
+
+def _metrics(config: Config) -> list[dict[str, str]]:
+    own = {metric.name: metric.regex for metric in block_of(config).metrics}
+    ours = {name: f'::ct {{"e":"{event}".*"{field}":{_NUMBER}' for name, (event, field) in _EVENT_FIELDS.items()}
+    return [{"Name": name, "Regex": regex} for name, regex in {**(ours if config.task else {}), **own}.items()]
+
+
+def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str]]:
+    mode = block_of(config).input_mode
+    faults = []
+    for name, uri in config.inputs.items():
+        if not uri.startswith("s3://"):
+            message = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
+            faults.append(Fault(message, key=f"inputs.{name}", hint=f"aws s3 sync {uri} s3://BUCKET/{name}"))
+        if name in (CODE, JOB):
+            hint = "call it otherwise"
+            faults.append(Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint))
+    if faults:
+        raise ConfigError(faults)
+    own = [{"name": name, "uri": uri, "mode": "File"} for name, uri in ours]
+    return own + [{"name": name, "uri": uri, "mode": mode} for name, uri in config.inputs.items()]
+
+
+def _output(config: Config) -> str | None:
+    """Return where SageMaker puts the output folder's archive: it has one place for all."""
+    if len(config.outputs) > 1:
+        names = ", ".join(config.outputs)
+        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
+        raise ConfigError([Fault(f"SageMaker has one place for outputs, not {names}", key="outputs", hint=hint)])
+    return next(iter(config.outputs.values()), None)
+
+
+def _max_wait(plan: Plan, config: Config) -> int | None:
+    """Return how long a spot job may take with its waiting; without spot SageMaker has no such limit."""
+    if not config.resources.spot:
+        return None
+    return min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S)

@@ -1,0 +1,66 @@
+"""The clouds' machine types with accelerators and what they cost: instances.csv, each price with source and date.
+
+Prices are of one machine and an hour, on demand, in US dollars. What is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from dataclasses import dataclass
+from importlib.resources import files
+
+__all__ = ["Machine", "by_accelerators", "by_type"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine type of a backend. `as_of` is the date of its price; `is_derived`: from another figure, by a rule."""
+
+    instance_type: str
+    accelerator: str
+    count: int
+    hourly_usd: float | None
+    as_of: str
+    is_derived: bool
+
+    @property
+    def price_source(self) -> str:
+        """The price's provenance in words: `list price of 2026-08-20`."""
+        return f"{'derived from a' if self.is_derived else ''} list price of {self.as_of}".strip()
+
+
+def by_type(backend: str, instance_type: str, region: str | None) -> Machine | None:
+    """Return the type with its price in the region, without one where the region's is not known; None: no such type."""
+    found = [row for row in _rows() if (row["backend"], row["instance_type"]) == (backend, instance_type)]
+    here = next((row for row in found if row["region"] == region), None)
+    return _machine(here or {**found[0], "usd_per_hour": ""}) if found else None
+
+
+def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
+    """Return the backend's types with these accelerators (`A100:8`), the cheapest first, those without a price last."""
+    name, _, count = wanted.partition(":")
+    types = {
+        row["instance_type"]: None
+        for row in _rows()
+        if row["backend"] == backend and _plain(row["accelerator"]) == _plain(name) and row["count"] == (count or "1")
+    }
+    machines = [machine for each in types if (machine := by_type(backend, each, region)) is not None]
+    return sorted(machines, key=lambda machine: (machine.hourly_usd is None, machine.hourly_usd or 0.0))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+
+def _machine(row: dict[str, str]) -> Machine:
+    price = float(row["usd_per_hour"]) if row["usd_per_hour"] else None
+    return Machine(
+        row["instance_type"], row["accelerator"], int(row["count"]), price, row["as_of"], row["derived"] == "yes"
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _rows() -> list[dict[str, str]]:
+    text = files("cloudtrain.launcher").joinpath("instances.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

@@ -1,0 +1,393 @@
+"""SageMaker: the request against what the vendor's SDKs send, what its own CLI takes, and what the service refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cloudtrain.backends.sagemaker import backend, check, images
+from cloudtrain.backends.sagemaker.machine import region_of
+from cloudtrain.launcher import catalog
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema_backends import SageMaker
+from cloudtrain.launcher.errors import ConfigError
+
+HERE = Path(__file__).parent
+CAPTURED = sorted((HERE / "captured").glob("sagemaker_*.json"))
+ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
+TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+
+# The least that makes a job, and one with everything.
+PLAIN = f"""
+name: digits
+backend: sagemaker
+task: task.py
+resources: {{instances: 2, instance_type: ml.g5.12xlarge}}
+training: {{global_batch_size: 64, max_steps: 100}}
+sagemaker: {{region: us-west-2, role: "{ROLE}"}}
+"""
+EVERYTHING = f"""
+name: digits
+backend: sagemaker
+task: task.py
+params: {{hidden: 128, note: "it's \\"quoted\\""}}
+env: {{NCCL_DEBUG: WARN}}
+secrets: [WANDB_API_KEY]
+image: 123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1
+resources: {{instances: 2, accelerators: "A100:8", spot: true, disk_gb: 500}}
+training: {{global_batch_size: 64, max_steps: 100, tensorboard: true}}
+checkpoint: {{uri: s3://my-bucket/ck}}
+inputs: {{train: s3://my-bucket/train}}
+outputs: {{model: s3://my-bucket/out}}
+limits: {{max_duration: 12h, max_wait: 2h}}
+budget: {{limit: 150 USD}}
+retry: {{max_attempts: 3}}
+tags: {{team: vision}}
+sagemaker:
+  region: us-west-2
+  role: "{ROLE}"
+  bucket: my-bucket
+  prefix: teams/vision
+  input_mode: FastFile
+  subnets: [subnet-0a1b]
+  security_groups: [sg-0a1b]
+  kms_key: alias/train
+  volume_kms_key: alias/disk
+  encrypt_traffic: true
+  remote_debug: true
+  metrics: [{{name: acc, regex: "acc (\\\\S+)"}}]
+  raw: {{Environment: {{EXTRA: "1"}}, ProfilerConfig: null}}
+"""
+TOOLKIT = f"""
+name: digits
+backend: sagemaker
+script: train.py
+args: [--epochs, "10"]
+image: 763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.2.0-gpu-py310
+resources: {{instances: 2, instance_type: ml.p4d.24xlarge}}
+sagemaker: {{region: us-west-2, role: "{ROLE}", distribution: pytorchddp}}
+"""
+
+Render = Callable[..., Request]
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Render:
+    """Return a function that renders a config's text, with settings as `key=value`."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+
+    def make(text: str, *overrides: str) -> Request:
+        (tmp_path / "cloudtrain.yaml").write_text(text)
+        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
+        plan = plans.make(config, backend.capacity(config))
+        return backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING), ("toolkit", TOOLKIT)])
+def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
+    """Compared whole, so that no field comes or goes unseen; and SageMaker would take it."""
+    golden = HERE / "golden" / f"sagemaker_{name}.json"
+    request = render(text)
+    assert request.body == json.loads(golden.read_text())
+    assert list(check.violations(request.body)) == []
+    assert backend.check(request) == []
+    assert json.loads(request.text) == request.body
+    assert render(text).text == request.text
+
+
+@pytest.mark.parametrize("captured", ["v2_pytorchddp_smddp", "v2_smdistributed_dataparallel"])
+@pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
+def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: Render) -> None:
+    """The same hyperparameters as SDK v2 sends, but for the names and places that are the job's own."""
+    theirs = json.loads((HERE / "captured" / f"sagemaker_{captured}.json").read_text())["HyperParameters"]
+    ours = render(TOOLKIT, f"sagemaker.distribution={distribution}", "args=[]").body["HyperParameters"]
+    own = {"sagemaker_job_name", "sagemaker_submit_directory", "sagemaker_program"}
+    options = "sagemaker_distributed_dataparallel_custom_mpi_options"  # the user's own, in the capture
+    assert ours.keys() == theirs.keys() | {options}
+    assert {k: v for k, v in ours.items() if k not in own | {options}} == {
+        k: v for k, v in theirs.items() if k not in own | {options}
+    }
+    assert json.loads(ours["sagemaker_program"]) == "code/train.py"
+
+
+@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.stem)
+def test_what_the_sdks_send_passes(path: Path) -> None:
+    """The check finds no fault in requests that SageMaker's own SDKs made."""
+    assert [found for found in check.violations(json.loads(path.read_text())) if not found[2]] == []
+
+
+def test_table_is_what_botocore_says() -> None:
+    """rules.json holds the installed botocore's own limits, word for word."""
+    script = HERE.parents[1] / "tools" / "sagemaker_table.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return a change of the request: set the field at the dotted path, or remove it where the value is ..."""
+
+    def change(body: dict[str, Any]) -> None:
+        *parents, last = path.split(".")
+        for name in parents:
+            body = body[int(name)] if name.isdigit() else body.setdefault(name, {})  # type: ignore[index]
+        if value is ...:
+            del body[last]
+        else:
+            body[last] = value
+
+    return change
+
+
+# Requests that SageMaker refuses: what to change in a good one, and what the fault says.
+BROKEN: list[tuple[str, Any, str]] = [
+    ("TrainingJobName", "a_b", "does not match"),
+    ("TrainingJobName", "x" * 64, "64 characters is more than 63"),
+    ("TrainingJobName", ..., "is required"),
+    ("RoleArn", "role/train", "does not match"),
+    ("RoleArn", 7, "expected a string, found 7"),
+    ("AlgorithmSpecification.TrainingImage", ..., "there is no image"),
+    ("AlgorithmSpecification.TrainingImage", "x" * 256, "256 characters is more than 255"),
+    ("AlgorithmSpecification.TrainingInputMode", "Copy", "`Copy` is none of Pipe, File, FastFile"),
+    ("AlgorithmSpecification.ContainerEntrypoint", ["x" * 257], "257 characters is more than 256"),
+    ("AlgorithmSpecification.ContainerEntrypoint", ["a\nb"], "does not match"),
+    ("AlgorithmSpecification.ContainerEntrypoint", [], "0 entries is less than 1"),
+    ("AlgorithmSpecification.MetricDefinitions", [{"Name": "a", "Regex": "b"}] * 41, "41 entries is more than 40"),
+    ("Environment", {"A": "x" * 513}, "513 characters is more than 512"),
+    ("Environment", {"1A": "x"}, "does not match"),
+    ("HyperParameters", {"a": "x" * 2501}, "2501 characters is more than 2500"),
+    ("HyperParameters", {"a": 1}, "expected a string, found 1"),
+    ("ResourceConfig.InstanceCount", -1, "-1 is less than 0"),
+    ("ResourceConfig.InstanceCount", "2", 'expected a integer, found "2"'),
+    ("ResourceConfig.VolumeSizeInGB", -1, "-1 is less than 0"),
+    ("ResourceConfig.InstanceType", ..., "is required"),
+    ("ResourceConfig.KeepAlivePeriodInSeconds", 30_000, "30000 is more than 21600"),
+    ("StoppingCondition.MaxRuntimeInSeconds", 0, "0 is less than 1"),
+    ("StoppingCondition.MaxRuntimeInSeconds", ..., "nothing ends the job in time"),
+    ("StoppingCondition.MaxWaitTimeInSeconds", 9e9, "expected a integer"),
+    ("StoppingCondition.MaxWaitTimeInSeconds", 100_000, "goes with spot training only"),
+    ("EnableManagedSpotTraining", True, "spot training needs MaxWaitTimeInSeconds"),
+    ("EnableManagedSpotTraining", "yes", "expected a boolean"),
+    ("RetryStrategy", {"MaximumRetryAttempts": 31}, "31 is more than 30"),
+    ("VpcConfig", {"Subnets": ["subnet-1"], "SecurityGroupIds": []}, "0 entries is less than 1"),
+    ("VpcConfig", {"Subnets": ["subnet-1"]}, "SecurityGroupIds"),
+    ("Tags", [{"Key": "", "Value": "x"}], "0 characters is less than 1"),
+    ("OutputDataConfig.S3OutputPath", "/tmp/x", "does not match"),
+    ("OutputDataConfig", ..., "is required"),
+    ("CheckpointConfig.S3Uri", "gs://x/y", "does not match"),
+    ("InputDataConfig.0.ChannelName", "a b", "does not match"),
+    ("InputDataConfig.1.ChannelName", "code", "stands there twice"),
+    ("StopingCondition", {}, "is no field of CreateTrainingJob; did you mean `StoppingCondition`?"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), BROKEN, ids=lambda value: str(value)[:40])
+def test_broken_request_is_refused(path: str, value: Any, said: str, render: Render) -> None:
+    """Each is one fault away from a good request, and that one is named; botocore finds 6 of the like in 26."""
+    request = render(PLAIN)
+    body = copy.deepcopy(request.body)
+    _set(path, value)(body)
+    found = backend.check(Request(request.name, body, ""))
+    assert any(said in fault.message for fault in found if not fault.is_warning), [str(fault) for fault in found]
+
+
+def test_spot_rules(render: Render) -> None:
+    """A wait shorter than the run, and warm machines: each refused with the way out."""
+    body = copy.deepcopy(render(EVERYTHING).body)
+    body["StoppingCondition"]["MaxWaitTimeInSeconds"] = 60
+    body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
+    del body["CheckpointConfig"]
+    said = " ".join(fault.message for fault in backend.check(Request("x", body, "")))
+    assert all(word in said for word in ("may take 60 s in all", "not kept warm", "starts from nothing each time"))
+
+
+def test_new_instance_type_is_a_warning(render: Render) -> None:
+    """AWS adds types faster than anybody updates a table."""
+    request = render(PLAIN, "resources.instance_type=ml.p9.48xlarge", "distributed.nproc_per_node=8")
+    (fault,) = backend.check(request)
+    assert (fault.is_warning, fault.key) == (True, "resources.instance_type")
+    assert "SageMaker may know it" in fault.message
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        (PLAIN, ("sagemaker.role=null", "sagemaker.region=null"), ("no AWS region", "no execution role")),
+        (PLAIN, ("sagemaker.role=train",), ("`train` is no role's ARN",)),
+        (PLAIN, ("resources.instance_type=null",), ("which machines",)),
+        (PLAIN, ("resources.instance_type=p4d.24xlarge",), ("did you mean `ml.p4d.24xlarge`?",)),
+        (PLAIN, ("resources.instance_type=ml.trn1.32xlarge",), ("Trainium",)),
+        (PLAIN, ("resources.instance_type=ml.p9.48xlarge",), ("is not in our table", "distributed.nproc_per_node")),
+        (PLAIN, ("resources.instance_type=null", "resources.accelerators=H100:3"), ("has `H100:3`",)),
+        (PLAIN, ("inputs={train: /data}",), ("reads inputs from S3", "aws s3 sync /data")),
+        (PLAIN, ("inputs={code: s3://b/x}",), ("cloudtrain's own",)),
+        (PLAIN, ("outputs={a: s3://b/x, b: s3://b/y}",), ("one place for outputs, not a, b",)),
+        (PLAIN, ("sagemaker.distribution=smdistributed",), ("runs a `script`", "distribution: torchrun")),
+        (TOOLKIT, ("image=null",), ("not in the images of today", "NCCL over EFA")),
+        (TOOLKIT, ("resources.instance_type=ml.p5.48xlarge",), ("SMDDP library", "ml.p4d.24xlarge")),
+        (TOOLKIT, ("image=x/pytorch-training:2.8.0-gpu-py312",), ("SMDDP library",)),
+        (TOOLKIT, ("args=[--verbose]",), ("`--verbose` is none",)),
+    ],
+)
+def test_config_that_sagemaker_cannot_run(
+    text: str, overrides: tuple[str, ...], said: tuple[str, ...], render: Render
+) -> None:
+    """What is missing or impossible, and the way out; all that is missing at once."""
+    with pytest.raises(ConfigError) as caught:
+        render(text, *overrides)
+    assert all(word in str(caught.value) for word in said), str(caught.value)
+
+
+def test_budget_becomes_the_time_limit(render: Render) -> None:
+    """MaxRuntimeInSeconds is what the money buys, rounded down: AWS enforces it with the laptop shut."""
+    machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
+    assert machine is not None
+    assert machine.hourly_usd is not None
+    body = render(PLAIN, "budget.limit=20 USD").body
+    runtime = body["StoppingCondition"]["MaxRuntimeInSeconds"]
+    assert runtime == int(20 / (2 * machine.hourly_usd) * 3600)
+    assert 2 * machine.hourly_usd * runtime / 3600 <= 20
+
+
+def test_unknown_price_is_never_zero(render: Render, tmp_path: Path) -> None:
+    """Without a price there is no worst case, and a budget is refused."""
+    render(PLAIN, "sagemaker.region=eu-north-1")
+    with pytest.raises(ConfigError, match="a budget needs a price"):
+        render(PLAIN, "sagemaker.region=eu-north-1", "budget.limit=20 USD")
+
+
+def test_cheapest_machine_with_the_accelerators() -> None:
+    """`A100:8` is p4d rather than p4de; names are read as people write them."""
+    found = catalog.by_accelerators("sagemaker", "a100:8", "us-west-2")
+    assert [machine.instance_type for machine in found] == ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
+    assert catalog.by_accelerators("sagemaker", "A100:3", "us-west-2") == []
+    assert all(machine.count == 4 for machine in catalog.by_accelerators("sagemaker", "A10G:4", None))
+
+
+@pytest.mark.parametrize(
+    ("region", "gpus", "image"),
+    [
+        ("us-west-2", 8, "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"),
+        ("eu-south-1", 0, "692866216735.dkr.ecr.eu-south-1.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker"),
+        ("cn-north-1", 1, "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-cu133-amzn2023-sagemaker"),
+    ],
+)
+def test_default_image(region: str, gpus: int, image: str) -> None:
+    """The registry's account and domain are the region's."""
+    assert images.default_image(region, gpus) == image
+
+
+def test_region_is_found_as_awss_tools_find_it(tmp_path: Path) -> None:
+    """The config's, the environment's, the profile's; None where nobody says."""
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion = eu-west-2\n")
+    file = {"AWS_CONFIG_FILE": str(tmp_path / "config")}
+    assert region_of(SageMaker(region="us-east-1"), {"AWS_REGION": "x", **file}) == "us-east-1"
+    assert region_of(SageMaker(), {"AWS_DEFAULT_REGION": "us-east-2", **file}) == "us-east-2"
+    assert region_of(SageMaker(profile="work"), file) == "eu-west-2"
+    assert region_of(SageMaker(), file) == "eu-west-1"
+    assert region_of(SageMaker(), {"AWS_CONFIG_FILE": str(tmp_path / "none")}) is None
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.from_regex(r"[a-z0-9][a-z0-9-]{0,40}", fullmatch=True).filter(lambda text: text != "last"),
+    instances=st.integers(1, 64),
+    machine=st.sampled_from(["ml.g5.12xlarge", "ml.p5.48xlarge", "ml.m5.xlarge", "ml.c6i.32xlarge"]),
+    is_spot=st.booleans(),
+    hours=st.integers(1, 600),
+    disk_gb=st.integers(1, 16_000),
+    tags=st.dictionaries(
+        st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_.:/=+@-]{0,30}", fullmatch=True), st.just("x"), max_size=5
+    ),
+)
+def test_what_is_rendered_passes(render: Render, **drawn: Any) -> None:
+    """Whatever a valid config says, SageMaker's own limits hold."""
+    text = PLAIN.replace("name: digits", f"name: '{drawn['name']}'").replace(
+        "training: {global_batch_size: 64, max", "training: {max"
+    )
+    overrides = [
+        f"resources.instances={drawn['instances']}",
+        f"training.global_batch_size={drawn['instances'] * 8}",
+        f"resources.instance_type={drawn['machine']}",
+        f"resources.spot={str(drawn['is_spot']).lower()}",
+        f"limits.max_duration={drawn['hours']}h",
+        f"resources.disk_gb={drawn['disk_gb']}",
+        f"tags={json.dumps(drawn['tags'])}",
+    ]
+    assert backend.check(render(text, *overrides)) == []
+
+
+@pytest.fixture
+def aws() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Listen as SageMaker's endpoint; yield its address, and the requests that came."""
+    came: list[dict[str, Any]] = []
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            came.append({"target": self.headers["X-Amz-Target"], "body": json.loads(body)})
+            answer = json.dumps({"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:123456789012:training-job/{'x'}"})
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", came
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [PLAIN, EVERYTHING, TOOLKIT], ids=["plain", "everything", "toolkit"])
+def test_dry_run_is_what_the_aws_cli_sends(text: str, cli: Any, tmp_path: Path, aws: Any) -> None:
+    """`submit --dry-run -o DIR`: the real `aws` takes the file and sends just that."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text(text)
+    dry = cli("submit", "--dry-run", "-o", "out", cwd=tmp_path)
+    assert dry.code == 0, dry.stderr
+    assert "dry run: nothing was sent" in dry.stderr
+    endpoint, came = aws
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_CONFIG_FILE": "none"}
+    command = ["sagemaker", "create-training-job", "--region", "us-west-2", "--endpoint-url", endpoint]
+    sent = subprocess.run(
+        [Path(sys.executable).with_name("aws"), *command, "--cli-input-json", "file://out/create-training-job.json"],
+        cwd=tmp_path,
+        env={**cli.environment(), **keys},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sent.returncode == 0, sent.stderr
+    assert came == [{"target": "SageMaker.CreateTrainingJob", "body": dry.json}]
+
+
+def test_submit_says_what_this_version_does(cli: Any, tmp_path: Path) -> None:
+    """Only the dry run is there: a submit says so, before anything else happens."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
+    done = cli("submit", "--yes", cwd=tmp_path)
+    assert (done.code, "`submit --dry-run` prints its request" in done.stderr) == (3, True)
+    assert cli("validate", cwd=tmp_path).code == 0

@@ -1,0 +1,92 @@
+"""Writes backends/sagemaker/rules.json: what SageMaker's CreateTrainingJob accepts, taken from the installed botocore.
+
+    .venv/bin/python tools/sagemaker_table.py            # writes it
+    .venv/bin/python tools/sagemaker_table.py --check    # compares, and fails where botocore says something else
+
+Facts only, in a form of our own: types, required members, limits, patterns, enumerations. A dry run reads the table, so
+that it needs no SDK; a test runs `--check`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+TARGET = Path(__file__).parents[1] / "backends" / "sagemaker" / "rules.json"
+ROOT = "CreateTrainingJobRequest"
+KINDS = {"structure": "object", "list": "list", "map": "map", "string": "string", "boolean": "boolean"}
+# Classes of Java's patterns that Python's `re` lacks; all stand inside brackets.
+CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
+NUMBERS = {"integer": "integer", "long": "integer", "float": "number", "double": "number"}
+
+
+def table() -> dict[str, Any]:
+    """Return the rules: the version they are from, and every shape that a request can hold, by name."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    model = session.get_service_model("sagemaker")
+    shapes: dict[str, Any] = {}
+    _walk(model.operation_model("CreateTrainingJob").input_shape, shapes)
+    shapes[ROOT] = shapes.pop(model.operation_model("CreateTrainingJob").input_shape.name)
+    return {"root": ROOT, "shapes": dict(sorted(shapes.items()))}
+
+
+def _walk(shape: Any, shapes: dict[str, Any]) -> None:
+    if shape.name in shapes:
+        return
+    rule: dict[str, Any] = {"type": KINDS.get(shape.type_name) or NUMBERS[shape.type_name]}
+    shapes[shape.name] = rule
+    for key in ("min", "max"):
+        if key in shape.metadata:
+            rule[key] = shape.metadata[key]
+    if shape.metadata.get("pattern"):
+        rule["pattern"] = translated(shape.metadata["pattern"])
+    if getattr(shape, "enum", None):
+        rule["enum"] = list(shape.enum)
+    below: list[Any] = []
+    if shape.type_name == "structure":
+        rule["members"] = {name: member.name for name, member in shape.members.items()}
+        rule["required"] = list(shape.required_members)
+        below = list(shape.members.values())
+    elif shape.type_name == "list":
+        rule["of"] = shape.member.name
+        below = [shape.member]
+    elif shape.type_name == "map":
+        rule |= {"key": shape.key.name, "of": shape.value.name}
+        below = [shape.key, shape.value]
+    for each in below:
+        _walk(each, shapes)
+
+
+def translated(pattern: str) -> str:
+    """Return the pattern as Python's `re` takes it. Raises ValueError where it cannot be."""
+    for theirs, ours in CLASSES.items():
+        pattern = pattern.replace(theirs, ours)
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is a pattern that Python does not read: {error}") from error
+    return pattern
+
+
+def main(argv: list[str]) -> int:
+    """Write the table, or compare it; return the exit code."""
+    text = json.dumps(table(), indent=1, sort_keys=False) + "\n"
+    if argv != ["--check"]:
+        TARGET.write_text(text)
+        print(f"wrote {TARGET.relative_to(Path.cwd())}")
+        return 0
+    if TARGET.read_text() == text:
+        return 0
+    print(
+        "backends/sagemaker/rules.json is not what this botocore says: run tools/sagemaker_table.py, look at the diff"
+    )
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
