@@ -1,4 +1,4 @@
-"""The trainer against a bare DDP loop, Lightning, Accelerate and DCP: `make bench-trainer`, some 15 minutes.
+"""The trainer against a bare DDP loop, Lightning, Accelerate and DCP: `make bench-trainer`, some 40 minutes.
 
     cd benchmarks && ../.venv-bench/bin/python -m trainer.run --only steps --models mlp --rounds 3
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from report import Report
 
-from trainer import saves, steps
+from trainer import paired, saves, steps
 
 
 def main() -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", choices=("steps", "saves"))
-    parser.add_argument("--rounds", type=int, help=f"of steps, usually {steps.ROUNDS}; of saves, {saves.ROUNDS}")
-    parser.add_argument("--models", default=",".join(steps.STEP_TARGETS))
+    parser.add_argument("--only", choices=("paired", "steps", "saves"))
+    parser.add_argument("--rounds", type=int, help="of each part; by default as many as it needs")
+    parser.add_argument("--models", default=",".join(paired.TARGETS))
     parser.add_argument(
         "--contestants", help=f"beside the bare loop, of, by semicolons: {'; '.join(steps.CONTESTANTS[1:-1])}"
     )
@@ -31,12 +31,14 @@ def main() -> int:
     )
     asked = parser.parse_args()
     reports: list[Report] = []
-    if asked.only != "saves":
+    if asked.only in (None, "paired"):
+        reports.append(paired.run(asked.rounds or paired.ROUNDS, asked.models.split(","), asked.repo, _say))
+    if asked.only in (None, "steps"):
         chosen = asked.contestants.split(";") if asked.contestants else steps.CONTESTANTS
         contestants = tuple(name for name in steps.CONTESTANTS if name in (steps.BARE, steps.AGAIN) or name in chosen)
         rounds, tuned = asked.rounds or steps.ROUNDS, {"BENCH_TUNED": "1"} if asked.tuned else {}
         reports += steps.run(rounds, asked.models.split(","), contestants, asked.repo, _say, **tuned)
-    if asked.only != "steps":
+    if asked.only in (None, "saves"):
         reports += saves.run(asked.rounds or saves.ROUNDS, asked.repo, _say)
     for report in reports:
         report.show()

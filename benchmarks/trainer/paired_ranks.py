@@ -1,0 +1,87 @@
+"""One rank of paired.py: takes blocks of steps in turn, a bare loop's and another's. Started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+BLOCKS, BLOCK_S = 60, 0.15  # of each contestant in a run, after the first, which warm up; long enough to time
+OURS, OWN_PACE, ITSELF = "cloudtrain", "cloudtrain, log_every unset", "itself"
+
+
+def main() -> None:
+    """Take blocks of steps in turn, as one rank; rank 0 writes the ratios of neighbours."""
+    import bare
+    import torch.distributed as dist
+
+    spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
+    spec["training"]["max_steps"] = 10**9
+    ours = _trainer_steps(spec)
+    next(ours)  # connects the ranks
+    steps: dict[str, Iterator[Any]] = {name: bare.steps(spec, *bare.build(spec)) for name in ("bare", ITSELF)}
+    steps |= {OURS: ours, OWN_PACE: ours}
+    first, second = "bare", os.environ["BENCH_PAIRED"]  # what is not asked for takes no step
+    begin_s = time.perf_counter()
+    for name in (first, second) * 30:
+        next(steps[name])
+    size = _agreed(dist, max(10, round(BLOCK_S * 60 / (time.perf_counter() - begin_s))))
+    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
+    for pair in range(BLOCKS):
+        taken = {}
+        for name in (first, second) if pair % 2 else (second, first):
+            taken[name] = _time(steps[name], size, dist)
+        for clock, index in (("wall", 0), ("cpu", 1)):
+            ratios[clock].append(taken[second][index] / taken[first][index])
+    if dist.get_rank() == 0:
+        Path("paired.json").write_text(json.dumps(ratios))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _time(steps: Iterator[None], size: int, dist: Any) -> tuple[float, float]:
+    """Return the seconds and processor seconds of a block, all ranks beginning together."""
+    dist.barrier()
+    begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(size):
+        next(steps)
+    return time.perf_counter() - begin_s, time.process_time() - begin_cpu_s
+
+
+def _agreed(dist: Any, value: int) -> int:
+    import torch
+
+    shared = torch.tensor([value])
+    dist.broadcast(shared, 0)
+    return int(shared)
+
+
+def _trainer_steps(spec: dict[str, Any]) -> Iterator[None]:
+    """Yield once the job is built, then after each step that the trainer's own loop takes."""
+    from cloudtrain.entrypoints import job as jobs
+    from cloudtrain.entrypoints import resume, settings, task, train
+    from cloudtrain.entrypoints.agree import Agreement
+
+    if os.environ["BENCH_PAIRED"] == OWN_PACE:
+        spec = {**spec, "training": {**spec["training"], "log_every": None}}
+    path = Path(f"endless-{os.environ['RANK']}.json")
+    path.write_text(json.dumps(spec))
+    read = settings.read_spec(path)
+    job = jobs.build(read, task.load_task(read.target), jobs.connect(read.timeout_s), Agreement(None))
+    progress = resume.resume(job)
+    yield
+    job.meter.restart()
+    with train._batches(job, progress) as batches:
+        while True:
+            train._step(job, progress, batches)
+            train.saving.collect(job, progress)
+            yield
+
+
+if __name__ == "__main__":
+    main()
