@@ -114,16 +114,16 @@ def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Pro
     try:
         for name in names:
             to.put(path / name, f"{path.name}/{name}")
-    except OSError as error:
-        fault = str(error)
+    except Exception as error:  # of whatever kind a store's client raises: the others wait for this rank's word
+        fault = f"{type(error).__name__}: {error}"
     faults = [found for found in exchange.gather(fault, group) if found]
     if dist.get_rank(group) == 0 and not faults:
         try:
             to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
             _publish(to, path)
             _retain(to, keep, folders.best_step(path.parent))
-        except OSError as error:
-            faults = [str(error)]
+        except Exception as error:
+            faults = [f"{type(error).__name__}: {error}"]
     told: list[str] = exchange.share(faults, group)
     return told[0] if told else None
 
