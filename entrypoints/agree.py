@@ -69,15 +69,21 @@ class Agreement:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._seen.add(number)
 
-    def start(self, rank: int, every_s: float | None, save_s: float, ask_file: Path | None = None) -> None:
-        """Begin the clocks, once the process group is there; rank 0's count. `ask_file`, once there, asks to save."""
+    def start(
+        self, rank: int, every_s: float | None, save_s: float, ask_file: Path | None = None, upload_s: float = 0.0
+    ) -> None:
+        """Begin the clocks, once the process group is there; rank 0's count. `ask_file`, once there, asks to save.
+
+        `save_s` and `upload_s` are guesses, which hold until the first save and the first upload have been timed.
+        """
         self._keeps_time = rank == 0
         self._every_s = every_s
         self._ask_file = ask_file
         self._saved_s = time.monotonic()
         self._save_s = save_s
         if self._deadline_s is not None:  # a guess must not eat the time it is to protect
-            self._save_s = min(save_s, max(0.0, 0.1 * (self._deadline_s - time.time())))
+            most_s = max(0.0, 0.1 * (self._deadline_s - time.time()))
+            self._save_s, self._upload_s = min(save_s, most_s), min(upload_s, most_s)
 
     def hurry(self) -> None:
         """Have the next poll agree, however long the ones before took; all ranks call it."""
@@ -98,6 +104,10 @@ class Agreement:
     def uploaded(self, seconds: float) -> None:
         """Note how long it took until a checkpoint was in the mirror too."""
         self._upload_s = seconds
+
+    def uploading(self, seconds: float) -> None:
+        """Note how long an upload under way has taken: at least as long will the last one."""
+        self._upload_s = max(self._upload_s, seconds)
 
     def is_due(self, must: bool = False) -> bool:
         """Count one poll; return whether the ranks agree in it. All ranks call it alike, so all get the same answer."""

@@ -172,8 +172,9 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = mirror.open_mirror(spec.checkpoint.mirror)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
-    guess_s = (12 if uploader is None else 24) * parameters / place.ranks / _SAVE_BYTES_PER_S
-    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE)
+    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
+    upload_s = 0.0 if uploader is None else guess_s
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, upload_s)
     return Job(
         spec=spec,
         task=task,

@@ -56,6 +56,7 @@ def resume(job: Job) -> Progress:
         if found.path.parent == job.folder:
             progress.saved_step = progress.begun_step = found.step
             _mark_best_again(job, progress)
+            _owe_the_mirror(job, found)
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
@@ -105,6 +106,19 @@ def _mark_best_again(job: Job, progress: Progress) -> None:
         if is_there and folders.best_step(job.folder) != progress.best_step:
             with contextlib.suppress(OSError):
                 folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
+
+
+def _owe_the_mirror(job: Job, found: folders.Found) -> None:
+    """Have this checkpoint uploaded at the end, where an earlier start did not come to it and no newer one does."""
+    if job.uploader is None or job.mirror is None:
+        return
+    lacks = False
+    if job.place.is_head:
+        with contextlib.suppress(OSError):
+            published = mirror.latest(job.mirror, job.folder)
+            lacks = published is None or published[0] != found.step
+    if exchange.share(lacks):
+        job.uploader.owe(found.path, list(found.files) if job.place.is_head else [])
 
 
 def _at(path: Path) -> list[Path]:
@@ -288,12 +302,14 @@ def _load_optimizer(job: Job, reader: loader.Reader) -> None:
     # load_state_dict pairs parameters by their place in the groups' lists, so the lists must be this optimizer's own.
     packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
     job.optimizer.load_state_dict({"state": state, "param_groups": packed})
-    # It casts floating-point state to the parameter's type, as fp32 averages of bf16 weights: back to what was saved.
-    for position, parameter in enumerate(saving.optimizer_names(job)):
-        loaded = job.optimizer.state.get(parameter, {})
+    # It casts floating-point state to the parameter's type. What had a type of its own, as fp32 averages of bf16
+    # weights, gets it back; what had the weight's follows a weight whose type has changed.
+    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
+        loaded, weight_type = job.optimizer.state.get(parameter, {}), reader.dtypes[f"model.{name}"]
         for key, value in state.get(position, {}).items():
-            if isinstance(value, torch.Tensor) and key in loaded and loaded[key].dtype != value.dtype:
-                loaded[key] = value
+            is_own = isinstance(value, torch.Tensor) and value.dtype != weight_type
+            if is_own and key in loaded and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)
     if job.task.optimizer is None:  # a user's optimizer may keep state among its settings
         for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
             group.update(setting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from pathlib import Path
@@ -87,6 +88,8 @@ def collect(job: Job, progress: Progress) -> None:
 
 
 def _collect_uploads(job: Job, uploader: Uploader) -> None:
+    if uploader.is_busy:
+        job.agreement.uploading(uploader.seconds)
     for sent in uploader.news():
         if sent.fault is None:
             job.agreement.uploaded(sent.seconds)
@@ -96,10 +99,13 @@ def _collect_uploads(job: Job, uploader: Uploader) -> None:
         report.say(job, "checkpoint", text, step=sent.step, mirror_s=sent.seconds, mirror_fault=sent.fault)
 
 
-def publish(job: Job, progress: Progress) -> None:
-    """Wait until the newest checkpoint is in the mirror too, if there is one. All ranks call it, after `finish`."""
+def publish(job: Job, progress: Progress, limit_s: float = math.inf) -> None:
+    """Wait until the newest checkpoint is in the mirror too, if there is one, or for so long.
+
+    All ranks call it, with no save under way.
+    """
     if job.uploader is not None:
-        job.uploader.finish(heartbeat.beat)
+        job.uploader.finish(heartbeat.beat, limit_s)
         collect(job, progress)
 
 

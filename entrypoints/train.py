@@ -52,17 +52,22 @@ def main() -> int:
     report.say_start(job, progress)
     try:
         stop = train(job, progress)
+        saving.begin(job, progress)
+        saving.finish(job, progress)
+    except NonFiniteError:  # of all ranks alike
+        saving.publish(job, progress, LAST_SAVE_S)
+        raise
     except Exception:  # what is being written becomes durable first
         saving.wait(job, LAST_SAVE_S)
         raise
-    saving.begin(job, progress)
-    saving.finish(job, progress)
-    saving.publish(job, progress)
     if stop not in (None, EARLY):
+        # A deadline's margin holds the upload; after a signal there is little time, and the word must be out in it.
+        saving.publish(job, progress, math.inf if stop == "deadline" else LAST_SAVE_S)
         report.say_preempted(job, progress, stop)
         report.write_outcome(job, progress, "saved", stop)
         return EXIT_SAVED
     saving.export(job)
+    saving.publish(job, progress)
     report.say_done(job, progress, time.perf_counter() - begin_s, stop)
     report.write_outcome(job, progress, "done", stop)
     return EXIT_DONE

@@ -111,7 +111,10 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
     if (target / folders.MANIFEST).exists():
         return target
     partial = folder / f"{name}.tmp"
-    for item in source.names(f"{name}/"):
+    items = source.names(f"{name}/")
+    if f"{name}/{folders.MANIFEST}" not in items:
+        raise FileNotFoundError(f"{LATEST} names {name}, which is not there")
+    for item in items:
         source.get(item, partial / item.partition("/")[2])
     partial.rename(target)
     return target

@@ -49,6 +49,7 @@ class Uploader:
         self._news: list[Uploaded] = []
         self._published: Path | None = None
         self._path: Path | None = None
+        self._begin_s = 0.0
 
     @property
     def is_busy(self) -> bool:
@@ -60,6 +61,15 @@ class Uploader:
         """The step being uploaded, which must not be removed meanwhile. Rank 0 is the last to be done with it."""
         return int(self._path.name[5:]) if self._path is not None and self.is_busy else None
 
+    @property
+    def seconds(self) -> float:
+        """How long the upload under way has taken so far, 0 without one."""
+        return time.perf_counter() - self._begin_s if self.is_busy else 0.0
+
+    def owe(self, path: Path, names: list[str]) -> None:
+        """Note that the mirror lacks this checkpoint, of a start before: it goes at the end, if no newer one does."""
+        self._newest = path, names
+
     def offer(self, path: Path, names: list[str], *, passes_over: bool) -> None:
         """Begin to upload this rank's files of a durable checkpoint. All ranks call it, with the same `passes_over`.
 
@@ -69,12 +79,16 @@ class Uploader:
         if not passes_over:
             self._begin(path, names)
 
-    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Return once the newest checkpoint is there, or was tried again; all ranks call it, with no save under way."""
-        self.wait(meanwhile)
-        if self._newest is not None and self._published != self._newest[0]:
+    def finish(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
+        """Return once the newest checkpoint is there, or was tried again, or at the limit.
+
+        All ranks call it, with no save under way.
+        """
+        end_s = time.monotonic() + limit_s
+        self.wait(meanwhile, limit_s)
+        if self._newest is not None and self._published != self._newest[0] and not self.is_busy:
             self._begin(*self._newest)
-            self.wait(meanwhile)
+            self.wait(meanwhile, end_s - time.monotonic())
 
     def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
         """Return once nothing is being uploaded here any more, or at the limit; call `meanwhile` once a second."""
@@ -89,26 +103,24 @@ class Uploader:
         return found
 
     def _begin(self, path: Path, names: list[str]) -> None:
-        self._path = path
+        self._path, self._begin_s = path, time.perf_counter()
         self._thread = threading.Thread(target=self._run, args=(path, names), name="mirror", daemon=True)
         self._thread.start()
 
     def _run(self, path: Path, names: list[str]) -> None:
-        begin_s = time.perf_counter()
         try:
             fault = _upload(self._to, path, names, self._keep, self._group)
         except Exception as error:  # a peer is gone: the training thread will see that too
             fault = str(error)
         if fault is None:
             self._published = path
-        self._news.append(Uploaded(int(path.name[5:]), time.perf_counter() - begin_s, fault))
+        self._news.append(Uploaded(int(path.name[5:]), time.perf_counter() - self._begin_s, fault))
 
 
 def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
     """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
 
-    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again. Of
-    those before, the mirror keeps as many as the folder, and the best.
+    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again.
     """
     fault = None
     try:
@@ -121,20 +133,23 @@ def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Pro
         try:
             to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
             _publish(to, path)
-            _retain(to, keep, folders.best_step(path.parent))
+            _retain(to, keep, int(path.name[5:]), folders.best_step(path.parent))
         except Exception as error:
             faults = [f"{type(error).__name__}: {error}"]
     told: list[str] = exchange.share(faults, group)
     return told[0] if told else None
 
 
-def _retain(to: Mirror, keep: int, best: int | None) -> None:
-    steps: dict[str, list[str]] = {}
+def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:
+    """Keep the published step and those before it, `keep` in all, and the best, if it has come here.
+
+    Later ones are of a run that somebody went back behind: they stay until training comes by and writes them anew.
+    """
+    steps: dict[int, list[str]] = {}
     for name in to.names("step-"):
-        steps.setdefault(name.partition("/")[0], []).append(name)
-    spared = None if best is None else folders.step_name(best)
-    for step in sorted(steps, reverse=True)[max(keep, 1) :]:
-        if step != spared:
+        steps.setdefault(int(name.partition("/")[0][5:]), []).append(name)
+    for step in sorted((step for step in steps if step <= published), reverse=True)[max(keep, 1) :]:
+        if step != best:
             # The manifest first: what is half removed must not look whole.
             for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
                 to.remove(name)

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -314,6 +315,23 @@ def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
     failed, done = uploads.news()
     assert ("Not a directory" in str(failed.fault), done.fault) == (True, None)
     assert (tmp_path / "file/below/latest.json").exists()
+
+
+def test_mirror_keeps_what_it_publishes_though_later_steps_are_there(tmp_path: Path) -> None:
+    """Somebody went back: the step published is there whole, and a new machine can fetch it."""
+    place = mirror.FolderMirror(tmp_path / "second")
+    for home, step in (("first", 90), ("first", 100), ("again", 70)):
+        uploads = Uploader(place, 1)
+        saver = Saver(tmp_path / home, CPU, 1, uploads)
+        saver.begin(Snapshot(step, state(), {}, {}, {"step": step}))
+        saver.wait()
+        uploads.finish()
+    (tmp_path / "new").mkdir()
+    assert mirror.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
+    shutil.rmtree(tmp_path / "second" / "step-00000070")
+    (tmp_path / "newer").mkdir()
+    with pytest.raises(FileNotFoundError, match="names step-00000070, which is not there"):
+        mirror.fetch(place, tmp_path / "newer")
 
 
 def test_slow_mirror_holds_up_no_save(tmp_path: Path) -> None:

@@ -565,6 +565,16 @@ def optimizer(model, params):
 
 
 @pytest.mark.slow
+def test_weights_of_another_type_take_their_state_along(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """A model turned to bf16 after the save: AdamW's state follows it, and trains on."""
+    resume_from(whole("ddp"), tmp_path, 10)
+    text = TASK.replace("16))", "16)).bfloat16()")
+    text = text.replace("self.first(x)", "self.first(x.bfloat16())").replace("), batch[1])", ").float(), batch[1])")
+    again = run(tmp_path, ranks=1, text=text)
+    assert (again.code, again.only("done")["step"]) == (0, 16), again.errors
+
+
+@pytest.mark.slow
 def test_another_jobs_checkpoints_are_not_taken(tmp_path: Path) -> None:
     """Two jobs with one folder: the second is told whose it is, and how to mean it."""
     run(tmp_path, ranks=1, max_steps=5)
@@ -586,6 +596,9 @@ def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
         shard.write_bytes(shard.read_bytes()[:-1])
     again = run(tmp_path, ranks=1, checkpoint=mirror)
     assert again.only("restart")["step"] == step
+    shutil.rmtree(tmp_path / "second")  # as if the last start had been killed before its upload
+    assert run(tmp_path, ranks=1, checkpoint=mirror).code == 0
+    assert (tmp_path / "second/step-00000016/manifest.json").exists()
     other = run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror)
     assert "is of the job test, this one is other; give this job a mirror of its own" in other.errors
 
