@@ -13,16 +13,19 @@ __all__ = ["approved"]
 
 
 def approved(prepared: Prepared, *, yes: bool, more: bool = False) -> bool:
-    """Show the plan and ask about its worst case; a budget in the config is the answer to that. `more`: on top.
+    """Show the plan and ask about its worst case, and where nobody knows it. `more`: on top of what was spent.
+
+    A budget that ends the job is the answer to that question; one that only alerts is none.
 
     Raises UsageError where nobody can be asked.
     """
     for line in (*prepared.plan.lines(), f"code: {prepared.bundle.summary()}", *prepared.warnings):
         say(line)
-    worst = prepared.plan.worst_case_usd
-    if not worst or prepared.config.budget is not None:
+    plan, budget = prepared.plan, prepared.config.budget
+    if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
         return True
-    if confirm(f"This may cost up to {worst:.2f} USD{' more' if more else ''}. Send it?", yes=yes):
+    cost = "at a price that is not known" if plan.worst_case_usd is None else f"up to {plan.worst_case_usd:.2f} USD"
+    if confirm(f"This may cost {cost}{' more' if more else ''}. Send it?", yes=yes):
         return True
     say("not sent")
     return False

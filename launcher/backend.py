@@ -39,7 +39,7 @@ __all__ = [
 GROUP = "cloudtrain.backends"
 BUILT_IN = {"local": "cloudtrain.backends.local.backend"}
 # Parts of the published config whose backends are not built yet: their blocks are checked, their names known. Of those
-# in RENDERED, plan and request are there; the vendor's own CLI can send them.
+# in RENDERED, plan, request and offline check are there.
 ANNOUNCED = ("ssh", "sagemaker", "azureml", "vertex")
 RENDERED = {"sagemaker": "cloudtrain.backends.sagemaker.backend"}
 
@@ -50,12 +50,14 @@ JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 class Capacity:
     """What one instance brings: GPUs (0: train on the CPU), and its price, None where nobody can say.
 
-    `price_source` says where the price is from, with its date.
+    `price_source` says where the price is from, with its date. `idle_s` is billed on top of the run, as machines that
+    are kept warm for the next job are.
     """
 
     gpus: int
     hourly_usd: float | None
     price_source: str
+    idle_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Request:
     """What is sent: `body` as the backend takes it; `files` what `-o DIR` writes for the vendor's own CLI.
 
     `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML). `beside` is what the
-    sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed.
+    sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed. `carried`
+    names the config's keys, of those that not every backend carries out, that this request does.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Request:
     files: Mapping[str, str] = field(default_factory=dict)
     beside: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    carried: frozenset[str] = frozenset()
 
     def dump(self) -> dict[str, Any]:
         """Return what a send needs, for JSON."""

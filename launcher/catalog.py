@@ -38,7 +38,10 @@ def by_type(backend: str, instance_type: str, region: str | None) -> Machine | N
 
 
 def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
-    """Return the backend's types with these accelerators (`A100:8`), the cheapest first, those without a price last."""
+    """Return the backend's types with these accelerators (`A100:8`), the cheapest first.
+
+    A type without a price in the region stands where its price elsewhere puts it, one without any at the end.
+    """
     name, _, count = wanted.partition(":")
     types = {
         row["instance_type"]: None
@@ -46,7 +49,16 @@ def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machi
         if row["backend"] == backend and _plain(row["accelerator"]) == _plain(name) and row["count"] == (count or "1")
     }
     machines = [machine for each in types if (machine := by_type(backend, each, region)) is not None]
-    return sorted(machines, key=lambda machine: (machine.hourly_usd is None, machine.hourly_usd or 0.0))
+    return sorted(machines, key=lambda machine: _somewhere_usd(backend, machine))
+
+
+def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
+    """Return a key to sort by: the price here, else the least in any other region, else the end."""
+    if machine.hourly_usd is not None:
+        return False, machine.hourly_usd
+    rows = (row for row in _rows() if (row["backend"], row["instance_type"]) == (backend, machine.instance_type))
+    found = [float(row["usd_per_hour"]) for row in rows if row["usd_per_hour"]]
+    return not found, min(found, default=0.0)
 
 
 def _plain(name: str) -> str:

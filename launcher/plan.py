@@ -66,7 +66,7 @@ class Plan:
         why = ", what the budget buys" if self.cap_reason == "budget" else ""
         lines.append(f"at most {format_duration(self.cap_s)}{why}, then it saves and stops")
         if self.hourly_usd is None:
-            lines.append("price unknown")
+            lines.append(f"price unknown: {self.price_source}")
         elif self.hourly_usd == 0:
             lines.append(f"no cost: {self.price_source}")
         else:
@@ -86,7 +86,10 @@ def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
     wanted = config.distributed.nproc_per_node
     nproc = max(1, capacity.gpus) if wanted == "auto" else int(wanted)
     hourly = None if capacity.hourly_usd is None else round(capacity.hourly_usd * instances, 6)
-    cap_s, cap_reason = _cap(config, hourly, spent_usd)
+    if capacity.gpus and nproc > capacity.gpus:
+        message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
+        raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
+    cap_s, cap_reason = _cap(config, hourly, spent_usd, capacity.idle_s)
     return Plan(
         instances=instances,
         nproc_per_node=nproc,
@@ -97,13 +100,16 @@ def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
         cap_s=cap_s,
         cap_reason=cap_reason,
         deadline_s=max(cap_s - STOP_TAIL_S, cap_s * 3 // 4),
-        worst_case_usd=None if hourly is None else round(hourly * cap_s / 3600, 6),
+        worst_case_usd=None if hourly is None else round(hourly * (cap_s + capacity.idle_s) / 3600, 6),
         batch=_split(config, instances * nproc) if config.task else None,
     )
 
 
-def _cap(config: Config, hourly_usd: float | None, spent_usd: float) -> tuple[int, str]:
-    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
+def _cap(config: Config, hourly_usd: float | None, spent_usd: float, idle_s: int) -> tuple[int, str]:
+    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone.
+
+    `idle_s` are billed after them.
+    """
     longest_s = config.limits.max_duration
     budget = config.budget
     if budget is None or budget.on_limit == "alert" or hourly_usd == 0:
@@ -111,9 +117,9 @@ def _cap(config: Config, hourly_usd: float | None, spent_usd: float) -> tuple[in
     if hourly_usd is None:
         raise ConfigError([Fault("a budget needs a price, and this backend knows none", key="budget.limit")])
     left_usd = budget.limit / 1e6 - spent_usd
-    affordable_s = int(left_usd / hourly_usd * 3600)
+    affordable_s = int(left_usd / hourly_usd * 3600) - idle_s
     if affordable_s < LEAST_RUN_S:
-        needed = spent_usd + hourly_usd * LEAST_RUN_S / 3600
+        needed = spent_usd + hourly_usd * (LEAST_RUN_S + idle_s) / 3600
         raise BudgetError(
             f"the budget's last {max(left_usd, 0):.2f} USD buy {max(affordable_s, 0)} s at {hourly_usd:.2f} USD/h",
             where="budget.limit",

@@ -57,19 +57,19 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"{fault.key}: {fault.message}" for fault in found]
-    return Prepared(config, config_file, backend, plan, bundle, request, (*request.notes, *doubts, *_warnings(config)))
+    return Prepared(
+        config, config_file, backend, plan, bundle, request, (*request.notes, *doubts, *_warnings(config, request))
+    )
 
 
-def _warnings(config: Config) -> Iterator[str]:
+def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
     """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
-    is_local = config.backend == "local"
-    unheard = {
+    asked = {
         "notify": bool(config.notify),
         "retry": config.retry.max_attempts > 1,
-        "resources.min_instances": not is_local
-        and config.resources.min_instances not in (None, config.resources.instances),
+        "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
-        "resources.spot": is_local and config.resources.spot,
+        "resources.spot": config.resources.spot,
     }
-    if names := [name for name, is_set in unheard.items() if is_set]:
+    if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"not carried out on {config.backend} by this version: {', '.join(names)}"

@@ -18,8 +18,10 @@ from typing import Any
 TARGET = Path(__file__).parents[1] / "backends" / "sagemaker" / "rules.json"
 ROOT = "CreateTrainingJobRequest"
 KINDS = {"structure": "object", "list": "list", "map": "map", "string": "string", "boolean": "boolean"}
+# As Java reads \\p{Z}: no tab and no newline.
+_SEPARATORS = " \\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000"
 # Classes of Java's patterns that Python's `re` lacks; all stand inside brackets.
-CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s"}
+CLASSES = {r"\p{Alnum}": "a-zA-Z0-9", r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": _SEPARATORS}
 NUMBERS = {"integer": "integer", "long": "integer", "float": "number", "double": "number"}
 
 

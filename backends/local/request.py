@@ -36,7 +36,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         outputs={key: _plain(value) for key, value in config.outputs.items()},
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )
-    return Request(name, body, text, {"request.json": text})
+    return Request(name, body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
 
 
 def _node(rank: int, plan: Plan) -> dict[str, Any]:

@@ -30,6 +30,10 @@ _JSON_TYPES: dict[str, Any] = {
     "integer": int,
 }
 
+MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition, which its model leaves out
+# Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
+_LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
+
 # Where in the config the parts of the request come from, the longest first.
 _KEYS = {
     "TrainingJobName": "name",
@@ -152,7 +156,19 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     vpc = body.get("VpcConfig")
     if isinstance(vpc, dict) and bool(vpc.get("Subnets")) != bool(vpc.get("SecurityGroupIds")):
         yield "VpcConfig.Subnets", "subnets and security groups go together", "give both, or neither"
-    channels = [channel.get("ChannelName") for channel in body.get("InputDataConfig", ()) if isinstance(channel, dict)]
+    if isinstance(runtime, int) and runtime > MAX_RUNTIME_S:
+        message = f"{runtime} s is more than the 28 days that SageMaker lets a job run"
+        yield "StoppingCondition.MaxRuntimeInSeconds", message, "lower limits.max_duration"
+    kind = resources.get("InstanceType")
+    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and _LOCAL_DISK.match(kind):
+        message = f"{kind} has local disks, which are encrypted by themselves and take no key"
+        yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"
+    channels = [channel.get("ChannelName") for channel in _dicts(body, "InputDataConfig")]
+    tags = [str(tag.get("Key")) for tag in _dicts(body, "Tags")]
+    for key in sorted({key for key in tags if tags.count(key) > 1}):
+        yield "Tags", f"the tag `{key}` stands there twice", "`cloudtrain:` tags are ours"
+    for key in (key for key in tags if key.lower().startswith("aws:")):
+        yield "Tags", f"the tag `{key}` begins with AWS's own `aws:`", "call it otherwise"
     for name in sorted({str(name) for name in channels if channels.count(name) > 1}):
         yield "InputDataConfig", f"the channel `{name}` stands there twice", ""
     algorithm = _part(body, "AlgorithmSpecification")
@@ -160,6 +176,11 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "AlgorithmSpecification.TrainingImage", "there is no image", "set image"
     elif "TrainingImage" in algorithm and "AlgorithmName" in algorithm:
         yield "AlgorithmSpecification", "TrainingImage and AlgorithmName exclude each other", ""
+
+
+def _dicts(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = body.get(name)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
 def _part(body: dict[str, Any], name: str) -> dict[str, Any]:

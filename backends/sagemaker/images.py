@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "torch_version"]
+__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "serves", "torch_version"]
 
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
@@ -49,6 +49,11 @@ def default_image(region: str, gpus: int) -> str:
     account = _ACCOUNTS.get(region, _ACCOUNT)
     domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
+
+
+def serves(accelerator: str) -> bool:
+    """Return whether the default image runs on it: CUDA 13 ended with Volta, and the image is not for Arm."""
+    return accelerator not in ("V100", "GB200")
 
 
 def torch_version(image: str) -> tuple[int, int] | None:

@@ -22,6 +22,7 @@ __all__ = ["Place", "block_of", "choose", "place_of", "region_of"]
 
 _CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")
 _TRAINIUM = re.compile(r"ml\.(trn|inf)\d")
+_NEURON = re.compile(r"(?i)trainium|inferentia")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/.+")
 
 
@@ -48,6 +49,8 @@ def choose(config: Config) -> Machine:
     if resources.accelerators is None:
         hint = "write `accelerators: A100:8` or `instance_type: ml.m5.xlarge`"
         raise ConfigError([Fault("SageMaker needs to know which machines", key="resources", hint=hint)])
+    if _NEURON.match(resources.accelerators):
+        raise ConfigError([_no_neuron(resources.accelerators, "resources.accelerators")])
     found = catalog.by_accelerators("sagemaker", resources.accelerators, region)
     if not found:
         message = f"no SageMaker machine of our table has `{resources.accelerators}`"
@@ -58,8 +61,7 @@ def choose(config: Config) -> Machine:
 def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     key = "resources.instance_type"
     if _TRAINIUM.match(instance_type):
-        message = f"`{instance_type}` has Trainium or Inferentia chips, which torch's DDP and FSDP do not run on"
-        raise ConfigError([Fault(message, key=key, hint="choose a type with GPUs, as ml.g6.12xlarge")])
+        raise ConfigError([_no_neuron(instance_type, key)])
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
         hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
         raise ConfigError([Fault(f"`{instance_type}` is no SageMaker instance type", key=key, hint=hint)])
@@ -72,6 +74,11 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
         message = f"how many GPUs `{instance_type}` has is not in our table"
         raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
     return Machine(instance_type, "GPU", int(nproc), None, "", is_derived=False)
+
+
+def _no_neuron(wanted: str, key: str) -> Fault:
+    message = f"`{wanted}` means Trainium or Inferentia chips, which torch's DDP and FSDP do not run on"
+    return Fault(message, key=key, hint="choose a type with GPUs, as ml.g6.12xlarge")
 
 
 def place_of(config: Config) -> Place:
@@ -91,7 +98,7 @@ def place_of(config: Config) -> Place:
     if faults or region is None or account is None:
         raise ConfigError(faults)
     bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")
-    return Place(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}")
+    return Place(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -99,9 +106,12 @@ def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str 
     if block.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         return block.region or environ.get("AWS_REGION") or environ["AWS_DEFAULT_REGION"]
     profile = block.profile or environ.get("AWS_PROFILE") or "default"
-    parser = configparser.RawConfigParser()
+    parser = configparser.RawConfigParser(strict=False)
+    file = environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
     try:
-        parser.read(Path(environ.get("AWS_CONFIG_FILE") or "~/.aws/config").expanduser())
-    except (OSError, configparser.Error):
-        return None
+        parser.read(Path(file).expanduser(), encoding="utf-8")
+    except (OSError, configparser.Error, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the AWS config cannot be read: {error}", where=file, hint="or set sagemaker.region"
+        ) from error
     return parser.get("default" if profile == "default" else f"profile {profile}", "region", fallback=None)

@@ -29,7 +29,21 @@ MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
 WAIT_S = 86_400  # for spot machines, where the config does not say
 CODE, JOB = "code", "job"  # our channels: no input may be called so
 
-# 160 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
+# What `raw` must leave alone, and the config's key for it.
+_PLANNED = {
+    "TrainingJobName": "name",
+    "ResourceConfig.InstanceType": "resources.instance_type",
+    "ResourceConfig.InstanceCount": "resources.instances",
+    "ResourceConfig.InstanceGroups": "resources.instances",
+    "ResourceConfig.InstancePreferences": "resources.instance_type",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
+    "StoppingCondition.MaxRuntimeInSeconds": "limits.max_duration",
+    "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
+    "EnableManagedSpotTraining": "resources.spot",
+    "Tags": "tags",
+}
+
+# 180 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
 ENTRYPOINT = (
     "mkdir -p /opt/cloudtrain && tar -xzf /opt/ml/input/data/code/bundle.tar.gz -C /opt/cloudtrain "
     "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container"
@@ -50,8 +64,14 @@ _EVENT_FIELDS = {
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError where the config does not say enough for one."""
     block, place = block_of(config), place_of(config)
+    _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
+    if config.image is None and not images.serves(machine.accelerator):
+        message = f"the default image (PyTorch {images.TORCH}, CUDA 13, x86) does not run on {machine.accelerator}"
+        raise ConfigError(
+            [Fault(message, key="resources", hint="set `image` to one that does, or take other machines")]
+        )
     image = config.image or images.default_image(place.region, machine.count)
     spec = job_spec(plan, config, job_id, attempt)
     # With a slash at the end: a channel takes every object whose name begins so, attempt-1 those of attempt-10 too.
@@ -89,7 +109,9 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt))],
     }
     _, body = render.render_json("sagemaker/request.json", job=job)
+    planned = body
     body, changes = render.overlaid(body, block.raw)
+    _require_as_planned(planned, body)
     sent_spec = {
         **spec,
         "environment": dict(config.env),
@@ -109,7 +131,25 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     }
     text = render.as_json(body)
     files = {"create-training-job.json": text, "spec.json": render.as_json(sent_spec)}
-    return Request(name, body, text, files, beside, tuple(changes))
+    carried = {"retry", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
+    return Request(name, body, text, files, beside, tuple(changes), frozenset(carried))
+
+
+def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
+    """Raise ConfigError where `raw` changes what the price, the time limit or the name were worked out from."""
+    faults = []
+    for path, key in _PLANNED.items():
+        if _at(planned, path) != _at(body, path):
+            message = f"`raw` changes {path}, and with it what was planned"
+            faults.append(Fault(message, key="sagemaker.raw", hint=f"set {key} instead"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _at(body: Any, path: str) -> Any:
+    for name in path.split("."):
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
 
 
 def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:
@@ -119,6 +159,9 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
     """
     distribution = block_of(config).distribution
     image = config.image
+    if config.secrets:
+        message = "the image's toolkit has no place for secrets"
+        raise ConfigError([Fault(message, key="secrets", hint="write `distribution: torchrun`")])
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
         raise ConfigError([Fault(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")])
@@ -151,17 +194,19 @@ def _as_hyperparameters(config: Config) -> dict[str, Any]:
     arguments = list(config.args)
     while arguments:
         name, *rest = arguments
-        if not name.startswith("--") or not rest or rest[0].startswith("--"):
-            message = f"the image's toolkit passes `--name value` pairs only, and `{name}` is none"
+        plain = name.removeprefix("--")
+        is_odd = not plain or "=" in plain or plain in found or plain.startswith("sagemaker_")
+        if is_odd or not name.startswith("--") or not rest or rest[0].startswith("--"):
+            message = f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is none"
             raise ConfigError([Fault(message, key="args", hint="write `distribution: torchrun`, which takes any")])
-        found[name.removeprefix("--")] = rest[0]
+        found[plain] = rest[0]
         arguments = rest[1:]
     return found
 
 
 def _metrics(config: Config) -> list[dict[str, str]]:
     own = {metric.name: metric.regex for metric in block_of(config).metrics}
-    ours = {name: f'::ct {{"e":"{event}".*"{field}":{_NUMBER}' for name, (event, field) in _EVENT_FIELDS.items()}
+    ours = {name: f'::ct \\{{"e":"{event}".*"{field}":{_NUMBER}' for name, (event, field) in _EVENT_FIELDS.items()}
     return [{"Name": name, "Regex": regex} for name, regex in {**(ours if config.task else {}), **own}.items()]
 
 
@@ -179,6 +224,24 @@ def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str
         raise ConfigError(faults)
     own = [{"name": name, "uri": uri, "mode": "File"} for name, uri in ours]
     return own + [{"name": name, "uri": uri, "mode": mode} for name, uri in config.inputs.items()]
+
+
+def _require_reachable(config: Config) -> None:
+    """Raise ConfigError for places that a container on SageMaker does not have."""
+    faults = []
+    if config.checkpoint.mirror is not None:
+        hint = "leave it out: SageMaker copies the checkpoints to checkpoint.uri by itself"
+        faults.append(Fault("a mirror on SageMaker would end with the container", key="checkpoint.mirror", hint=hint))
+    if config.checkpoint.resume not in ("auto", "never"):
+        hint = "set checkpoint.uri to where they are, and leave `resume: auto`"
+        faults.append(Fault("SageMaker resumes from checkpoint.uri alone", key="checkpoint.resume", hint=hint))
+    for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
+        if uri is not None and not uri.startswith("s3://"):
+            faults.append(
+                Fault(f"SageMaker writes to S3, and `{uri}` is elsewhere", key=key, hint="as in s3://BUCKET/x")
+            )
+    if faults:
+        raise ConfigError(faults)
 
 
 def _output(config: Config) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,10 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 def _configured(overrides: Overrides) -> list[str | None]:
     """Return the usable backends that the file names or has a block for; say which have to be left out."""
-    config = overrides.load(overrides.load("local").backend)
+    config = replace(overrides, backend=None).load()
     blocks = ("ssh", "sagemaker", "azureml", "vertex")
-    wanted = ["local", *(block for block in blocks if getattr(config, block) is not None)]
+    with_block = [block for block in blocks if getattr(config, block) is not None]
+    wanted = list(dict.fromkeys(["local", *with_block, config.backend]))
     there = names(dry=True)
     if missing := [name for name in wanted if name not in there]:
         say(f"left out, not part of this version: {', '.join(missing)}")

@@ -173,8 +173,9 @@ _HEEDED_BY = {
 def _optimizing(root: Node) -> Iterator[Fault]:
     """Yield settings of the optimizer, the schedule and the evaluation that would have no effect."""
     name = _text(root, "training", "optimizer", "name") or "adamw"
+    known = {one for optimizers in _HEEDED_BY.values() for one in optimizers}  # another is a fault by itself
     for setting, optimizers in _HEEDED_BY.items():
-        if given(root, "training", "optimizer", setting) and name not in optimizers:
+        if given(root, "training", "optimizer", setting) and name in known - set(optimizers):
             message = f"`{setting}` goes with {' or '.join(f'`{one}`' for one in optimizers)}, not `{name}`"
             paths: tuple[KeyPath, ...] = (("optimizer", setting), ("optimizer", "name"))
             yield _in_training(root, message, "leave it out, or choose another optimizer", *paths)

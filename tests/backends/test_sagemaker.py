@@ -65,7 +65,6 @@ sagemaker:
   subnets: [subnet-0a1b]
   security_groups: [sg-0a1b]
   kms_key: alias/train
-  volume_kms_key: alias/disk
   encrypt_traffic: true
   remote_debug: true
   metrics: [{{name: acc, regex: "acc (\\\\S+)"}}]
@@ -192,6 +191,12 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("CheckpointConfig.S3Uri", "gs://x/y", "does not match"),
     ("InputDataConfig.0.ChannelName", "a b", "does not match"),
     ("InputDataConfig.1.ChannelName", "code", "stands there twice"),
+    ("InputDataConfig", 5, "expected a list, found 5"),
+    ("StoppingCondition.MaxRuntimeInSeconds", 29 * 86_400, "more than the 28 days"),
+    ("ResourceConfig.VolumeKmsKeyId", "alias/disk", "has local disks"),
+    ("Tags", [{"Key": "a", "Value": "x"}] * 2, "stands there twice"),
+    ("Tags", [{"Key": "aws:a", "Value": "x"}], "AWS's own `aws:`"),
+    ("Tags", [{"Key": "a", "Value": "x\ty"}], "does not match"),
     ("StopingCondition", {}, "is no field of CreateTrainingJob; did you mean `StoppingCondition`?"),
 ]
 
@@ -238,6 +243,27 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (PLAIN, ("inputs={code: s3://b/x}",), ("cloudtrain's own",)),
         (PLAIN, ("outputs={a: s3://b/x, b: s3://b/y}",), ("one place for outputs, not a, b",)),
         (PLAIN, ("sagemaker.distribution=smdistributed",), ("runs a `script`", "distribution: torchrun")),
+        (PLAIN, ("outputs={a: ./x}", "checkpoint.uri=/tmp/x"), ("`./x` is elsewhere", "`/tmp/x` is elsewhere")),
+        (
+            PLAIN,
+            ("checkpoint.mirror=/x", "checkpoint.resume=s3://b/x"),
+            ("end with the container", "checkpoint.uri alone"),
+        ),
+        (PLAIN, ("distributed.nproc_per_node=16",), ("16 ranks on an instance with 4 GPUs",)),
+        (
+            PLAIN,
+            ("resources.instance_type=null", "resources.accelerators=Trainium:16"),
+            ("DDP and FSDP do not run on",),
+        ),
+        (
+            PLAIN,
+            ("sagemaker.raw={ResourceConfig: {InstanceCount: 8}, StoppingCondition: null, TrainingJobName: mine}",),
+            ("changes ResourceConfig.InstanceCount", "set limits.max_duration instead", "changes TrainingJobName"),
+        ),
+        (PLAIN, ("resources.instance_type=ml.p3.16xlarge",), ("does not run on V100", "set `image`")),
+        (TOOLKIT, ("secrets=[KEY]",), ("has no place for secrets",)),
+        (TOOLKIT, ("args=[--a, x, --a, y]",), ("each name once, and `--a` is none",)),
+        (TOOLKIT, ("args=[--sagemaker_program, x]",), ("`--sagemaker_program` is none",)),
         (TOOLKIT, ("image=null",), ("not in the images of today", "NCCL over EFA")),
         (TOOLKIT, ("resources.instance_type=ml.p5.48xlarge",), ("SMDDP library", "ml.p4d.24xlarge")),
         (TOOLKIT, ("image=x/pytorch-training:2.8.0-gpu-py312",), ("SMDDP library",)),
@@ -262,11 +288,15 @@ def test_budget_becomes_the_time_limit(render: Render) -> None:
     runtime = body["StoppingCondition"]["MaxRuntimeInSeconds"]
     assert runtime == int(20 / (2 * machine.hourly_usd) * 3600)
     assert 2 * machine.hourly_usd * runtime / 3600 <= 20
+    warm = render(PLAIN, "budget.limit=20 USD", "sagemaker.keep_alive=10m").body
+    assert warm["StoppingCondition"]["MaxRuntimeInSeconds"] == runtime - 600
 
 
-def test_unknown_price_is_never_zero(render: Render, tmp_path: Path) -> None:
-    """Without a price there is no worst case, and a budget is refused."""
+def test_unknown_price_is_never_zero(render: Render, cli: Any, tmp_path: Path) -> None:
+    """Without a price there is no worst case, which the plan says with the type; and a budget is refused."""
     render(PLAIN, "sagemaker.region=eu-north-1")
+    plan = cli("plan", "--set", "sagemaker.region=eu-north-1", cwd=tmp_path)
+    assert "price unknown: no price of ml.g5.12xlarge in eu-north-1" in plan.stdout
     with pytest.raises(ConfigError, match="a budget needs a price"):
         render(PLAIN, "sagemaker.region=eu-north-1", "budget.limit=20 USD")
 
@@ -276,6 +306,8 @@ def test_cheapest_machine_with_the_accelerators() -> None:
     found = catalog.by_accelerators("sagemaker", "a100:8", "us-west-2")
     assert [machine.instance_type for machine in found] == ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
     assert catalog.by_accelerators("sagemaker", "A100:3", "us-west-2") == []
+    # Without a price here: by the price elsewhere.
+    assert catalog.by_accelerators("sagemaker", "T4:1", "eu-central-1")[0].instance_type == "ml.g4dn.xlarge"
     assert all(machine.count == 4 for machine in catalog.by_accelerators("sagemaker", "A10G:4", None))
 
 
@@ -301,6 +333,9 @@ def test_region_is_found_as_awss_tools_find_it(tmp_path: Path) -> None:
     assert region_of(SageMaker(profile="work"), file) == "eu-west-2"
     assert region_of(SageMaker(), file) == "eu-west-1"
     assert region_of(SageMaker(), {"AWS_CONFIG_FILE": str(tmp_path / "none")}) is None
+    (tmp_path / "config").write_bytes(b"[default]\nregion = \xff\n")
+    with pytest.raises(ConfigError, match="the AWS config cannot be read"):
+        region_of(SageMaker(), file)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -81,7 +81,7 @@ def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]
     """Unknown is not free."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))
     assert (plan.hourly_usd, plan.worst_case_usd) == (None, None)
-    assert "price unknown" in plan.lines()
+    assert "price unknown: nobody knows" in plan.lines()
 
 
 @pytest.mark.parametrize(

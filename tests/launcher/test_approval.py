@@ -1,0 +1,51 @@
+"""The last question before money is spent: asked wherever nothing else limits the bill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.approval import approved
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.prepare import Prepared, prepare
+
+
+@pytest.fixture
+def prepared(project: Callable[..., Path], home: Path) -> Callable[..., Prepared]:
+    """Return a function that prepares a job with a worst case (None: nobody knows it) and a budget's text."""
+
+    def make(worst_usd: float | None, budget: str = "") -> Prepared:
+        folder = project(f"local: {{price_per_hour: 1 USD}}\n{budget}")
+        ready = prepare(configs.load(folder / "cloudtrain.yaml"), folder / "cloudtrain.yaml", home, dry=True)
+        hourly = None if worst_usd is None else ready.plan.hourly_usd
+        return replace(ready, plan=replace(ready.plan, worst_case_usd=worst_usd, hourly_usd=hourly))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("worst_usd", "budget", "asked"),
+    [
+        (0.0, "", None),
+        (50.0, "", "up to 50.00 USD. Send it?"),
+        (None, "", "at a price that is not known. Send it?"),
+        (50.0, "budget: {limit: 60 USD}", None),
+        (50.0, "budget: {limit: 1 USD, on_limit: alert}", "up to 50.00 USD. Send it?"),
+    ],
+)
+def test_asks_unless_something_ends_the_job(
+    worst_usd: float | None, budget: str, asked: str | None, prepared: Callable[..., Prepared]
+) -> None:
+    """Nothing to pay or a budget that ends the job: no question. Else `--yes`, or somebody to ask, is needed."""
+    ready = prepared(worst_usd, budget)
+    assert approved(ready, yes=True)
+    if asked is None:
+        assert approved(ready, yes=False)
+        return
+    with pytest.raises(UsageError) as caught:
+        approved(ready, yes=False)
+    assert asked in str(caught.value)
