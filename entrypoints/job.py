@@ -162,19 +162,17 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
     parameters = sum(p.numel() for p in spread.module.parameters())
     identity = {
-        **_settings(spec, split),
+        **_settings(spec, task, split),
         "optimizer": type(optimizer).__name__,
         "parameters": parameters,
         "dataset_length": len(train_data),
         "dataset_fingerprint": fingerprint,
-        "code_sha256": task.code_sha256,
     }
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = mirror.open_mirror(spec.checkpoint.mirror)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
-    upload_s = 0.0 if uploader is None else guess_s
-    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, upload_s)
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)
     return Job(
         spec=spec,
         task=task,
@@ -243,8 +241,8 @@ def _board(spec: Spec, place: Place) -> tensorboard.Board | None:
     return tensorboard.Board(Path(folder) / "tensorboard")
 
 
-def _settings(spec: Spec, split: data.Split) -> dict[str, Any]:
-    """Return what of the settings a checkpoint says, and a resume compares."""
+def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
+    """Return what of the settings and the code a checkpoint says, and a resume compares."""
     wanted = spec.training
     return {
         "format": 2,
@@ -260,6 +258,7 @@ def _settings(spec: Spec, split: data.Split) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "config_sha256": spec.config_sha256,
+        "code_sha256": task.code_sha256,
     }
 
 

@@ -78,12 +78,11 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
     job = {
+        **_asked(plan, config),
         "name": name,
         "role": place.role,
         "image": image,
         "entrypoint": [] if toolkit else ["/bin/sh", "-c", ENTRYPOINT],
-        "metrics": _metrics(config),
-        "input_mode": block.input_mode,
         "hyperparameters": toolkit,
         "environment": dict(config.env) if toolkit else {},  # else in the spec, which has room for any length
         "channels": _channels(config, [] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
@@ -91,21 +90,6 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
         "instance_type": machine.instance_type,
-        "instances": plan.instances,
-        "disk_gb": config.resources.disk_gb or DISK_GB,
-        "keep_alive_s": block.keep_alive,
-        "training_plan": block.training_plan,
-        "kms_key": block.kms_key,
-        "volume_kms_key": block.volume_kms_key,
-        "max_runtime_s": plan.cap_s,
-        "max_wait_s": _max_wait(plan, config),
-        "spot": config.resources.spot,
-        "retries": config.retry.max_attempts - 1 or None,
-        "subnets": list(block.subnets),
-        "security_groups": list(block.security_groups),
-        "encrypt_traffic": block.encrypt_traffic,
-        "network_isolation": block.network_isolation,
-        "remote_debug": block.remote_debug,
         "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt))],
     }
     _, body = render.render_json("sagemaker/request.json", job=job)
@@ -133,6 +117,30 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     files = {"create-training-job.json": text, "spec.json": render.as_json(sent_spec)}
     carried = {"retry", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
     return Request(name, body, text, files, beside, tuple(changes), frozenset(carried))
+
+
+def _asked(plan: Plan, config: Config) -> dict[str, Any]:
+    """Return what the template takes from the plan and the config as they are."""
+    block = block_of(config)
+    return {
+        "metrics": _metrics(config),
+        "input_mode": block.input_mode,
+        "instances": plan.instances,
+        "disk_gb": config.resources.disk_gb or DISK_GB,
+        "keep_alive_s": block.keep_alive,
+        "training_plan": block.training_plan,
+        "kms_key": block.kms_key,
+        "volume_kms_key": block.volume_kms_key,
+        "max_runtime_s": plan.cap_s,
+        "max_wait_s": _max_wait(plan, config),
+        "spot": config.resources.spot,
+        "retries": config.retry.max_attempts - 1 or None,
+        "subnets": list(block.subnets),
+        "security_groups": list(block.security_groups),
+        "encrypt_traffic": block.encrypt_traffic,
+        "network_isolation": block.network_isolation,
+        "remote_debug": block.remote_debug,
+    }
 
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
