@@ -92,18 +92,9 @@ def spec_of(model: Model, checkpoint: dict[str, Any] | None = None, **training: 
     }
 
 
-def run(
-    contestant: str,
-    spec: dict[str, Any],
-    folder: Path,
-    *,
-    ranks: int = 2,
-    repo: Path | None = None,
-    script: Path | None = None,
-    **env: str,
-) -> Run:
-    """Run the contestant in the folder and return what it noted. Raises RuntimeError where it fails."""
-    begin_s = launch(contestant, spec, folder, ranks=ranks, repo=repo, script=script, **env)
+def run(contestant: str, spec: dict[str, Any], folder: Path, *, ranks: int = 2, **how: Any) -> Run:
+    """Run the contestant as `launch` does and return what it noted. Raises RuntimeError where it fails."""
+    begin_s = launch(contestant, spec, folder, ranks=ranks, **how)
     notes = [json.loads((folder / f"notes.{rank}").read_text()) for rank in range(ranks)]
     head = notes[0]
     return Run(
