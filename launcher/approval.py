@@ -19,7 +19,7 @@ def approved(prepared: Prepared, *, yes: bool, more: bool = False) -> bool:
 
     Raises UsageError where nobody can be asked.
     """
-    for line in (*prepared.plan.lines(), f"code: {prepared.bundle.summary()}", *prepared.warnings):
+    for line in prepared.lines():
         say(line)
     plan, budget = prepared.plan, prepared.config.budget
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):

@@ -32,6 +32,10 @@ class Prepared:
     request: backends.Request
     warnings: tuple[str, ...] = ()
 
+    def lines(self) -> list[str]:
+        """Return for people what would be sent: the plan, the code, and what to know before."""
+        return [*self.plan.lines(), f"code: {self.bundle.summary()}", *self.warnings]
+
 
 def prepare(
     config: Config,

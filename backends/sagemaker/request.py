@@ -43,7 +43,7 @@ _PLANNED = {
     "Tags": "tags",
 }
 
-# 180 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
+# 184 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
 ENTRYPOINT = (
     "mkdir -p /opt/cloudtrain && tar -xzf /opt/ml/input/data/code/bundle.tar.gz -C /opt/cloudtrain "
     "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container"

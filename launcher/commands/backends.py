@@ -15,11 +15,12 @@ __all__ = ["command"]
 @json_option
 def command(as_json: bool) -> None:
     """List the backends that this installation can use."""
-    missing = [name for name in ANNOUNCED if name not in names(dry=True)]
+    able, known = names(), names(dry=True)  # each reads every installed package's entry points
+    missing = [name for name in ANNOUNCED if name not in known]
     if as_json:
-        print_json({"backends": names(), "dry_run_only": list(RENDERED), "config_only": missing})
+        print_json({"backends": able, "dry_run_only": list(RENDERED), "config_only": missing})
         return
     dry = [f"{name}  (plan and dry run; sending is not part of this version)" for name in RENDERED]
     print_lines(
-        [*names(), *dry, *(f"{name}  (its config block is checked; not part of this version)" for name in missing)]
+        [*able, *dry, *(f"{name}  (its config block is checked; not part of this version)" for name in missing)]
     )

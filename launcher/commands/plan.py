@@ -25,6 +25,5 @@ def command(overrides: Overrides, as_json: bool) -> None:
     if as_json:
         print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
         return
-    print_lines([f"backend {prepared.config.backend}", *prepared.plan.lines(), f"code: {prepared.bundle.summary()}"])
-    print_lines(list(prepared.warnings))
+    print_lines([f"backend {prepared.config.backend}", *prepared.lines()])
     print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])

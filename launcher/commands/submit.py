@@ -110,13 +110,11 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
         with overrides.placing():
             prepared = prepare(config, overrides.file, Path(), dry=True)
         request = prepared.request
-        for line in [*prepared.plan.lines(), *prepared.warnings, f"code: {prepared.bundle.summary()}"]:
+        for line in prepared.lines():
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
         say("dry run: nothing was sent")
         if config.backend in RENDERED:
-            say(
-                f"{config.backend}: this version plans, renders and checks; sending the code and the job is being built"
-            )
+            say(f"{config.backend}: do not send it by hand yet: its code is not in S3, and sending is being built")
         if output is not None:
             _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
         if as_json:
