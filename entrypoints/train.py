@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -271,7 +272,11 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
 
 
 if __name__ == "__main__":
-    code = main()
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = 1
     # Tearing gloo down aborts or hangs one time in nine (torch 2.13): everything is durable, so leave.
     sys.stdout.flush()
     sys.stderr.flush()
