@@ -28,7 +28,7 @@ from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EX
 from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
 from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
 
-__all__ = ["main", "start"]
+__all__ = ["main", "start", "supervise"]
 
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 120.0
@@ -77,6 +77,20 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
                 processes.kill(pid, signal.SIGKILL)
             raise
         return {"started": True, "pids": pids}
+
+
+def supervise(spec: dict[str, Any], server: socket.socket | None, *, is_stopped: bool = False) -> dict[str, Any]:
+    """Supervise a node from this process, as a container's first one does; return how the job ended, as exit.json.
+
+    `is_stopped`: the signal to stop has come already.
+    """
+    umask = os.umask(0o077)
+    Path(spec["root"]).mkdir(parents=True, exist_ok=True)
+    agent = Agent(spec, server, umask)
+    agent.terminated = is_stopped
+    agent.run()
+    assert agent.ended is not None
+    return agent.ended
 
 
 def _fork_agent(spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int) -> int:
@@ -143,14 +157,17 @@ class Agent:
         self.times = logtimes.TimeIndex(self.root / "log")
         self.stop_file = self.root / "stop.json"
         self.terminated = False
+        self.join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
+        self.ended: dict[str, Any] | None = None  # what exit.json holds
 
-    def run(self, announce: int) -> None:
-        """Supervise to the end."""
+    def run(self, announce: int | None = None) -> None:
+        """Supervise to the end; say on the pipe `announce` that it has begun."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         durable.reserve(self.root / "reserve")
         self._write_state()
-        os.write(announce, b"%d\n" % os.getpid())
-        os.close(announce)
+        if announce is not None:
+            os.write(announce, b"%d\n" % os.getpid())
+            os.close(announce)
         try:
             bundlefile.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
             durable.write_json(self.root / "spec.json", self.spec["spec"])
@@ -195,7 +212,7 @@ class Agent:
         """Say how this node is; return what should be, None once node 0 has been silent for too long."""
         if self.member is not None:
             self.member.tell(self.report)
-            if self.member.lost(JOIN_TIMEOUT_S):
+            if self.member.lost(self.join_timeout_s):
                 return None
             return self.member.desired or Desired()
         assert self.head is not None
@@ -311,7 +328,8 @@ class Agent:
         checkpoints = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         resumable = verdict["state"] != "succeeded" and has_checkpoint(checkpoints)
         times = {"started_s": self.started_s, "ended_s": time.time()}
-        self._write("exit.json", {**verdict, "resumable": resumable, **times, "unkillable": stuck})
+        self.ended = {**verdict, "resumable": resumable, **times, "unkillable": stuck}
+        self._write("exit.json", self.ended)
         self._set(phase="ended")
         if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there
             for name in ("runtime", "reserve"):
@@ -352,7 +370,7 @@ def _rules(spec: dict[str, Any]) -> Rules:
         soft_deadline_s=spec["deadline_s"],
         hard_deadline_s=spec["max_duration_s"],
         grace_s=spec["grace_s"],
-        join_timeout_s=JOIN_TIMEOUT_S,
+        join_timeout_s=spec.get("join_timeout_s", JOIN_TIMEOUT_S),
         fewest=spec["spec"]["min_nodes"],
         sizes=tuple(spec["spec"]["node_counts"]),
     )

@@ -7,7 +7,7 @@ import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-__all__ = ["BundleError", "unpack"]
+__all__ = ["BundleError", "extract", "unpack"]
 
 
 class BundleError(Exception):
@@ -25,13 +25,15 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
         raise BundleError(f"{archive.name} arrived damaged: its sha256 is {found[:12]}, not {sha256[:12]}")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        _extract(archive, folder)
+        extract(archive, folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise BundleError(f"{archive.name} is no archive that can be unpacked: {error}") from error
 
 
-def _extract(archive: Path, folder: Path) -> None:
+def extract(archive: Path, folder: Path) -> list[Path]:
+    """Unpack an archive below the folder; return its files. Raises BundleError, TarError, EOFError, OSError."""
     links: set[PurePosixPath] = set()
+    files: list[Path] = []
     with tarfile.open(archive, "r:gz") as tar:
         tar.extraction_filter = lambda member, _: member  # ours is _check: Python 3.11.3 and older have no filters
         for member in tar:
@@ -40,6 +42,9 @@ def _extract(archive: Path, folder: Path) -> None:
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             tar.extract(member, folder, set_attrs=not member.issym())
+            if not member.isdir():
+                files.append(folder / member.name)
+    return files
 
 
 def _check(member: tarfile.TarInfo, links: set[PurePosixPath]) -> None:

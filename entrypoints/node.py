@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["MISLEADING", "Node", "identify", "interface_of", "resolve"]
+__all__ = ["HEAD_PORT", "MISLEADING", "Node", "address_of", "identify", "interface_of", "resolve"]
 
 # Set by platforms and outer launchers; to torchrun's workers and to torchrun itself (PET_*) they would be lies:
 # on Vertex and Azure ML, RANK and WORLD_SIZE count nodes, not processes.
@@ -19,6 +22,9 @@ MISLEADING = (
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
 MISLEADING_PREFIXES = ("PET_", "TORCHELASTIC_")
+
+HEAD_PORT = 7777  # of node 0's agent on a managed platform, where nobody else hands one out
+OWN_NAME_S = 60.0  # until a container's own name resolves
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -76,14 +82,16 @@ def interface_of(address: str) -> str | None:
     """Return the name of the interface that has the address, None where it cannot be told (Linux)."""
     if address.startswith("127."):
         return "lo" if sys.platform == "linux" else "lo0"
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """Return the interface's IPv4 address, None where it has none (Linux)."""
     import fcntl
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
     return None
 
 
@@ -96,4 +104,19 @@ def _from_agent(environ: Mapping[str, str]) -> Node | None:
     return Node("agent", rank, count, head, int(port), environ["CLOUDTRAIN_ADDRESS"], "CLOUDTRAIN_HEAD")
 
 
-_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent,)
+def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
+    """SageMaker writes a file: this host's name, and all of them. Its order is not to be relied on; the numbers are."""
+    path = Path(environ.get("CLOUDTRAIN_PLATFORM_ROOT", "/opt/ml"), "input/config/resourceconfig.json")
+    if not path.exists():
+        return None
+    config = json.loads(path.read_text())
+    name = config["current_host"]
+    hosts = sorted(config["hosts"], key=lambda host: [int(part) for part in re.findall(r"\d+", host)])
+    address = resolve(name, OWN_NAME_S)
+    interface = config.get("network_interface_name", "")
+    if address.startswith("127.") and interface not in ("", "lo"):  # an own name that only this machine knows
+        address = address_of(interface) or address
+    return Node("SageMaker", hosts.index(name), len(hosts), hosts[0], HEAD_PORT, address, f"{path}: {name}")
+
+
+_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent, _from_sagemaker)

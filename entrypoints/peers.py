@@ -25,9 +25,9 @@ CLOSED_S = 5.0  # a connection that was closed comes back at once, or its other 
 MAX_LINE = 1 << 20
 
 
-def listen(address: str) -> socket.socket:
-    """Return a listening socket on a free port of the address."""
-    server = socket.create_server((address, 0))
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Return a listening socket on the address; on a free port where none is given."""
+    server = socket.create_server((address, port))
     server.setblocking(False)
     return server
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["NEVER_SENT", "START_LOCK", "has_checkpoint"]
+__all__ = ["NEVER_SENT", "START_LOCK", "has_checkpoint", "is_whole"]
 
 # Held while agents start; the mark that a start, still under way or not, has been given up.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
@@ -16,6 +16,11 @@ _NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$")
 def has_checkpoint(folder: Path) -> bool:
     """Return whether there is something to go on from: the trainer's checkpoints, or whatever a script has saved."""
     try:
-        return any(not _NOT_WHOLE.search(entry.name) for entry in folder.iterdir())
+        return any(is_whole(entry.name) for entry in folder.iterdir())
     except OSError:
         return False
+
+
+def is_whole(name: str) -> bool:
+    """Return whether an entry of that name in a checkpoint folder is neither half written nor set aside."""
+    return not _NOT_WHOLE.search(name)

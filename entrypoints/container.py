@@ -1,0 +1,146 @@
+"""The first process in a managed platform's container: finds out who the node is, and supervises it.
+
+    python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
+
+The folder is the platform's; the spec in it is the request's, with the platform's places relative to that folder. The
+supervisor is the very agent of the other backends, so a job restarts, stops and fails here as it does there; only logs
+go to standard output, the account of a failure to where the platform looks for it, and the archive has come by itself.
+Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import agent, events, peers, processes, secretstore
+from cloudtrain.entrypoints import node as nodes
+from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from cloudtrain.entrypoints.pump import Pump
+
+__all__ = ["FAILURE_BYTES", "account", "main"]
+
+FAILURE_BYTES, MESSAGE_BYTES = 1000, 300  # SageMaker passes on the first 1024 characters
+CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
+
+
+def main(argv: list[str]) -> int:
+    """Supervise this container's node to the job's end; return the container's exit code."""
+    root = Path(argv[0])
+    stops: list[int] = []
+    # As process 1 it would not even notice a signal without a handler.
+    signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
+    processes.become_subreaper()
+    failure: Path | None = None
+    try:
+        spec = json.loads((root / argv[1]).read_text())
+        failure = root / spec["places"]["failure"]
+        told = _agent_spec(spec, root, nodes.identify({**os.environ, "CLOUDTRAIN_PLATFORM_ROOT": str(root)}))
+        _prefer_newer_driver()
+        server = peers.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
+    except (OSError, KeyError, ValueError, secretstore.SecretError) as error:
+        words = str(error) if isinstance(error, secretstore.SecretError) else f"cannot tell what to run: {error!r}"
+        print(words, file=sys.stderr, flush=True)
+        cause = {"rank": None, "kind": "config", "message": words}
+        return _leave(failure, {"state": "failed", "reason": "error", "error": cause, "resumable": False})
+    log = Path(told["root"]) / "log"
+    log.mkdir(parents=True, exist_ok=True)
+    pump = Pump(log)
+    pump.start()
+    try:
+        verdict = agent.supervise(told, server, is_stopped=bool(stops))
+    finally:
+        pump.finish()
+    # Whoever follows the log knows by it that nothing more will come.
+    events.emit("end", f"node {told['node']} has ended", node=told["node"])
+    return _leave(failure, verdict)
+
+
+def account(verdict: dict[str, Any]) -> str:
+    """Return how the job ended, in words and as data (an event line), short enough to be passed on whole."""
+    error = verdict.get("error") or {}
+    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+    kind = f"{error['type']}: " if error.get("type") else ""
+    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"))
+    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    fields |= {key: error.get(key) for key in ("rank", "kind", "type")} | {"message": message, "traceback": ""}
+    room = FAILURE_BYTES - len(events.format_line("ended", f"{who}{kind}{message}", fields).encode())
+    frames = str(error.get("traceback") or "").split("\n")
+    while frames and len(json.dumps("\n".join(frames))) > room:  # from its top: at its end stands the user's own line
+        frames.pop(0)
+    return events.format_line("ended", f"{who}{kind}{message}", {**fields, "traceback": "\n".join(frames)})
+
+
+def _short(text: str) -> str:
+    """Return the beginning of the text, in one line, whose JSON has at most MESSAGE_BYTES."""
+    text = " ".join(text.split("\n"))[:MESSAGE_BYTES]
+    while len(json.dumps(text)) > MESSAGE_BYTES:
+        text = text[: len(text) * 9 // 10]
+    return text
+
+
+def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
+    """Return what the agent of this node is told."""
+    places = spec["places"]
+    own = root / places["own"]
+    folders = {name: str(root / places[name]) for name in ("checkpoints", "output")}
+    for path in folders.values():
+        Path(path).mkdir(parents=True, exist_ok=True)
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(root / path) for name, path in places["inputs"].items()}
+    environment = {
+        **spec["environment"],
+        **inputs,
+        "CLOUDTRAIN_CHECKPOINT_DIR": folders["checkpoints"],
+        "CLOUDTRAIN_OUTPUT_DIR": folders["output"],
+    }
+    return {
+        **{key: spec[key] for key in ("job", "attempt", "max_restarts", "deadline_s", "max_duration_s", "grace_s")},
+        **{key: spec[key] for key in ("limit_reason", "join_timeout_s", "token")},
+        "node": node.rank,
+        "address": node.address,
+        "head": [node.head, node.port],
+        "root": str(own),
+        "bundle": str(root / places["bundle"]),
+        "sha256": spec["bundle_sha256"],
+        "python": sys.executable,
+        "environment": environment,
+        "secrets": secretstore.fetch(spec["secrets"]),
+        "colocated": 1,
+        "spec": spec,
+    }
+
+
+def _prefer_newer_driver() -> None:
+    """Take over what the image's own start would have set: an image newer than the machine's driver brings its own."""
+    bash = shutil.which("bash")
+    if bash is None or not CUDA_COMPAT.exists():
+        return
+    script = f'. {CUDA_COMPAT} >&2; printf %s "$LD_LIBRARY_PATH"'
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run([bash, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+        if found:
+            os.environ["LD_LIBRARY_PATH"] = found
+
+
+def _leave(failure: Path | None, verdict: dict[str, Any]) -> int:
+    """Say how it ended where the platform looks for it; return the container's exit code."""
+    if verdict["state"] == "succeeded":
+        return EXIT_DONE
+    if failure is not None:
+        with contextlib.suppress(OSError):  # a full disk: the log has it
+            failure.parent.mkdir(parents=True, exist_ok=True)
+            failure.write_text(account(verdict))
+    if verdict["state"] == "stopped":
+        return EXIT_SAVED
+    return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

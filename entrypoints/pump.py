@@ -1,0 +1,86 @@
+"""Carries a node's log files to its standard output, which is all that a managed platform keeps of a container.
+
+Ranks write into files of their own and never wait for this. Each of their lines gets its rank in front, `[3] `, because
+the platform has one stream a node; the node's own lines get nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from pathlib import Path
+
+__all__ = ["Pump"]
+
+LOOK_S = 0.1
+PIECE_BYTES = 1 << 20  # of one file at once, so that all have their turn
+MAX_LINE_BYTES = 1 << 16  # a longer one is passed on in pieces: CloudWatch takes no event over 256 KB
+
+_RANK = re.compile(r"rank-(\d+)\.log")
+
+
+class Pump:
+    """A thread that copies, from `start` to `finish`."""
+
+    def __init__(self, folder: Path, out: int = 1) -> None:
+        self._folder = folder
+        self._out = out
+        self._offsets: dict[Path, int] = {}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+
+    def start(self) -> None:
+        """Begin to copy what is in the folder, and what comes."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Copy the rest, last lines without a newline too, and return."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more: the job itself must not care
+            while not self._is_over.wait(LOOK_S):
+                self._copy(is_last=False)
+            while self._copy(is_last=True):
+                pass
+
+    def _copy(self, *, is_last: bool) -> bool:
+        """Copy a piece of every file; return whether there was any."""
+        found = False
+        for path in sorted(self._folder.glob("*.log")):
+            match = _RANK.fullmatch(path.name)
+            if match is None and path.name != "boot.log":
+                continue
+            lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
+            if lines:
+                tag = f"[{match[1]}] ".encode() if match else b""
+                _write(self._out, b"".join(tag + line + b"\n" for line in lines))
+                found = True
+        return found
+
+
+def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:
+    """Return the whole lines after the offset, and where the next ones begin."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(PIECE_BYTES)
+    whole, newline, rest = data.rpartition(b"\n")
+    if rest and (len(rest) >= MAX_LINE_BYTES or (is_last and len(data) < PIECE_BYTES)):
+        whole, newline = data, b""
+    if not whole and not newline:
+        return [], offset
+    lines = [line[at : at + MAX_LINE_BYTES] for line in whole.split(b"\n") for at in _starts(line)]
+    return lines, offset + len(whole) + len(newline)
+
+
+def _starts(line: bytes) -> range:
+    return range(0, max(len(line), 1), MAX_LINE_BYTES)
+
+
+def _write(out: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]

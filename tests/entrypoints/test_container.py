@@ -1,0 +1,237 @@
+"""A managed platform's container: who the node is, what reaches its output, how its account of a failure looks."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.container import FAILURE_BYTES, account
+from cloudtrain.entrypoints.node import identify
+from cloudtrain.entrypoints.pump import Pump
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+FAILED = {"state": "failed", "reason": "error", "resumable": True, "restarts": 1}
+
+SCRIPT = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+print("here", rank, os.environ["WORLD_SIZE"], os.environ["CLOUDTRAIN_INPUT_TRAIN"], flush=True)
+if rank == int(sys.argv[1]):
+    time.sleep(0.5)
+    raise ValueError("bad batch: it's \\"quoted\\" $HOME é")
+if sys.argv[2] == "loop":
+    def save(signum, frame):
+        open(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] + f"/saved-{rank}", "w").close()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    while True:
+        time.sleep(0.05)
+"""
+
+
+def resource_config(root: Path, hosts: list[str], current: str) -> None:
+    """Write the file by which SageMaker tells a host who it is."""
+    path = root / "input/config/resourceconfig.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"current_host": current, "hosts": hosts, "network_interface_name": "lo"}))
+
+
+def test_sagemakers_hosts_are_ordered_by_number(tmp_path: Path) -> None:
+    """As text, 127.0.0.10 would come before 127.0.0.2, as algo-10 before algo-2."""
+    hosts = ["127.0.0.10", "127.0.0.2", "127.0.0.1"]
+    resource_config(tmp_path, hosts, "127.0.0.10")
+    found = identify({"CLOUDTRAIN_PLATFORM_ROOT": str(tmp_path), "RANK": "7"})
+    assert (found.platform, found.rank, found.count, found.head) == ("SageMaker", 2, 3, "127.0.0.1")
+    assert (found.address, found.port) == ("127.0.0.10", 7777)
+
+
+def test_pump_brings_every_line_once_with_its_rank(tmp_path: Path) -> None:
+    """Lines that are written while it runs, a last one without newline, one longer than it may be; other files not."""
+    path = tmp_path / "out"
+    with path.open("wb") as out:
+        pump = Pump(tmp_path, out.fileno())
+        pump.start()
+        with (tmp_path / "rank-3.log").open("wb", buffering=0) as log:
+            for number in range(2000):
+                log.write(b"line %d\n" % number if number % 2 else b"line")
+                log.write(b"" if number % 2 else b" %d\n" % number)
+        (tmp_path / "rank-0.log").write_bytes(b"x" * 200_000 + b"\nno newline")
+        (tmp_path / "boot.log").write_bytes(b"node 0\n\n")
+        (tmp_path / "torchrun.log").write_bytes(b"chatter\n")
+        pump.finish()
+    lines = path.read_bytes().decode().splitlines()
+    assert [line for line in lines if line.startswith("[3]")] == [f"[3] line {n}" for n in range(2000)]
+    long = [line.removeprefix("[0] ") for line in lines if line.startswith("[0] ")]
+    assert ("".join(long[:-1]), long[-1], len(long)) == ("x" * 200_000, "no newline", 5)
+    assert [line for line in lines if not line.startswith("[")] == ["node 0", ""]
+
+
+@pytest.mark.parametrize("message", ["bad batch", "é" * 5000, 'it\'s "quoted"\nin two lines', "x" * 5000])
+def test_account_is_an_event_that_fits(message: str) -> None:
+    """What SageMaker cuts at 1024 characters must be whole: words first, then data, the traceback's end in it."""
+    frames = "".join(f'  File "train.py", line {n}, in f{n}\n    call()\n' for n in range(100))
+    error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": frames + "the end"}
+    line = account({**FAILED, "error": error})
+    text, fields = events.parse(line)
+    assert fields is not None
+    assert len(line.encode()) <= FAILURE_BYTES
+    assert text.startswith("rank 5: ValueError: " + message[:8].replace("\n", " "))
+    assert (fields["rank"], fields["state"], fields["resumable"]) == (5, "failed", True)
+    assert fields["traceback"].endswith("the end")
+
+
+def test_account_without_an_error_says_why() -> None:
+    """A job that saved and stopped is no failure, whatever the platform calls it."""
+    text, fields = events.parse(account({"state": "stopped", "reason": "budget", "resumable": True, "restarts": 0}))
+    assert (text, fields and fields["kind"]) == ("stopped (budget)", None)
+
+
+Containers = Callable[..., list["subprocess.Popen[bytes]"]]
+
+
+@pytest.fixture
+def containers(tmp_path: Path, request: pytest.FixtureRequest) -> Containers:
+    """Return a function that starts two containers of a job, each with a folder as the platform lays it out."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        tar.add(REPOSITORY / "entrypoints", "runtime/cloudtrain/entrypoints")
+        member = tarfile.TarInfo("code/train.py")
+        member.size = len(SCRIPT.encode())
+        tar.addfile(member, io.BytesIO(SCRIPT.encode()))
+    hosts = ["127.0.0.2", "127.0.0.3"]
+
+    def start(*args: str, **changes: Any) -> list[subprocess.Popen[bytes]]:
+        spec = {**_spec(hashlib.sha256(data.getvalue()).hexdigest(), list(args)), **changes}
+        found = []
+        for number, host in enumerate(hosts):
+            root = tmp_path / f"node-{number}"
+            resource_config(root, hosts, host)
+            for name in ("code", "job"):
+                (root / "input/data" / name).mkdir(parents=True)
+            (root / "input/data/code/bundle.tar.gz").write_bytes(data.getvalue())
+            (root / "input/data/job/spec.json").write_text(json.dumps(spec))
+            command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(root), "input/data/job/spec.json"]
+            with (root / "output.txt").open("wb") as out:
+                process = subprocess.Popen(command, stdout=out, stderr=out, cwd=root)
+            request.addfinalizer(process.kill)
+            found.append(process)
+        return found
+
+    return start
+
+
+def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
+    return {
+        "job": "j",
+        "attempt": 1,
+        "nodes": 2,
+        "min_nodes": 2,
+        "node_counts": [1, 2],
+        "nproc_per_node": 1,
+        "max_restarts": 0,
+        "timeout_s": 60,
+        "hang_timeout_s": 300,
+        "environment": {"A": "b"},
+        "secrets": None,
+        "deadline_s": 500,
+        "max_duration_s": 600,
+        "grace_s": 20,
+        "join_timeout_s": 60,
+        "token": "t",
+        "limit_reason": "time_limit",
+        "bundle_sha256": sha256,
+        "checkpoint": {},
+        "run": {"kind": "script", "target": "train.py", "args": args},
+        "places": {
+            "own": "cloudtrain",
+            "bundle": "input/data/code/bundle.tar.gz",
+            "checkpoints": "checkpoints",
+            "output": "model",
+            "failure": "output/failure",
+            "inputs": {"train": "input/data/train"},
+        },
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_both_containers_tell_of_the_rank_that_failed_first(containers: Containers, tmp_path: Path, rank: int) -> None:
+    """Whichever of them the platform asks: the same account, of the exception and not of its echo."""
+    codes = [process.wait(100) for process in containers(str(rank), "loop")]
+    accounts = [(tmp_path / f"node-{n}/output/failure").read_text() for n in range(2)]
+    text, fields = events.parse(accounts[0])
+    assert (codes, accounts[0]) == ([70, 70], accounts[1])
+    assert text == f'rank {rank}: ValueError: bad batch: it\'s "quoted" $HOME é'
+    assert fields is not None
+    assert "raise ValueError" in fields["traceback"]
+    assert f"[{rank}] here {rank} 2 {tmp_path}/node-{rank}/input/data/train" in output(tmp_path, rank)
+    assert json.loads(output(tmp_path, 0)[-1].partition(events.MARK)[2])["e"] == "end"
+
+
+@pytest.mark.slow
+def test_signal_to_one_container_has_both_save(containers: Containers, tmp_path: Path) -> None:
+    """A platform's signal may reach one alone; both end, saved, with the code that says so."""
+    both = containers("9", "loop")
+    end = time.monotonic() + 60
+    while not all(any("here" in line for line in output(tmp_path, n)) for n in range(2)):
+        assert time.monotonic() < end, [output(tmp_path, n) for n in range(2)]
+        time.sleep(0.1)
+    os.kill(both[1].pid, signal.SIGTERM)
+    assert [process.wait(60) for process in both] == [75, 75]
+    assert [(tmp_path / f"node-{n}/checkpoints/saved-{n}").exists() for n in range(2)] == [True, True]
+    fields = events.parse((tmp_path / "node-0/output/failure").read_text())[1]
+    assert fields is not None
+    assert (fields["state"], fields["reason"], fields["resumable"]) == ("stopped", "preempted", True)
+
+
+def output(folder: Path, node: int) -> list[str]:
+    """Return the lines that a container has written so far."""
+    return (folder / f"node-{node}" / "output.txt").read_text().splitlines()
+
+
+def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Path) -> None:
+    """Without a word of the nodes it is an error of ours to name, not a traceback."""
+    spec = _spec("0" * 64, [])
+    del spec["token"]
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    resource_config(tmp_path, ["127.0.0.1"], "127.0.0.1")
+    command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(tmp_path), "spec.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (64, "cannot tell what to run: KeyError('token')\n")
+    assert "cannot tell what to run" in (tmp_path / "output/failure").read_text()
+
+
+def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:
+    """The toolkit's program: it refuses an image without the library, and else is the script itself."""
+    guard = tmp_path / "runtime/cloudtrain/entrypoints/smddp.py"
+    guard.parent.mkdir(parents=True)
+    guard.write_bytes((REPOSITORY / "entrypoints/smddp.py").read_bytes())
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/beside.py").write_text("WORD = 'beside'")
+    (tmp_path / "code/train.py").write_text("import sys, beside; print(__name__, beside.WORD, sys.argv[1:])")
+    library = tmp_path / "site/smdistributed/dataparallel/torch"
+    env = {**os.environ, "CLOUDTRAIN_SCRIPT": "code/train.py", "PYTHONPATH": str(tmp_path / "site")}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(guard), "--lr", "1"]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    refused = run()
+    assert (refused.returncode, "this image has no SMDDP library" in refused.stderr) == (1, True)
+    library.mkdir(parents=True)
+    (library / "torch_smddp.py").write_text("")
+    assert run().stdout == "__main__ beside ['--lr', '1']\n"
