@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "GROUP",
-    "RENDERED",
     "Backend",
     "Capacity",
     "Check",
     "JobRef",
     "LogLine",
     "LogPage",
+    "Pace",
     "Request",
     "Shipment",
     "load",
@@ -37,11 +37,12 @@ __all__ = [
 ]
 
 GROUP = "cloudtrain.backends"
-BUILT_IN = {"local": "cloudtrain.backends.local.backend"}
-# Parts of the published config whose backends are not built yet: their blocks are checked, their names known. Of those
-# in RENDERED, plan, request and offline check are there.
-ANNOUNCED = ("ssh", "sagemaker", "azureml", "vertex")
-RENDERED = {"sagemaker": "cloudtrain.backends.sagemaker.backend"}
+BUILT_IN = {
+    "local": "cloudtrain.backends.local.backend",
+    "sagemaker": "cloudtrain.backends.sagemaker.backend",
+}
+# Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
+ANNOUNCED = ("ssh", "azureml", "vertex")
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 
@@ -84,7 +85,7 @@ class Request:
     @classmethod
     def load(cls, name: str, data: dict[str, Any]) -> Request:
         """Return what `dump` described, without what is for people."""
-        return cls(name, data["body"], "", beside=data["beside"])
+        return cls(name, data.get("body", {}), "", beside=data.get("beside", {}))
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,32 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines, and where the next page begins: a cursor is JSON, so that a stream can be taken up again later."""
+    """Lines, and where the next page begins: a cursor is JSON, so that a stream can be taken up again later.
+
+    Not `is_clean`: some lines that are there could not be read, or put in order, yet. `is_complete`: where the job is
+    over, no more can come.
+    """
 
     lines: list[LogLine]
     cursor: dict[str, Any]
+    is_clean: bool = True
+    is_complete: bool = True
+
+    def only(self, ranks: frozenset[int]) -> LogPage:
+        """Return the page without other ranks' lines."""
+        return replace(self, lines=[line for line in self.lines if line.rank in ranks])
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a backend may be asked: seconds between looks for lines, and for the state.
+
+    `late_s`: how long after a job's end its last lines may still come, where no page is complete.
+    """
+
+    lines_s: float = 0.1
+    state_s: float = 0.2
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,8 +166,8 @@ class Backend(Protocol):
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start the job. Raises CredentialError, CapacityError, UnreachableError, ConfigError."""
 
-    def find(self, name: str, home: Path) -> JobRef | None:
-        """Return the job that the platform knows by this name, None where there is none.
+    def find(self, request: Request, home: Path) -> JobRef | None:
+        """Return the job that the platform knows by the request's name, None where there is none.
 
         None is final where the platform allows it: a send still under way finds the door closed.
         """
@@ -158,30 +181,30 @@ class Backend(Protocol):
         With `ranks` only theirs: without what the nodes themselves say.
         """
 
+    def pace(self, ref: JobRef) -> Pace:
+        """Return how often to ask for the job."""
+
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask the job to save and stop; `now` does not wait for the save. Returns at once."""
 
-    def doctor(self) -> list[Check]:
-        """Return what stands in the way of a job here."""
+    def doctor(self, config: Config | None) -> list[Check]:
+        """Return what stands in the way of a job here; with a config, of that one."""
+
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Copy what the job has left in its output folder below `folder`; return the files there."""
 
 
-def names(*, dry: bool = False) -> list[str]:
-    """Return the names of the backends that can be used: the built-in ones, then plug-ins. `dry`: by a dry run."""
-    known = {**BUILT_IN, **(RENDERED if dry else {})}
-    return [*known, *sorted(set(_plugins()) - set(known))]
+def names() -> list[str]:
+    """Return the names of the backends that can be used: the built-in ones, then plug-ins."""
+    return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
 
 
-def load(name: str, *, dry: bool = False) -> Backend:
-    """Import and return a backend. Raises ConfigError where there is none of that name.
-
-    `dry`: one that has `capacity`, `request` and `check` will do.
-    """
-    path = BUILT_IN.get(name) or (RENDERED.get(name) if dry else None) or _plugins().get(name)
+def load(name: str) -> Backend:
+    """Import and return a backend. Raises ConfigError where there is none of that name."""
+    path = BUILT_IN.get(name) or _plugins().get(name)
     if path is None:
         if name in ANNOUNCED:
             hint = f"this version runs jobs on: {', '.join(names())}; its `{name}:` block is checked all the same"
-            if name in RENDERED:
-                hint += ", and `submit --dry-run` prints its request"
             raise ConfigError(f"the backend `{name}` is not part of this version of cloudtrain", hint=hint)
         raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")
     return cast("Backend", importlib.import_module(path))

@@ -29,6 +29,7 @@ COMMANDS = {
     "stop": "Have a job save and stop.",
     "resume": "Go on from a job's newest checkpoint.",
     "diagnose": "Measure what bounds a step: network, data or compute.",
+    "artifacts": "Fetch what a job has left in its output folder.",
     "doctor": "Check what stands in the way of a job.",
     "explain": "Explain a key of the config file.",
     "schema": "Print the config file's JSON schema, for editors.",

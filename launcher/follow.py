@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.describe import as_lines
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.lastword import LastWord
 from cloudtrain.launcher.logs import View
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
@@ -19,9 +21,8 @@ from cloudtrain.launcher.terminal import print_lines, say
 
 __all__ = ["follow", "show", "wait"]
 
-POLL_S = 0.1  # for lines; a local read of a few files' ends
-STATE_POLL_S = 0.2
 BACK_OFF_S = 5.0
+PATIENCE_S = 60.0  # with lines that are there and cannot be read
 
 
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
@@ -45,8 +46,10 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
     if attempt.ref is None:
         return None
     backend = backends.load(job.backend)
+    pace = backend.pace(attempt.ref)
     last: deque[str] = deque(maxlen=tail)
     cursor: dict[str, Any] | None = None
+    end_s = time.monotonic() + PATIENCE_S
     while True:
         page = backend.logs(attempt.ref, cursor, view.ranks)
         cursor = page.cursor
@@ -55,9 +58,15 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
             print_lines(lines)
         else:
             last.extend(lines)
-        if not page.lines:
+        if page.lines:
+            end_s = time.monotonic() + PATIENCE_S
+        elif page.is_clean or time.monotonic() > end_s:
             print_lines(list(last))
+            if not page.is_clean:
+                say("some lines could not be read: the backend refuses them for now")
             return cursor
+        else:
+            time.sleep(pace.lines_s)
 
 
 def wait(
@@ -67,9 +76,11 @@ def wait(
     end = None if timeout_s is None else time.monotonic() + timeout_s
     codes = {}
     waiting = list(jobs)
+    due = dict.fromkeys((job.id for job in jobs), 0.0)
     while waiting:
-        for job in list(waiting):
+        for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
             job = refresh(registry, job)
+            due[job.id] = time.monotonic() + _pace(job).state_s
             waiting = [job if other.id == job.id else other for other in waiting]
             if not job.active:
                 waiting.remove(job)
@@ -80,36 +91,46 @@ def wait(
                 say(f"still running: {', '.join(job.id for job in waiting)}")
             return 124
         if waiting:
-            time.sleep(POLL_S)
+            time.sleep(max(0.0, min(min(due[job.id] for job in waiting), end or math.inf) - time.monotonic()))
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
 def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
-    backend = backends.load(job.backend)
+    backend, pace = backends.load(job.backend), _pace(job)
     # What is there already: the last of it, where only a tail is wanted.
     cursor = show(job, job.attempt, view, tail=tail) if tail is not None else None
     state_due = 0.0
+    last_word: LastWord | None = None
+    told = None
     while True:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
             job = refresh(registry, job)
-            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else STATE_POLL_S)
-        over = not job.active
-        got_lines = False
+            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else pace.state_s)
+        if job.active and job.attempt.state.detail != told:
+            told = job.attempt.state.detail
+            say(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
+        if not job.active and last_word is None:
+            last_word = LastWord(pace, job.attempt.state.ended_s)
+        page = backends.LogPage([], {})
         if job.attempt.ref is not None:
+            pace = _pace(job)
             try:
                 page = backend.logs(job.attempt.ref, cursor, view.ranks)
             except UnreachableError as error:
                 say(f"the backend does not answer, the job is not touched: {error.message}")
                 time.sleep(BACK_OFF_S)
                 continue
-            got_lines = bool(page.lines)
             cursor = page.cursor
             print_lines([view.show(line) for line in page.lines if view.wants(line)])
-        if over and not got_lines:
+        if last_word is not None and last_word.has_come(page):
             return job
-        if not got_lines:
-            time.sleep(POLL_S)
+        if not page.lines:
+            time.sleep(pace.lines_s)
+
+
+def _pace(job: Job) -> backends.Pace:
+    return backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
 
 
 def view_of(job: Job, view: View) -> View:

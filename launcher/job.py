@@ -19,7 +19,8 @@ _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 class State:
     """What a backend says of an attempt; times in unix seconds. `error`: the first failing rank's account.
 
-    `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words.
+    `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words. `billed_s`: the
+    seconds that each instance costs, where the platform counts them otherwise than from start to end.
     """
 
     state: JobState
@@ -30,6 +31,7 @@ class State:
     ended_s: float | None = None
     restarts: int = 0
     detail: str | None = None
+    billed_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Attempt:
     def cost_usd(self, now_s: float) -> float | None:
         """Return what its running time has cost until `now_s`, None where the price is unknown."""
         hourly: float | None = self.plan["hourly_usd"]
+        if hourly is not None and self.state.billed_s is not None:
+            return hourly * self.state.billed_s / 3600
         if hourly is None or self.state.started_s is None:
             return None if hourly is None else 0.0
         return hourly * ((self.state.ended_s or now_s) - self.state.started_s) / 3600

@@ -51,7 +51,7 @@ def prepare(
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
     `spent_usd` is what earlier attempts have cost, which the budget covers too.
     """
-    backend = backends.load(config.backend, dry=dry)
+    backend = backends.load(config.backend)
     plan = plans.make(config, backend.capacity(config), spent_usd)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB

@@ -13,7 +13,8 @@ from typing import Any
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import progress as progresses
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
+from cloudtrain.launcher.lastword import LastWord
 from cloudtrain.launcher.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "refresh"]
@@ -42,7 +43,7 @@ def refresh(registry: Registry, job: Job) -> Job:
 
 def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
     """Adopt what the dead submitter has sent, or close the attempt: never send again."""
-    ref = backend.find(attempt.name, registry.folder)
+    ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
     if ref is not None:
         registry.mark_sent(attempt, ref)
         return replace(attempt, phase="sent", ref=ref)
@@ -55,19 +56,23 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     assert attempt.ref is not None
     # The state first: lines written before the end are then all there to be read.
     state = backend.state(attempt.ref)
-    progress = _follow_events(attempt, backend)
+    progress = _follow_events(attempt, backend, state)
     if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
         with contextlib.suppress(ConfigError):  # a full disk under the registry must not hide what is known
             registry.set_state(attempt, state, progress)
     return replace(attempt, state=state, progress=progress, unreachable_since_s=None)
 
 
-def _follow_events(attempt: Attempt, backend: backends.Backend) -> dict[str, Any]:
-    """Read on in rank 0's log from where the last look ended."""
+def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> dict[str, Any]:
+    """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
     assert attempt.ref is not None
+    pace = backend.pace(attempt.ref)
+    last_word = None if state.state in ACTIVE else LastWord(pace, state.ended_s)
     progress = dict(attempt.progress)
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
         progress = progresses.fold(progress, (line.text for line in page.lines)) | {"cursor": page.cursor}
-        if not page.lines:
+        if last_word.has_come(page) if last_word else not page.lines:
             return progress
+        if not page.lines:
+            time.sleep(pace.lines_s)

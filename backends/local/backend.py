@@ -23,7 +23,7 @@ from cloudtrain.backends.local import logs as logfiles
 from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, processes
 from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
-from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["capacity", "check", "doctor", "find", "logs", "request", "send", "state", "stop"]
+__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
 STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
 DEVICES = Path("/dev")
@@ -79,14 +79,14 @@ def send(request: Request, shipment: Shipment) -> JobRef:
             folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
         )
     except ConfigError:
-        if find(request.name, shipment.home) is None:  # they may live, though their starter died before it said so
+        if find(request, shipment.home) is None:  # they may live, though their starter died before it said so
             raise
     return ref
 
 
-def find(name: str, home: Path) -> JobRef | None:
+def find(request: Request, home: Path) -> JobRef | None:
     """Return the job of that name, or close the door to one that has not started: then None is final."""
-    job, _, attempt = name.rpartition("-")
+    job, _, attempt = request.name.rpartition("-")
     folder = home / "local" / job / f"attempt-{attempt}"
     if not folder.is_dir():
         return None
@@ -136,6 +136,11 @@ def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | Non
     return logfiles.page(Path(ref["folder"]), ref["nodes"], cursor, ranks)
 
 
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask: a few files are read."""
+    return Pace()
+
+
 def stop(ref: JobRef, *, now: bool) -> None:
     """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
     folder = Path(ref["folder"])
@@ -152,7 +157,17 @@ def stop(ref: JobRef, *, now: bool) -> None:
         _sweep(ref)
 
 
-def doctor() -> list[Check]:
+def artifacts(ref: JobRef, folder: Path) -> list[Path]:
+    """Copy the output folder below `folder`; return the files there."""
+    source = Path(ref["folder"]).parent / "output"
+    try:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise ConfigError(f"the output cannot be copied: {error}", where=str(folder)) from error
+    return [folder / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
+
+
+def doctor(config: Config | None) -> list[Check]:
     """Return what stands in the way of a job on this machine."""
     from importlib.util import find_spec
 

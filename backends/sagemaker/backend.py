@@ -1,20 +1,33 @@
-"""The SageMaker backend, as far as this version goes: the plan and the request, which the vendor's own CLI can send."""
+"""The SageMaker backend: jobs are training jobs, their lines are in CloudWatch, their files in S3."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
 from cloudtrain.backends.sagemaker import check as rules
+from cloudtrain.backends.sagemaker import doctor as examination
+from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["capacity", "check", "request"]
+__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+
+CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
+STATE_S = 5.0
+LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
 
 
 def capacity(config: Config) -> Capacity:
@@ -36,3 +49,138 @@ def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256
 def check(request: Request) -> list[Fault]:
     """Return what SageMaker would refuse."""
     return list(rules.faults(request.body))
+
+
+def send(request: Request, shipment: Shipment) -> JobRef:
+    """Upload what is not there yet, claim the job's name, and start it.
+
+    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
+    has started, which `find` can tell later.
+    """
+    beside = request.beside
+    access, ref = aws.Access.of(beside), _ref(request)
+    files.put_bundle(
+        access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, may_make_bucket=beside["is_default_bucket"]
+    )
+    files.claim(access, beside["job_uri"] + requests.SPEC, {**beside["spec"], "token": secrets.token_hex(16)})
+    try:
+        if shipment.secrets:
+            parameters.put(access, ref["secrets_prefix"], shipment.secrets)
+        _create(access, request)
+    except UnreachableError:
+        raise
+    except CloudtrainError:  # refused: nothing of it may stay
+        with contextlib.suppress(CloudtrainError):
+            files.retract(access, beside["job_uri"] + requests.SPEC)
+            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+        raise
+    return ref
+
+
+def find(request: Request, home: Path) -> JobRef | None:
+    """Return the job that the request has started, or close the door to one that is still under way."""
+    access = aws.Access.of(request.beside)
+    with aws.polls(f"ask for {request.name}"):
+        if _described(access, request.name) is None:
+            files.retract(access, request.beside["job_uri"] + requests.SPEC)
+            if _described(access, request.name) is None:
+                ref = _ref(request)
+                parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+                return None
+    return _ref(request)
+
+
+def state(ref: JobRef) -> State:
+    """Return what SageMaker says of the job; once it is over, its secrets are removed."""
+    access = aws.Access.of(ref)
+    with aws.polls(f"ask for {ref['name']}"):
+        described = _described(access, ref["name"])
+        if described is None:
+            raise UnreachableError(f"SageMaker does not know {ref['name']} in {access.region}", hint="another account?")
+        has_checkpoint = False
+        if status.is_over(described):
+            if described["TrainingJobStatus"] != "Completed":
+                has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+    return status.state_of(described, ref["limit_reason"], has_checkpoint=has_checkpoint)
+
+
+def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
+    """Return the lines after the cursor."""
+    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    connect = partial(aws.client, aws.Access.of(ref), "logs")
+    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only)
+    if ranks is None:
+        return page
+    return page.only(ranks)
+
+
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask: each look costs a call a host."""
+    return Pace(lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S)
+
+
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Ask SageMaker to stop the job: it signals the containers, which save, and kills them after 120 s."""
+    access = aws.Access.of(ref)
+    with aws.answers(f"stop {ref['name']}"):
+        try:
+            aws.client(access, "sagemaker").stop_training_job(TrainingJobName=ref["name"])
+        except Exception as error:
+            described = _described(access, ref["name"]) if aws.code_of(error) == "ValidationException" else None
+            if described is None or described["TrainingJobStatus"] == "InProgress":
+                raise
+
+
+def doctor(config: Config | None) -> list[Check]:
+    """Return what stands in the way of a job on this account."""
+    return examination.checks(config)
+
+
+def artifacts(ref: JobRef, folder: Path) -> list[Path]:
+    """Download what the job has left in its output folder; return the files."""
+    return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
+
+
+def _ref(request: Request) -> JobRef:
+    body, beside = request.body, request.beside
+    told = beside["spec"]["secrets"] or {"prefix": "", "names": []}
+    return {
+        **{key: beside[key] for key in ("region", "profile", "endpoints")},
+        "name": request.name,
+        "nodes": beside["spec"]["nodes"],
+        "nproc_per_node": beside["spec"]["nproc_per_node"],
+        "limit_reason": beside["spec"]["limit_reason"],
+        "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
+        "output_uri": body["OutputDataConfig"]["S3OutputPath"],
+        "secrets_prefix": told["prefix"],
+        "secrets": told["names"],
+    }
+
+
+def _create(access: aws.Access, request: Request) -> None:
+    """Send the request. Where no answer comes, or there is a job of that name, look whether it is ours."""
+    with aws.answers("start the training job"):
+        try:
+            aws.client(access, "sagemaker").create_training_job(**request.body)
+        except Exception as error:
+            code = aws.code_of(error)
+            if code not in ("", "ResourceInUse") and not code.startswith("Internal"):
+                raise
+            found = _described(access, request.name)
+            if found is None:
+                raise
+            if found.get("CheckpointConfig") != request.body["CheckpointConfig"]:
+                message = f"there is a training job {request.name} of somebody else's in this account"
+                raise UsageError(message, hint="choose another --name") from error
+
+
+def _described(access: aws.Access, name: str) -> dict[str, Any] | None:
+    """Return DescribeTrainingJob's answer, None where there is no such job."""
+    try:
+        found: dict[str, Any] = aws.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
+    except Exception as error:
+        if aws.code_of(error) in ("ValidationException", "ResourceNotFound") and "not found" in str(error).lower():
+            return None
+        raise
+    return found

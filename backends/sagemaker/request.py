@@ -28,6 +28,9 @@ DISK_GB = 100
 MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
 WAIT_S = 86_400  # for spot machines, where the config does not say
 CODE, JOB = "code", "job"  # our channels: no input may be called so
+BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in them
+GRACE_S = 110  # from SageMaker's signal to its kill: 120 s
+JOIN_TIMEOUT_S = 900  # the slowest instance's download of image and data
 
 # What `raw` must leave alone, and the config's key for it.
 _PLANNED = {
@@ -43,11 +46,15 @@ _PLANNED = {
     "Tags": "tags",
 }
 
-# 184 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
+# 224 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
 ENTRYPOINT = (
     "mkdir -p /opt/cloudtrain && tar -xzf /opt/ml/input/data/code/bundle.tar.gz -C /opt/cloudtrain "
-    "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container"
+    "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container "
+    "/opt/ml input/data/job/spec.json"
 )
+
+# What the toolkit runs, from the bundle: it refuses an image without SMDDP, else runs the script.
+GUARD = "runtime/cloudtrain/entrypoints/smddp.py"
 
 # Names for SageMaker's own charts, and where their numbers stand in our event lines (entrypoints/events.py).
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
@@ -84,7 +91,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "image": image,
         "entrypoint": [] if toolkit else ["/bin/sh", "-c", ENTRYPOINT],
         "hyperparameters": toolkit,
-        "environment": dict(config.env) if toolkit else {},  # else in the spec, which has room for any length
+        # Without the toolkit it is in the spec, which has room for any length.
+        "environment": {**config.env, "CLOUDTRAIN_SCRIPT": f"code/{config.script}"} if toolkit else {},
         "channels": _channels(config, [] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
         "output_uri": _output(config) or f"{home}/output",
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
@@ -96,27 +104,42 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     planned = body
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body)
-    sent_spec = {
-        **spec,
-        "environment": dict(config.env),
-        "secrets": list(config.secrets),
-        "deadline_s": plan.deadline_s,
-        "limit_reason": plan.cap_reason,
-        "bundle_sha256": bundle_sha256,
-    }
+    sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
     beside = {
         "region": place.region,
         "profile": block.profile,
         "endpoints": dict(block.endpoints),
-        "bucket": place.bucket,
+        "is_default_bucket": block.bucket is None,
         "code_uri": code_uri,
         "job_uri": job_uri,
         "spec": sent_spec,
     }
     text = render.as_json(body)
-    files = {"create-training-job.json": text, "spec.json": render.as_json(sent_spec)}
+    files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
     carried = {"retry", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
     return Request(name, body, text, files, beside, tuple(changes), frozenset(carried))
+
+
+def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
+    """Return what entrypoints/container.py needs beside the job's spec; its places count from /opt/ml."""
+    secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
+    return {
+        "environment": dict(config.env),
+        "secrets": secrets if config.secrets else None,
+        "deadline_s": plan.deadline_s,
+        "max_duration_s": plan.cap_s,
+        "limit_reason": plan.cap_reason,
+        "grace_s": GRACE_S,
+        "join_timeout_s": JOIN_TIMEOUT_S,
+        "places": {
+            "own": "cloudtrain",
+            "bundle": f"input/data/{CODE}/{BUNDLE}",
+            "checkpoints": "checkpoints",
+            "output": "model",
+            "failure": "output/failure",
+            "inputs": {key: f"input/data/{key}" for key in config.inputs},
+        },
+    }
 
 
 def _asked(plan: Plan, config: Config) -> dict[str, Any]:
@@ -184,7 +207,7 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
         )
         raise ConfigError([Fault(message, key="sagemaker.distribution", hint=hint)])
     orders: dict[str, Any] = {
-        "sagemaker_program": f"code/{config.script}",
+        "sagemaker_program": GUARD,
         "sagemaker_submit_directory": f"{code_uri}bundle.tar.gz",
         "sagemaker_container_log_level": 20,
         "sagemaker_job_name": name,
@@ -237,9 +260,15 @@ def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str
 def _require_reachable(config: Config) -> None:
     """Raise ConfigError for places that a container on SageMaker does not have."""
     faults = []
-    if config.checkpoint.mirror is not None:
-        hint = "leave it out: SageMaker copies the checkpoints to checkpoint.uri by itself"
+    mirror = config.checkpoint.mirror
+    if mirror is not None and not mirror.startswith("s3://"):
+        hint = "name a place in S3, or leave it out: SageMaker copies the checkpoints to checkpoint.uri by itself"
         faults.append(Fault("a mirror on SageMaker would end with the container", key="checkpoint.mirror", hint=hint))
+    if block_of(config).network_isolation:
+        for key in [name for name, is_set in (("secrets", config.secrets), ("checkpoint.mirror", mirror)) if is_set]:
+            message = "without a network the container cannot fetch secrets" if key == "secrets" else "no way to S3"
+            hint = "leave out sagemaker.network_isolation, or this"
+            faults.append(Fault(f"{message}: network_isolation is on", key=key, hint=hint))
     if config.checkpoint.resume not in ("auto", "never"):
         hint = "set checkpoint.uri to where they are, and leave `resume: auto`"
         faults.append(Fault("SageMaker resumes from checkpoint.uri alone", key="checkpoint.resume", hint=hint))

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["command"]
 
 
 @click.command("doctor")
 @click.argument("backend", required=False)
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help=f"Look at this job.  [default: {DEFAULT_FILE}, if there]"
+)
 @json_option
-def command(backend: str | None, as_json: bool) -> int:
-    """Check what stands in the way of a job, on one backend or on all; exit code 1 where something does."""
-    checks = {name: backends.load(name).doctor() for name in ([backend] if backend else backends.names())}
+def command(backend: str | None, file: Path | None, as_json: bool) -> int:
+    """Check what stands in the way of a job, on one backend or on all; exit code 1 where something does.
+
+    Of the clouds without a name only the config's own: each is asked over the network.
+    """
+    config = _config(file, backend)
+    wanted = [backend] if backend else ["local", *([config.backend] if config and config.backend != "local" else [])]
+    checks = {name: backends.load(name).doctor(config) for name in wanted}
     failed = any(check.verdict == "fail" for found in checks.values() for check in found)
     if as_json:
         print_json({name: [asdict(check) for check in found] for name, found in checks.items()})
@@ -31,3 +44,12 @@ def command(backend: str | None, as_json: bool) -> int:
             ]
         )
     return int(failed)
+
+
+def _config(file: Path | None, backend: str | None) -> Config | None:
+    """Return the job to look at, None where no file is named and none is there."""
+    if file is None and not Path(DEFAULT_FILE).exists():
+        return None
+    from cloudtrain.launcher import config
+
+    return config.load(file or Path(DEFAULT_FILE), backend=backend)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.backend import RENDERED, names
+from cloudtrain.launcher.backend import names
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
@@ -113,8 +113,6 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
         for line in prepared.lines():
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
         say("dry run: nothing was sent")
-        if config.backend in RENDERED:
-            say(f"{config.backend}: do not send it by hand yet: its code is not in S3, and sending is being built")
         if output is not None:
             _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
         if as_json:
@@ -134,7 +132,7 @@ def _configured(overrides: Overrides) -> list[str | None]:
     blocks = ("ssh", "sagemaker", "azureml", "vertex")
     with_block = [block for block in blocks if getattr(config, block) is not None]
     wanted = list(dict.fromkeys(["local", *with_block, config.backend]))
-    there = names(dry=True)
+    there = names()
     if missing := [name for name in wanted if name not in there]:
         say(f"left out, not part of this version: {', '.join(missing)}")
     return [name for name in wanted if name in there]

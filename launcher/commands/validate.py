@@ -45,8 +45,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 def _require_a_plan(job: config.Config) -> None:
     """Raise what `plan` would, the batch split above all; a backend that is not here yet cannot be asked."""
-    if job.backend not in backends.ANNOUNCED or job.backend in backends.names(dry=True):
-        plans.make(job, backends.load(job.backend, dry=True).capacity(job))
+    if job.backend not in backends.ANNOUNCED or job.backend in backends.names():
+        plans.make(job, backends.load(job.backend).capacity(job))
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: 
     assert {k: v for k, v in ours.items() if k not in own | {options}} == {
         k: v for k, v in theirs.items() if k not in own | {options}
     }
-    assert json.loads(ours["sagemaker_program"]) == "code/train.py"
+    assert json.loads(ours["sagemaker_program"]) == "runtime/cloudtrain/entrypoints/smddp.py"
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.stem)
@@ -417,12 +417,3 @@ def test_dry_run_is_what_the_aws_cli_sends(text: str, cli: Any, tmp_path: Path, 
     )
     assert sent.returncode == 0, sent.stderr
     assert came == [{"target": "SageMaker.CreateTrainingJob", "body": dry.json}]
-
-
-def test_submit_says_what_this_version_does(cli: Any, tmp_path: Path) -> None:
-    """Only the dry run is there: a submit says so, before anything else happens."""
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
-    done = cli("submit", "--yes", cwd=tmp_path)
-    assert (done.code, "`submit --dry-run` prints its request" in done.stderr) == (3, True)
-    assert cli("validate", cwd=tmp_path).code == 0

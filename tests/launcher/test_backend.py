@@ -25,8 +25,8 @@ def request(plan, config, job_id, attempt, bundle_sha256):
     return Request(f"{job_id}-{attempt}", {"job": job_id}, json.dumps({"job": job_id}))
 def check(request): return []
 def send(request, shipment): raise getattr(errors, os.environ["ERROR"])("the vendor said no", hint="ask again")
-def find(name, home): return None
-def doctor(): return []
+def find(request, home): return None
+def doctor(config): return []
 """
 
 

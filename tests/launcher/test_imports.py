@@ -38,7 +38,7 @@ COMMANDS = {
     "wait ended": LIGHT,
     "completion bash": LIGHT,
     "backends": LIGHT,
-    "doctor": LIGHT,
+    "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,
     "validate": {TEMPLATES, RICH, PATTERNS},
     "explain": {TEMPLATES, RICH, PATTERNS},

@@ -1,0 +1,159 @@
+"""AWS's clients, and what goes wrong with them in our words. The SDK is imported inside, on first use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.launcher.errors import (
+    CapacityError,
+    CloudtrainError,
+    ConfigError,
+    CredentialError,
+    UnreachableError,
+)
+
+__all__ = ["Access", "answers", "client", "code_of", "is_expired", "polls", "renew"]
+
+CONNECT_S, READ_S = 10, 60
+
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403", "AllAccessDisabled")
+_NO_CAPACITY = ("ResourceLimitExceeded", "LimitExceededException", "InsufficientCapacity", "CapacityError")
+_BUSY = (
+    *("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException"),
+    *("SlowDown", "RequestTimeout", "InternalFailure", "InternalServerError", "InternalError"),
+    *("ServiceUnavailable", "ServiceUnavailableException", "500", "502", "503", "504"),
+)
+
+_clients: dict[tuple[Access, str], Any] = {}
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach an account: the region, the profile of AWS's own config, services' addresses (service, url)."""
+
+    region: str
+    profile: str | None
+    endpoints: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Access:
+        """Return the access that a request's `beside` or a job's handle names."""
+        return cls(data["region"], data["profile"], tuple(sorted(data["endpoints"].items())))
+
+
+def client(access: Access, service: str) -> Any:
+    """Return the service's client, made once. Raises ConfigError without the SDK, CredentialError without a profile."""
+    key = (access, service)
+    if key not in _clients:
+        _clients[key] = _new_client(access, service)
+    return _clients[key]
+
+
+def renew() -> None:
+    """Forget all clients: the next ones read the credentials anew."""
+    _clients.clear()
+
+
+def _new_client(access: Access, service: str) -> Any:
+    boto3, botocore = _sdk()
+    # Adaptive: CreateTrainingJob is throttled hard, and many submits must share what there is.
+    config = botocore.config.Config(
+        retries={"mode": "adaptive", "total_max_attempts": 8},
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        user_agent_extra="cloudtrain",
+    )
+    try:
+        session = boto3.Session(profile_name=access.profile, region_name=access.region)
+        return session.client(service, endpoint_url=dict(access.endpoints).get(service), config=config)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise _translated(error, f"reach {service}") from error
+
+
+def _sdk() -> tuple[Any, Any]:
+    """Return boto3 and botocore. Raises ConfigError without them."""
+    try:
+        import boto3
+        import botocore.config
+        import botocore.exceptions
+    except ImportError as error:
+        hint = "pip install 'cloudtrain[sagemaker]'"
+        raise ConfigError(f"the AWS SDK is not installed here: {error}", hint=hint) from error
+    return boto3, botocore
+
+
+@contextlib.contextmanager
+def answers(doing: str) -> Iterator[None]:
+    """Raise what AWS says against `doing` as one of our errors, in one sentence with what to do."""
+    exceptions = _sdk()[1].exceptions
+    try:
+        yield
+    except (exceptions.BotoCoreError, exceptions.ClientError) as error:
+        raise _translated(error, doing) from error
+
+
+@contextlib.contextmanager
+def polls(doing: str) -> Iterator[None]:
+    """As `answers`, but whatever it is, it says nothing about the job: Raises UnreachableError."""
+    try:
+        with answers(doing):
+            yield
+    except UnreachableError:
+        raise
+    except CloudtrainError as error:
+        renew()  # credentials may have been renewed meanwhile, by hand or by a tool
+        raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
+
+
+def code_of(error: Exception) -> str:
+    """Return AWS's code for the error, empty where it is another kind."""
+    found: str = getattr(error, "response", {}).get("Error", {}).get("Code", "")
+    return found
+
+
+def is_expired(error: Exception) -> bool:
+    """Return whether the credentials have run out, which new ones mend."""
+    return code_of(error) in _EXPIRED
+
+
+def _translated(error: Exception, doing: str) -> CloudtrainError:
+    code, words = code_of(error), _words(error)
+    if code in _EXPIRED or type(error).__name__ in ("TokenRetrievalError", "SSOTokenLoadError", "LoginRefreshRequired"):
+        return CredentialError(f"cannot {doing}: the AWS credentials have expired", hint="aws sso login, or renew them")
+    if "UnauthorizedSSOToken" in type(error).__name__:
+        return CredentialError(f"cannot {doing}: the AWS sign-in has expired", hint="aws sso login")
+    if code in _UNKNOWN_KEY:
+        return CredentialError(f"cannot {doing}: AWS does not know these credentials ({words})", hint="aws configure")
+    if code in _DENIED:
+        return CredentialError(f"cannot {doing}: not allowed: {words}", hint="ask for that permission, or another role")
+    if code in _NO_CAPACITY:
+        hint = "ask for more at Service Quotas (service sagemaker), or take fewer or other instances"
+        return CapacityError(f"cannot {doing}: {words}", hint=hint)
+    if code in _BUSY or code.startswith("5"):
+        return UnreachableError(f"cannot {doing}: AWS does not answer as it should: {words}")
+    if code:
+        return ConfigError(f"cannot {doing}: {words}", where=code)
+    return _of_the_client(error, doing, words)
+
+
+def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
+    """Return our error for what has not come from AWS."""
+    found = _sdk()[1].exceptions
+    if isinstance(error, found.ProfileNotFound):
+        return CredentialError(f"cannot {doing}: {words}", hint="aws configure list-profiles shows those there are")
+    if isinstance(error, (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError)):
+        hint = "aws configure, aws sso login, or export AWS_PROFILE; `cloudtrain doctor sagemaker` tells what is found"
+        return CredentialError(f"cannot {doing}: no AWS credentials: {words}", hint=hint)
+    if isinstance(error, (found.ConnectionError, found.HTTPClientError)):
+        return UnreachableError(f"cannot {doing}: AWS does not answer: {words}")
+    return ConfigError(f"cannot {doing}: {words}")
+
+
+def _words(error: Exception) -> str:
+    message = getattr(error, "response", {}).get("Error", {}).get("Message") or str(error)
+    return " ".join(str(message).split())

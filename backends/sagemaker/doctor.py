@@ -1,0 +1,142 @@
+"""What stands in the way of a SageMaker job: credentials, role, bucket, quota, image; each asked for on AWS itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from cloudtrain.backends.sagemaker import aws, images
+from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.config.schema_backends import SageMaker
+from cloudtrain.launcher.errors import CloudtrainError
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["checks"]
+
+SERVICE = "sagemaker.amazonaws.com"
+MAX_ROLES = 5  # shown of those that would do
+
+
+def checks(config: Config | None) -> list[Check]:
+    """Return the checks, of a config's own job where there is one."""
+    block = SageMaker() if config is None else block_of(config)
+    try:
+        region = region_of(block)
+    except CloudtrainError as error:
+        return [_failed("region", error)]
+    if region is None:
+        return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
+    access = Access(region, block.profile, tuple(sorted(block.endpoints.items())))
+    found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
+    if found[-1].verdict == "fail":  # nothing else can be asked
+        return found
+    if config is None or block.role is None:
+        return [*found, _tried("roles", _roles, access)]
+    return [*found, *_of_job(config, access)]
+
+
+def _of_job(config: Config, access: Access) -> Iterator[Check]:
+    try:
+        place, machine = place_of(config), choose(config)
+    except CloudtrainError as error:
+        yield _failed("config", error)
+        return
+    yield _tried("role", _role, access, place.role)
+    yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
+    what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
+    yield _tried("quota", _quota, access, what, config.resources.instances)
+    yield _image(config, access.region, machine.count)
+
+
+def _tried(name: str, ask: Callable[..., Check], access: Access, *args: Any, **more: Any) -> Check:
+    try:
+        with aws.answers(f"look at the {name}"):
+            return ask(access, *args, **more)
+    except CloudtrainError as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: CloudtrainError) -> Check:
+    return Check(name, "fail", error.message, error.hint)
+
+
+def _identity(access: Access) -> Check:
+    return Check("credentials", "ok", aws.client(access, "sts").get_caller_identity()["Arn"])
+
+
+def _roles(access: Access) -> Check:
+    """Return the roles that a job can take on, for who has not chosen one yet."""
+    pages = aws.client(access, "iam").get_paginator("list_roles").paginate()
+    found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
+    if not found:
+        return Check("roles", "fail", f"none trusts {SERVICE}", "create one with AmazonSageMakerFullAccess")
+    more = f" and {len(found) - MAX_ROLES} more" if len(found) > MAX_ROLES else ""
+    return Check("roles", "ok", f"can be sagemaker.role: {', '.join(found[:MAX_ROLES])}{more}")
+
+
+def _role(access: Access, arn: str) -> Check:
+    name = arn.rpartition("/")[2]
+    try:
+        role = aws.client(access, "iam").get_role(RoleName=name)["Role"]
+    except Exception as error:
+        if aws.code_of(error) == "NoSuchEntity":
+            return Check("role", "fail", f"there is no role {name}", "`cloudtrain doctor sagemaker` lists those")
+        if aws.code_of(error) in ("AccessDenied", "AccessDeniedException"):
+            return Check("role", "warn", f"{arn}, which you may not look at", "nothing, if it works")
+        raise
+    if role["Arn"] != arn:
+        return Check("role", "fail", f"{arn} is of another account, or path, than {role['Arn']}", "mend sagemaker.role")
+    if not _trusts(role["AssumeRolePolicyDocument"]):
+        return Check("role", "fail", f"{arn} does not trust {SERVICE}", "add it to the role's trust policy")
+    return Check("role", "ok", arn)
+
+
+def _trusts(policy: Any) -> bool:
+    """Return whether the trust policy names SageMaker."""
+    document = json.loads(unquote(policy)) if isinstance(policy, str) else policy
+    return any(
+        statement.get("Effect") == "Allow" and SERVICE in str(statement.get("Principal", {}).get("Service", ""))
+        for statement in document.get("Statement", ())
+        if isinstance(statement.get("Principal"), dict)
+    )
+
+
+def _bucket(access: Access, bucket: str, *, is_default: bool) -> Check:
+    try:
+        answer = aws.client(access, "s3").head_bucket(Bucket=bucket)
+    except Exception as error:
+        code = aws.code_of(error)
+        if code in ("404", "NoSuchBucket") and is_default:
+            return Check("bucket", "ok", f"{bucket} is not there yet; the first submit makes it")
+        if code in ("404", "NoSuchBucket"):
+            return Check("bucket", "fail", f"there is no bucket {bucket}", f"aws s3 mb s3://{bucket}")
+        if code == "403":
+            return Check("bucket", "fail", f"{bucket} is not yours to use", "mend sagemaker.bucket")
+        raise
+    region = answer.get("BucketRegion") or access.region
+    if region != access.region:
+        return Check("bucket", "fail", f"{bucket} is in {region}, the job in {access.region}", "mend sagemaker.bucket")
+    return Check("bucket", "ok", bucket)
+
+
+def _quota(access: Access, name: str, needed: int) -> Check:
+    pages = aws.client(access, "service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    value = next((quota["Value"] for page in pages for quota in page["Quotas"] if quota["QuotaName"] == name), None)
+    if value is None:
+        return Check("quota", "warn", f"Service Quotas does not list `{name}`", "look there, in the console")
+    if value < needed:
+        found = f"{value:.0f} instances of `{name}`, the job takes {needed}"
+        return Check("quota", "fail", found, "ask for more at Service Quotas; it may take days")
+    return Check("quota", "ok", f"{value:.0f} instances of `{name}`")
+
+
+def _image(config: Config, region: str, gpus: int) -> Check:
+    if config.image is not None:
+        return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")
+    return Check("image", "ok", f"{images.default_image(region, gpus)} (AWS's, as of {images.IMAGES_AS_OF})")

@@ -1,0 +1,216 @@
+"""A job's lines out of CloudWatch: none lost, none repeated, each host's in its own order.
+
+Every host has one stream, and a further one after each restart on other machines. A stream is read by its token: the
+same token again is its end, an empty page is not. What hosts say is merged by time through a small store of lines held
+back, since AWS takes in one host's lines later than another's. All of that is in the cursor; nothing is kept here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.backends.sagemaker import aws
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.errors import UnreachableError
+
+__all__ = ["GROUP", "page"]
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+HOLD_S = 2.0  # how long a line waits for earlier ones of other hosts
+LIST_S = 10.0  # between two looks for further streams: a restart brings new ones
+SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
+EMPTY_PAGES = 50  # in a row and in one call; an empty page is not the end of a stream
+PAGE_EVENTS = 10_000  # the most that CloudWatch gives at once
+
+_STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
+_TAG = re.compile(r"\[(\d+)\] ")  # of entrypoints/pump.py
+
+
+@dataclass
+class _Stream:
+    """One stream's place in the cursor. `at_end`: its last read gave the same token again; `quiet_s`: since when."""
+
+    node: int
+    epoch: int
+    token: str | None = None
+    last_ms: int = 0
+    at_end: bool = False
+    caught_up: bool = False  # its last page was not full
+    quiet_s: float | None = None
+    has_ended: bool = False  # its container has said its last word
+    is_closed: bool = False
+
+
+@dataclass
+class _Tail:
+    """The cursor while it is worked on. `held`: (time in ms, number, when it was seen, node, text), in order."""
+
+    streams: dict[str, _Stream]
+    held: list[tuple[int, int, float, int, str]]
+    number: int = 0
+    listed_s: float = 0.0
+
+    @classmethod
+    def load(cls, cursor: dict[str, Any] | None) -> _Tail:
+        if cursor is None:
+            return cls({}, [])
+        streams = {name: _Stream(**state) for name, state in cursor["streams"].items()}
+        return cls(streams, [tuple(line) for line in cursor["held"]], cursor["number"], cursor["listed_s"])
+
+    def dump(self) -> dict[str, Any]:
+        streams = {name: dict(stream.__dict__) for name, stream in self.streams.items()}
+        return {"streams": streams, "held": self.held, "number": self.number, "listed_s": self.listed_s}
+
+
+def page(
+    connect: Callable[[], Any],
+    job: str,
+    nodes: int,
+    cursor: dict[str, Any] | None,
+    only: frozenset[int] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> LogPage:
+    """Return the lines after the cursor, of all nodes or `only` of some, as far as they can be put in order yet.
+
+    `connect` gives a CloudWatch client, one with fresh credentials where the last has turned out expired. Raises
+    UnreachableError where nothing could be read at all; where only some streams could not, the page is not clean.
+    """
+    tail = _Tail.load(cursor)
+    is_alone = nodes == 1 or (only is not None and len(only) == 1)
+    for _ in range(EMPTY_PAGES):
+        now_s = clock()
+        failed = _read_round(connect, job, tail, only, now_s)
+        lines = list(_release(tail, failed, now_s, 0.0 if is_alone else HOLD_S))
+        open_streams = [s for s in tail.streams.values() if not s.is_closed]
+        if lines or failed or all(s.at_end or s.caught_up for s in open_streams):
+            break
+    is_clean = not failed and not tail.held and all(s.at_end for s in open_streams)
+    wanted = set(range(nodes)) if only is None else only & set(range(nodes))
+    newest = {s.node: s for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
+    is_complete = is_clean and all(node in newest and newest[node].has_ended for node in wanted)
+    return LogPage(lines, tail.dump(), is_clean=is_clean, is_complete=is_complete)
+
+
+def _read_round(
+    connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int] | None, now_s: float
+) -> set[str]:
+    """Read one page of every stream that is due; return the names of those that could not be read, "" for their list.
+
+    Raises UnreachableError where nothing could be read.
+    """
+    failed: dict[str, UnreachableError] = {}
+    calls = 0
+    if not 0 <= now_s - tail.listed_s < LIST_S or not tail.streams:
+        calls += 1
+        try:
+            _list(connect, job, tail, only)
+            tail.listed_s = now_s
+        except UnreachableError as error:
+            failed[""] = error
+    waiting = {node for _, _, _, node, _ in tail.held}
+    for name, stream in tail.streams.items():
+        # What is held of a stream that has more must go first: so no more than a page of each is ever held.
+        if stream.is_closed or (stream.node in waiting and not stream.caught_up):
+            continue
+        calls += 1
+        try:
+            _read(connect, name, stream, tail, now_s)
+        except UnreachableError as error:
+            failed[name] = error
+    if failed and len(failed) == calls:
+        raise next(iter(failed.values()))
+    _close_superseded(tail, now_s)
+    return set(failed)
+
+
+def _list(connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int] | None) -> None:
+    token: dict[str, str] = {}
+    while True:
+        query = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job}/", **token}
+        answer = _call(connect, "describe_log_streams", query, "list the log streams")
+        for found in answer.get("logStreams", ()):
+            name = found["logStreamName"]
+            match = _STREAM.fullmatch(name)
+            node = int(match[1]) - 1 if match else 0
+            if name not in tail.streams and (only is None or node in only):
+                tail.streams[name] = _Stream(node, int(match[2]) if match else 0)
+        if "nextToken" not in answer:
+            return
+        token = {"nextToken": answer["nextToken"]}
+
+
+def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, now_s: float) -> None:
+    query: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": name, "startFromHead": True}
+    if stream.token is not None:
+        query["nextToken"] = stream.token
+    answer = _call(connect, "get_log_events", {**query, "limit": PAGE_EVENTS}, "read the log")
+    found = answer.get("events", [])
+    token = answer.get("nextForwardToken")
+    stream.at_end = token is None or token == stream.token
+    stream.caught_up = stream.at_end or 0 < len(found) < PAGE_EVENTS // 2
+    stream.token = token
+    for event in found:
+        text = str(event["message"])
+        fields = events.parse(text)[1] if events.MARK in text else None
+        if fields is not None and fields["e"] == "end":
+            stream.has_ended = True
+            continue
+        # A host's own order is the stream's, whatever its clock does.
+        stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
+        tail.number += 1
+        tail.held.append((stream.last_ms, tail.number, now_s, stream.node, text))
+    stream.quiet_s = None if found else stream.quiet_s or now_s
+    if found:
+        stream.has_ended = stream.has_ended and (events.parse(str(found[-1]["message"]))[1] or {}).get("e") == "end"
+
+
+def _close_superseded(tail: _Tail, now_s: float) -> None:
+    """Leave alone the streams of machines that were replaced, once they have been at their end for a while."""
+    newest = {s.node: s.epoch for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
+    for stream in tail.streams.values():
+        is_quiet = stream.at_end and stream.quiet_s is not None and now_s - stream.quiet_s > SUPERSEDED_S
+        if stream.epoch < newest[stream.node] and (is_quiet or (stream.at_end and stream.has_ended)):
+            stream.is_closed = True
+
+
+def _release(tail: _Tail, failed: set[str], now_s: float, hold_s: float) -> Iterator[LogLine]:
+    """Yield the held lines before which nothing else can come, by all that is known, and no longer hold them.
+
+    Nothing waits for a stream that cannot be read: its lines come late then, but not the others'.
+    """
+    tail.held.sort()
+    behind = {name: s for name, s in tail.streams.items() if s.token is not None and not (s.caught_up or s.is_closed)}
+    limit_ms = min((s.last_ms for name, s in behind.items() if name not in failed), default=None)
+    ready = 0
+    for place, (at_ms, _, seen_s, _, _) in enumerate(tail.held):
+        if limit_ms is not None and at_ms > limit_ms:
+            break
+        if at_ms / 1000 <= now_s - hold_s or not 0 <= now_s - seen_s < hold_s:
+            ready = place + 1
+    for at_ms, _, _, node, text in tail.held[:ready]:
+        tag = _TAG.match(text)
+        yield LogLine(text[tag.end() :] if tag else text, node, int(tag[1]) if tag else None, at_ms / 1000)
+    del tail.held[:ready]
+
+
+def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doing: str) -> dict[str, Any]:
+    """Return the answer, an empty one where there is no log yet. Raises UnreachableError."""
+    with aws.polls(doing):
+        try:
+            try:
+                answer: dict[str, Any] = getattr(connect(), operation)(**query)
+            except Exception as error:
+                if not aws.is_expired(error):
+                    raise
+                aws.renew()
+                answer = getattr(connect(), operation)(**query)
+        except Exception as error:
+            if aws.code_of(error) != "ResourceNotFoundException":
+                raise
+            return {}
+        return answer

@@ -1,0 +1,37 @@
+"""What a job has left: SageMaker packs the output folder into an archive."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from pathlib import Path
+
+from cloudtrain.backends.sagemaker import files
+from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.entrypoints import bundlefile
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+
+__all__ = ["download"]
+
+
+def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
+    """Unpack the job's output archives below the folder; return the files.
+
+    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written.
+    """
+    found: list[Path] = []
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        for name in ("model.tar.gz", "output.tar.gz"):
+            archive = Path(scratch) / name
+            if not files.fetch(access, f"{uri.rstrip('/')}/{job}/output/{name}", archive):
+                continue
+            try:
+                found += bundlefile.extract(archive, folder)
+            except (bundlefile.BundleError, tarfile.TarError, EOFError) as error:
+                raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
+            except OSError as error:
+                raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+    if not found:
+        hint = "it is uploaded when the job has ended"
+        raise CloudtrainError(f"there is no output of {job} yet", where=uri, hint=hint)
+    return found

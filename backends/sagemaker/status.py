@@ -1,0 +1,133 @@
+"""What SageMaker says of a job, in our words: state, reason, cause, and the seconds that it bills."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.job import JobState, State
+
+__all__ = ["is_over", "state_of"]
+
+# Before the first of these, nothing has run yet. A status that is not known here is of a job that runs.
+_WAITING = (
+    *("Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending"),
+    *("DownloadingTrainingImage", "Downloading"),
+)
+_BETWEEN = ("Interrupted", "Restarting")
+# Billed by the second, from the machines' download of the data to the upload of the results.
+_BILLED = ("Downloading", "DownloadingTrainingImage", "Training", "Uploading", "Stopping")
+_OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Stopped": "stopped", "Deleting": "failed"}
+_PREFIX = re.compile(r"^(\w+Error): ")
+_FAULTS = ("InternalServerError", "CapacityError", "InsufficientCapacityError")
+
+
+def is_over(described: dict[str, Any]) -> bool:
+    """Return whether the answer of DescribeTrainingJob is of a job that has ended."""
+    return described["TrainingJobStatus"] in _OVER
+
+
+def state_of(
+    described: dict[str, Any], limit_reason: str, *, has_checkpoint: bool, now_s: float | None = None
+) -> State:
+    """Return the state. `limit_reason` is what set the job's time limit: time_limit or budget."""
+    now_s = time.time() if now_s is None else now_s
+    moves = described.get("SecondaryStatusTransitions", [])
+    common: dict[str, Any] = {
+        "started_s": _seconds(described.get("TrainingStartTime")),
+        "restarts": _restarts(moves),
+        "billed_s": _billed_s(described, moves, now_s),
+    }
+    status = described["TrainingJobStatus"]
+    if not is_over(described):
+        return State(_running(described, status), detail=_detail(described, moves), **common)
+    common["ended_s"] = _seconds(described.get("TrainingEndTime") or described.get("LastModifiedTime"))
+    if status == "Completed":
+        return State("succeeded", detail=_saving(described), **common)
+    if status == "Stopped":
+        reason, detail = _why_stopped(described.get("SecondaryStatus", ""), limit_reason)
+        return State("stopped", reason, has_checkpoint, None, detail=detail, **common)
+    return _failed(described, common, has_checkpoint=has_checkpoint)
+
+
+def _running(described: dict[str, Any], status: str) -> JobState:
+    if status == "Stopping":
+        return "stopping"
+    has_started = any(move["Status"] == "Training" for move in described.get("SecondaryStatusTransitions", []))
+    return "pending" if described.get("SecondaryStatus") in _WAITING and not has_started else "running"
+
+
+def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | None:
+    """Return what is going on where it is not plain training."""
+    now = described.get("SecondaryStatus", "")
+    if now in ("Training", "Stopping", ""):
+        return None
+    words = str(moves[-1].get("StatusMessage") or "") if moves else ""
+    again = "the spot machines were taken back; " if now in _BETWEEN or _restarts(moves) else ""
+    return f"{again}{now}: {words}" if words else f"{again}{now}"
+
+
+def _saving(described: dict[str, Any]) -> str | None:
+    """Return what spot machines have saved, in words."""
+    billed, took = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
+    if not billed or not took or billed >= took:
+        return None
+    return f"spot: {billed} s billed of {took} s, {1 - billed / took:.0%} saved"
+
+
+def _why_stopped(secondary: str, limit_reason: str) -> tuple[str, str | None]:
+    if secondary == "MaxRuntimeExceeded":
+        return limit_reason, None
+    if secondary == "MaxWaitTimeExceeded":
+        return "time_limit", "no spot machines within limits.max_wait"
+    return "user", None
+
+
+def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint: bool) -> State:
+    """Return the end that the container's own account tells, else what SageMaker says."""
+    words = str(described.get("FailureReason") or "SageMaker gives no reason")
+    kind = _PREFIX.match(words)
+    told = _account(words)
+    if told is not None:
+        # Attempts of ours inside the containers count too.
+        common["restarts"] += told.get("restarts") or 0
+        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+        state: JobState = "stopped" if told["state"] == "stopped" else "failed"
+        is_plain = state == "stopped" and told.get("kind") is None
+        return State(state, told.get("reason"), has_checkpoint, None if is_plain else error, **common)
+    reason = "node_failure" if kind and kind[1] in _FAULTS else "error"
+    error = {"rank": None, "kind": kind[1] if kind else "platform", "message": words}
+    return State("failed", reason, has_checkpoint, error, **common)
+
+
+def _account(words: str) -> dict[str, Any] | None:
+    """Return what entrypoints/container.py has written for us: an event line, with the platform's words around it."""
+    if events.MARK not in words:
+        return None
+    text = re.sub(r", exit code: -?\d+\s*$", "", words)
+    _, fields = events.parse(text[: text.rfind("}") + 1])
+    return fields if fields is not None and fields["e"] == "ended" else None
+
+
+def _restarts(moves: list[dict[str, Any]]) -> int:
+    """Return how often SageMaker has begun anew on other machines."""
+    return max(0, [move["Status"] for move in moves].count("Starting") - 1)
+
+
+def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: float) -> float | None:
+    """Return the seconds that each instance is billed for: SageMaker's own number, until then by its transitions."""
+    if described.get("BillableTimeInSeconds") is not None:
+        return float(described["BillableTimeInSeconds"])
+    total = 0.0
+    for move in moves:
+        if move["Status"] in _BILLED:
+            begin_s, end_s = _seconds(move.get("StartTime")), _seconds(move.get("EndTime"))
+            total += max(0.0, (now_s if end_s is None else end_s) - (begin_s or now_s))
+    return total
+
+
+def _seconds(when: datetime | None) -> float | None:
+    return None if when is None else when.timestamp()

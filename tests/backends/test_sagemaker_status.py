@@ -1,0 +1,137 @@
+"""What SageMaker says of a job, in our words: states, reasons, causes, and the seconds that are billed."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.sagemaker.status import is_over, state_of
+from cloudtrain.entrypoints.container import account
+from cloudtrain.launcher.job import Attempt, State, exit_code
+
+
+def at(seconds: float) -> datetime:
+    """Return a time as boto3 gives it."""
+    return datetime.fromtimestamp(1_000_000 + seconds, tz=timezone.utc)
+
+
+def job(status: str, secondary: str, *moves: tuple[str, float, float | None], **more: Any) -> dict[str, Any]:
+    """Return DescribeTrainingJob's answer; `moves` are (status, begin, end)."""
+    transitions = [
+        {"Status": name, "StartTime": at(begin), "StatusMessage": f"{name} it", **({"EndTime": at(end)} if end else {})}
+        for name, begin, end in moves
+    ]
+    return {
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary,
+        "SecondaryStatusTransitions": transitions,
+        **more,
+    }
+
+
+def told(described: dict[str, Any], *, limit: str = "time_limit", saved: bool = True, now: float = 100) -> State:
+    """Return the state at `now`."""
+    return state_of(described, limit, has_checkpoint=saved, now_s=1_000_000 + now)
+
+
+START, LOAD = ("Starting", 0, 10), ("Downloading", 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("secondary", "moves", "expected"),
+    [
+        ("Starting", [("Starting", 0, None)], "pending"),
+        ("Pending", [("Pending", 0, None)], "pending"),
+        ("Downloading", [START, ("Downloading", 10, None)], "pending"),
+        ("Training", [START, LOAD, ("Training", 20, None)], "running"),
+        ("Uploading", [START, LOAD, ("Training", 20, 30), ("Uploading", 30, None)], "running"),
+        ("Interrupted", [START, LOAD, ("Training", 20, 30), ("Interrupted", 30, None)], "running"),
+        ("Starting", [START, LOAD, ("Training", 20, 30), ("Interrupted", 30, 40), ("Starting", 40, None)], "running"),
+        ("SomethingNew", [START, LOAD, ("Training", 20, 30), ("SomethingNew", 30, None)], "running"),
+        ("SomethingNew", [("SomethingNew", 0, None)], "running"),
+    ],
+)
+def test_job_that_is_not_over(secondary: str, moves: list[Any], expected: str) -> None:
+    """A status that nobody has heard of is of a job that runs: it is never taken for an end."""
+    described = job("InProgress", secondary, *moves)
+    state = told(described)
+    assert (is_over(described), state.state) == (False, expected)
+    assert (state.detail is None) == (secondary == "Training")
+
+
+def test_restart_on_other_machines_is_counted_and_told() -> None:
+    """Spot machines that were taken back, and came again."""
+    moves = [START, ("Training", 20, 30), ("Interrupted", 30, 40), ("Starting", 40, 50), ("Training", 50, None)]
+    assert told(job("InProgress", "Training", *moves)).restarts == 1
+    waiting = told(job("InProgress", "Interrupted", *moves[:3]))
+    assert waiting.detail == "the spot machines were taken back; Interrupted: Interrupted it"
+
+
+def test_spend_counts_what_is_billed() -> None:
+    """Until the end by the transitions, without the waiting; then SageMaker's own number."""
+    moves = [START, LOAD, ("Training", 20, 30), ("Interrupted", 30, 60), ("Starting", 60, 70), ("Training", 70, None)]
+    running = told(job("InProgress", "Training", *moves), now=100)
+    assert running.billed_s == 10 + 10 + 30
+    done = told(job("Completed", "Completed", *moves, BillableTimeInSeconds=37, TrainingTimeInSeconds=90))
+    assert done.billed_s == 37
+    attempt = Attempt("j", 1, "sent", {"hourly_usd": 36.0}, {}, 0.0, {}, state=done)
+    assert attempt.cost_usd(0.0) == pytest.approx(0.37)
+
+
+@pytest.mark.parametrize(
+    ("secondary", "limit", "reason", "code"),
+    [
+        ("Stopped", "budget", "user", 9),
+        ("MaxRuntimeExceeded", "budget", "budget", 6),
+        ("MaxRuntimeExceeded", "time_limit", "time_limit", 1),
+        ("MaxWaitTimeExceeded", "budget", "time_limit", 1),
+    ],
+)
+def test_stopped_job(secondary: str, limit: str, reason: str, code: int) -> None:
+    """Who stopped it is in the secondary status; the limit that our plan set is told by its own name."""
+    state = told(job("Stopped", secondary, START, TrainingEndTime=at(50)), limit=limit)
+    assert (state.state, state.reason, state.resumable, exit_code(state)) == ("stopped", reason, True, code)
+    assert state.ended_s == 1_000_050
+
+
+def failure(**verdict: Any) -> str:
+    """Return FailureReason as SageMaker makes it of the container's account."""
+    return f"AlgorithmError: {account({'restarts': 2, **verdict})[:1024]}, exit code: 70"
+
+
+def test_failure_is_the_first_ranks_exception() -> None:
+    """Our account comes back whole, from among the platform's words."""
+    error = {"rank": 3, "kind": "exception", "type": "ValueError", "message": "bad {x}", "traceback": "  line\nend"}
+    words = failure(state="failed", reason="error", resumable=False, error=error)
+    state = told(job("Failed", "Failed", START, FailureReason=words))
+    assert (state.state, state.reason, state.restarts) == ("failed", "error", 2)
+    assert state.error == error
+
+
+def test_job_that_saved_at_its_own_deadline_is_stopped() -> None:
+    """SageMaker calls it failed, because the container's exit code is not 0; nothing failed."""
+    words = failure(state="stopped", reason="budget", resumable=True, error=None)
+    state = told(job("Failed", "Failed", START, FailureReason=words), limit="budget")
+    assert (state.state, state.reason, state.resumable, state.error) == ("stopped", "budget", True, None)
+    assert exit_code(state) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "kind"),
+    [
+        ("InternalServerError: We encountered an internal error.", "node_failure", "InternalServerError"),
+        ("CapacityError: Unable to provision requested ML compute capacity.", "node_failure", "CapacityError"),
+        ("ClientError: Data download failed: no objects", "error", "ClientError"),
+        ("AlgorithmError: ExecuteUserScriptError, exit code: 1", "error", "AlgorithmError"),
+        ("AlgorithmError: half of an account  ::ct {\"e\":\"ended\",\"sta, exit code: 1", "error", "AlgorithmError"),
+        ("", "error", "platform"),
+    ],
+)  # fmt: skip
+def test_failure_that_only_the_platform_explains(words: str, reason: str, kind: str) -> None:
+    """Its own words are the cause; a fault of its machines is told from one of the job's."""
+    state = told(job("Failed", "Failed", START, FailureReason=words), saved=False)
+    assert (state.reason, state.resumable) == (reason, False)
+    assert state.error is not None
+    assert (state.error["kind"], state.error["message"]) == (kind, words or "SageMaker gives no reason")
