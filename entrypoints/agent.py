@@ -289,7 +289,7 @@ class Agent:
         theirs = spec["environment"].get("PYTHONPATH", os.environ.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
         # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
-        threads = max(1, (os.cpu_count() or 1) // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
+        threads = max(1, processes.cores() // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
         defaults = {"OMP_NUM_THREADS": str(threads)}
         return {**defaults, **os.environ, **spec["environment"], **spec["secrets"], **beside, "PYTHONPATH": path}
 

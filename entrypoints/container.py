@@ -23,6 +23,7 @@ from typing import Any
 from cloudtrain.entrypoints import agent, events, peers, processes, secretstore
 from cloudtrain.entrypoints import node as nodes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from cloudtrain.entrypoints.checkpoints.sweeper import Sweeper
 from cloudtrain.entrypoints.pump import Pump
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
@@ -52,12 +53,16 @@ def main(argv: list[str]) -> int:
         return _leave(failure, {"state": "failed", "reason": "error", "error": cause, "resumable": False})
     log = Path(told["root"]) / "log"
     log.mkdir(parents=True, exist_ok=True)
-    pump = Pump(log)
-    pump.start()
+    helpers: list[Pump | Sweeper] = [Pump(log)]
+    if told["node"] == 0 and spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
+        helpers.append(Sweeper(Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec["places"]["copied_to"]))
+    for helper in helpers:
+        helper.start()
     try:
         verdict = agent.supervise(told, server, is_stopped=bool(stops))
     finally:
-        pump.finish()
+        for helper in helpers:
+            helper.finish()
     # Whoever follows the log knows by it that nothing more will come.
     events.emit("end", f"node {told['node']} has ended", node=told["node"])
     return _leave(failure, verdict)

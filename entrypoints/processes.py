@@ -17,6 +17,7 @@ __all__ = [
     "alive",
     "become_subreaper",
     "catches",
+    "cores",
     "descendants",
     "die_with_parent",
     "kill",
@@ -27,6 +28,11 @@ __all__ = [
 ]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def cores() -> int:
+    """Return how many processor cores this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def stamp(pid: int) -> str | None:

@@ -160,12 +160,16 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         if job.place.is_head and path.parent == job.folder:
             folders.set_aside(path, "damaged")
     if damaged and job.mirror is not None:
-        fetched = None
+        fetched, fault = None, None
         if job.place.is_head:
-            with contextlib.suppress(OSError):
+            try:
                 fetched = mirror.fetch(job.mirror, job.folder)
+            except OSError as error:
+                fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
         job.saver.meet()
-        fetched = exchange.share(str(fetched) if fetched else None)
+        fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
+        if fault:  # to begin anew would put younger steps in place of what may be intact there
+            raise folders.Unreadable(fault)
         if fetched and loader.check(Path(fetched)) is None:
             return _opened(job, Path(fetched)), damaged
     if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:

@@ -105,6 +105,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body)
     sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
+    if not block.network_isolation:  # else nobody can reach it from inside
+        sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
     beside = {
         "region": place.region,
         "profile": block.profile,

@@ -1,4 +1,4 @@
-"""A second place for finished checkpoints: a folder now; buckets plug in beside it. uploader.py fills it."""
+"""A second place for finished checkpoints: a folder, or a store that plugs in beside it. uploader.py fills it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["LATEST", "Mirror", "fetch", "latest", "open_mirror"]
+__all__ = ["LATEST", "MODULES", "Mirror", "fetch", "latest", "open_mirror"]
 
 LATEST = "latest.json"
+# Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A further store adds its line, here and in
+# launcher/config/rules.py, which refuses what is not here.
+MODULES = {"s3": "cloudtrain.entrypoints.checkpoints.s3"}
 
 
 class Mirror(Protocol):
@@ -66,10 +69,6 @@ class FolderMirror:
         (self._root / name).unlink(missing_ok=True)
 
 
-# Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A backend that has a store adds its line.
-_MODULES: dict[str, str] = {}
-
-
 def open_mirror(uri: str | None) -> Mirror | None:
     """Return the place that the uri names, None without one. Raises TaskError at a scheme that nothing here knows."""
     if uri is None:
@@ -77,9 +76,10 @@ def open_mirror(uri: str | None) -> Mirror | None:
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file"):
         return FolderMirror(Path(urlsplit(uri).path).absolute())
-    if scheme not in _MODULES:
-        raise TaskError(f"checkpoint.mirror {uri!r}: this trainer knows no {scheme}:// store, only folders")
-    make: Callable[[str], Mirror] = importlib.import_module(_MODULES[scheme]).mirror
+    if scheme not in MODULES:
+        known = ", ".join(f"{name}://" for name in MODULES)
+        raise TaskError(f"checkpoint.mirror {uri!r}: this trainer knows no {scheme}:// store, only folders and {known}")
+    make: Callable[[str], Mirror] = importlib.import_module(MODULES[scheme]).mirror
     return make(uri)
 
 

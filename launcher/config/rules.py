@@ -6,6 +6,7 @@ A value of the wrong type is somebody else's fault, and passes here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
@@ -14,8 +15,10 @@ from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
 
-__all__ = ["faults_of", "given"]
+__all__ = ["STORES", "faults_of", "given"]
 
+# What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/checkpoints/mirror.py.
+STORES = ("file", "s3")
 _RUNNABLES = ("task", "script", "module")
 # What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
 _SET_BY_TORCHRUN = frozenset(
@@ -39,6 +42,7 @@ def faults_of(root: Node) -> list[Fault]:
         *_spreading(root),
         *_strict(root),
         *_optimizing(root),
+        *_mirror(root),
         *_notify(root),
         *_environment(root),
         *_backend(root),
@@ -188,6 +192,21 @@ def _optimizing(root: Node) -> Iterator[Fault]:
 def _in_training(root: Node, message: str, hint: str, *keys: KeyPath) -> Fault:
     written = [("training", *key) for key in keys if given(root, "training", *key)]
     return _between(root, message, hint, *written)
+
+
+def _mirror(root: Node) -> Iterator[Fault]:
+    """Yield what the trainer would refuse on the nodes (entrypoints/checkpoints/mirror.py)."""
+    node = given(root, "checkpoint", "mirror")
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
+    if node is None or scheme is None:
+        return
+    store, rest = scheme[1].lower(), scheme.string[scheme.end() :]
+    hint = "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, or s3://BUCKET/PREFIX"
+    if store not in STORES:
+        message = f"the trainer knows no `{scheme[1]}:` store to copy checkpoints to"
+        yield Fault(message, "checkpoint.mirror", node.place, hint)
+    elif store == "s3" and not re.match(r"//[A-Za-z0-9._-]{3,255}(/|$)", rest):
+        yield Fault(f"`{named(node)}` names no bucket", "checkpoint.mirror", node.place, "as in s3://BUCKET/PREFIX")
 
 
 def _notify(root: Node) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cloudtrain.entrypoints import evaluate, events, metrics
-from cloudtrain.entrypoints.checkpoints import shards
+from cloudtrain.entrypoints.checkpoints import s3, shards
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
@@ -601,6 +601,90 @@ def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
     assert (tmp_path / "second/step-00000016/manifest.json").exists()
     other = run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror)
     assert "is of the job test, this one is other; give this job a mirror of its own" in other.errors
+
+
+# Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
+PATIENT = TASK.replace(
+    """            os.kill(""",
+    """            import boto3
+            bucket, _, prefix = os.environ["MIRROR"].removeprefix("s3://").partition("/")
+            for _ in range(600):
+                if boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix + "/latest.json")["KeyCount"]:
+                    break
+                time.sleep(0.1)
+            os.kill(""",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_run_resumes_from_a_bucket_to_the_bit(
+    strategy: str, bucket: Any, whole: Callable[[str], Run], tmp_path: Path
+) -> None:
+    """Killed in step 13 and its folder gone: from the bucket's step 10 on, every number and tensor is the same.
+
+    One request in five fails on the way.
+    """
+    seen = iter(range(1_000_000))
+    fates = ["drop", None, None, None, None, ("503 Slow Down", "SlowDown"), None, None, None, None]
+    bucket.fate = lambda method, path: fates[next(seen) % 10]
+    settings: dict[str, Any] = {"strategy": strategy, "checkpoint": {"mirror": bucket.uri("a/b"), "every_steps": 10}}
+    env = {"MIRROR": bucket.uri("a/b")}
+    killed = run(tmp_path, do="kill:1:26", text=PATIENT, env=env, **settings)
+    assert killed.code != 0
+    shutil.rmtree(tmp_path / "checkpoints")
+    again = run(tmp_path, text=PATIENT, env=env, **settings)
+    assert again.code == 0, again.errors
+    assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
+    assert joined(killed, again) == whole(strategy).values("step", "loss")
+    assert parameters(again) == parameters(whole(strategy))
+
+
+@pytest.mark.slow
+def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None:
+    """The last `keep` that came there, the job's last among them, each with its manifest."""
+    done = run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
+    assert done.code == 0, done.errors
+    sent = [step for step, fault in done.values("checkpoint", "mirror_fault").items() if fault is None]
+    names = s3.mirror(bucket.uri("a")).names("step-")
+    assert {int(name[5:13]) for name in names} == set(sorted(sent)[-2:])
+    assert max(sent) == 16
+    assert sum(name.endswith("manifest.json") for name in names) == len(sorted(sent)[-2:])
+
+
+@pytest.mark.slow
+def test_bucket_that_fails_does_not_end_the_training(bucket: Any, whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Nothing can be written there: said in a sentence, and the run is the one without a mirror."""
+    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied") if method == "PUT" else None
+    done = run(tmp_path, checkpoint={"mirror": bucket.uri("a")})
+    assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
+    assert "the mirror has no copy of step 16: PermissionError: no access to s3://" in done.output
+    assert done.values("step", "loss") == whole("ddp").values("step", "loss")
+
+
+@pytest.mark.slow
+def test_bucket_that_is_not_there_ends_the_start(bucket: Any, tmp_path: Path) -> None:
+    """Before anything is trained that would be lost: with nothing here, the bucket might have had a checkpoint."""
+    done = run(tmp_path, checkpoint={"mirror": "s3://no-such-bucket/a"})
+    assert done.code != 0
+    assert "TaskError: there is no bucket no-such-bucket; make it, or name another one" in done.errors
+    assert done.values("step", "loss") == {}
+
+
+@pytest.mark.slow
+def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> None:
+    """All here is damaged and the bucket cannot be asked: nothing begins anew; once it can, its copy is taken."""
+    settings: dict[str, Any] = {"ranks": 1, "max_steps": 10, "checkpoint": {"mirror": bucket.uri("a")}}
+    run(tmp_path, **settings)
+    for shard in (tmp_path / "checkpoints").glob("step-*/shard-*"):
+        shard.write_bytes(shard.read_bytes()[:-1])
+    bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied")
+    failed = run(tmp_path, **settings)
+    assert failed.code != 0
+    assert "are damaged, and the mirror cannot be asked: no access to s3://" in failed.errors
+    assert failed.values("step", "loss") == {}
+    bucket.fate = lambda method, path: None
+    assert run(tmp_path, **settings).only("restart")["step"] == 10
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cloudtrain.entrypoints.checkpoints import mirror
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.validate import command
-from cloudtrain.launcher.config import Config
+from cloudtrain.launcher.config import Config, rules
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -176,6 +177,10 @@ BAD_VALUES = [
     ("backend: sagemakr", "no backend `sagemakr`", "did you mean `sagemaker`?"),
     ("backend: Azure ML", "a backend's name", ""),
     ("image: ''", "text that is not empty", ""),
+    ("checkpoint: {mirror: 'gs://b/x'}", "knows no `gs:` store", "or s3://BUCKET/PREFIX"),
+    ("checkpoint: {mirror: 'nas:/x'}", "knows no `nas:` store", "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt"),
+    ("checkpoint: {mirror: 's3://'}", "`s3://` names no bucket", "s3://BUCKET/PREFIX"),
+    ("checkpoint: {mirror: 's3:b/x'}", "`s3:b/x` names no bucket", "s3://BUCKET/PREFIX"),
 ]
 
 
@@ -187,6 +192,14 @@ def test_bad_values_are_explained(load: Load, rest: str, message: str, hint: str
     assert hint in fault.hint
     assert fault.place is not None
     assert fault.place.line == 3
+
+
+@pytest.mark.parametrize("uri", ["/mnt/x", "x/y", "file:///mnt/x", "s3://bucket", "s3://bucket/a b/c", "S3://b-1.x/a"])
+def test_places_for_checkpoints_are_known(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the trainer opens passes as it was written, and its table of stores is the config's."""
+    assert load(task(f"checkpoint: {{mirror: '{uri}'}}")).checkpoint.mirror == uri
+    assert mirror.open_mirror(uri) is not None
+    assert set(rules.STORES) == {"file", *mirror.MODULES}
 
 
 UNKNOWN_KEYS = [

@@ -16,6 +16,7 @@ from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_ENTRYPOINTS = {"events", "durable", "processes", "logtimes"}  # what the launcher's side may use
+SDKS = {"boto3", "botocore"}  # what entrypoints may use besides, on its first use
 
 
 def imports(folder: str) -> Iterator[tuple[str, str]]:
@@ -47,14 +48,23 @@ def test_torch_is_imported_only_on_the_nodes(folder: str) -> None:
 
 
 def test_entrypoints_import_nothing_of_ours_outside_themselves() -> None:
-    """They are shipped alone: the standard library, torch, numpy, and each other."""
-    allowed = {*sys.stdlib_module_names, "torch", "numpy"}
+    """They are shipped alone: the standard library, torch, numpy, and each other; and inside a function an SDK."""
+    allowed = {*sys.stdlib_module_names, "torch", "numpy", *SDKS}
     foreign = [
         (file, name)
         for file, name in imports("entrypoints")
         if not name.startswith("cloudtrain.entrypoints.") and name.split(".")[0] not in allowed
     ]
     assert foreign == []
+
+
+def test_entrypoints_import_an_sdk_on_first_use() -> None:
+    """A job that asks for nothing of a cloud's needs no SDK on its machines."""
+    files = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "entrypoints").rglob("*.py"))]
+    names = [f"cloudtrain.{'.'.join(file.parts)}" for file in files if file.name != "__init__"]
+    probe = f"import importlib, sys; [importlib.import_module(name) for name in {names}]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert SDKS & set(done.stdout.split()) == set()
 
 
 def test_backends_do_not_know_each_other() -> None:

@@ -1,0 +1,74 @@
+"""Removes from a bucket the checkpoints that have been removed here, where the platform copies the folder to it.
+
+SageMaker copies what appears in the checkpoint folder, and removes nothing: after a day on spot machines a restart
+would download every checkpoint there ever was, and fill the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from pathlib import Path
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints.mirror import Mirror, open_mirror
+from cloudtrain.entrypoints.settings import TaskError
+
+__all__ = ["Sweeper", "sweep"]
+
+SWEEP_S = 60.0
+
+_OURS = re.compile(r"(step-(\d{8,}))(\.tmp)?/")
+
+
+class Sweeper:
+    """A thread of node 0 that sweeps now and then, for a job of the shared trainer; the next round mends what fails."""
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        self._folder = folder
+        self._uri = uri
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Begin no further round; the one under way is left to itself."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        try:
+            store = open_mirror(self._uri)
+        except TaskError as error:  # the image has no boto3
+            print(f"checkpoints that are removed here stay in {self._uri}: {error}", flush=True)
+            return
+        while store is not None and not self._is_over.wait(SWEEP_S):
+            with contextlib.suppress(OSError, ValueError, KeyError, folders.CheckpointError):
+                sweep(self._folder, store)
+
+
+def sweep(folder: Path, store: Mirror) -> list[str]:
+    """Remove the steps from the store that are older than the newest here and not here any more; return their names.
+
+    Only once the newest is there too: the store never has less to go on from than before. Raises OSError.
+    """
+    here = {path.name: step for step, path in folders.list_steps(folder)}
+    if not here:
+        return []
+    newest = max(here, key=lambda name: here[name])
+    there: dict[str, list[str]] = {}
+    for name in store.names("step-"):
+        match = _OURS.match(name)
+        if match and match[1] not in here and int(match[2]) < here[newest]:
+            there.setdefault(match[0], []).append(name)
+    whole = set(folders.read_manifest(folder / newest)) | {folders.MANIFEST}
+    if not whole <= {name.partition("/")[2] for name in store.names(f"{newest}/")}:
+        return []
+    for names in there.values():
+        # The manifest first: what is half removed must not look whole.
+        for name in sorted(names, key=lambda name: not name.endswith(folders.MANIFEST)):
+            store.remove(name)
+    return sorted(name.rstrip("/") for name in there)

@@ -1,0 +1,57 @@
+"""What is removed from the bucket, and above all what is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints.mirror import FolderMirror
+from cloudtrain.entrypoints.checkpoints.sweeper import sweep
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return a folder of the steps 10 to 40, all of which the store has too, with one that was left half written."""
+    for step in (10, 20, 30, 40):
+        partial = folders.begin(tmp_path / "here", step, 10)
+        files = {name: folders.write_bytes(partial / name, b"x") for name in (folders.TRAINER, "shard-0.safetensors")}
+        folders.finish(tmp_path / "here", step, files)
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    (tmp_path / "there/step-00000015.tmp").mkdir()
+    (tmp_path / "there/step-00000015.tmp/shard-0.safetensors").touch()
+    (tmp_path / "there/model").mkdir()
+    (tmp_path / "there/model/step-00000001").touch()
+    return tmp_path / "here"
+
+
+def test_steps_that_are_gone_here_go_there(here: Path) -> None:
+    """The older ones; what is not the trainer's stays, and so does the best, which is here still."""
+    store = FolderMirror(here.parent / "there")
+    shutil.rmtree(here / "step-00000020")
+    shutil.rmtree(here / "step-00000030")
+    assert sweep(here, store) == ["step-00000015.tmp", "step-00000020", "step-00000030"]
+    left = {name.partition("/")[0] for name in store.names("")}
+    assert left == {"step-00000010", "step-00000040", "model"}
+    assert sweep(here, store) == []
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "shard-0.safetensors"])
+def test_nothing_goes_before_the_newest_is_there(here: Path, missing: str) -> None:
+    """The platform copies in its own time: until then the older ones are all there is to go on from."""
+    store = FolderMirror(here.parent / "there")
+    shutil.rmtree(here / "step-00000030")
+    store.remove(f"step-00000040/{missing}")
+    assert sweep(here, store) == []
+
+
+def test_later_steps_stay(here: Path) -> None:
+    """Somebody went back behind them; they are not ours to remove."""
+    store = FolderMirror(here.parent / "there")
+    shutil.rmtree(here / "step-00000040")
+    assert sweep(here, store) == ["step-00000015.tmp"]
+    shutil.rmtree(here)
+    here.mkdir()
+    assert sweep(here, store) == []
