@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= .venv-bench
+SDK_VENV ?= .venv-sdk
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-trainer soak clean
+.PHONY: demo test lint parity bench bench-trainer soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +26,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(SDK_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(SDK_VENV)
+	$(SDK_VENV)/bin/pip install --quiet -c constraints.txt -e '.[sagemaker,sagemaker-sdk]' 'pytest>=8' pytest-timeout
+	touch $@
+
+parity: $(SDK_VENV)/.ready  ## Our SageMaker request against what SageMaker's own SDK sends; a gigabyte to install.
+	$(SDK_VENV)/bin/pytest tests/sdk
+
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
@@ -40,4 +49,4 @@ soak: $(READY)
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .demo build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(SDK_VENV) .demo build dist *.egg-info

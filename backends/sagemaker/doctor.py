@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudtrain.backends.sagemaker import aws, images
+from cloudtrain.backends.sagemaker import aws, images, sdkimages
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check
@@ -15,6 +15,7 @@ from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.catalog import Machine
     from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["checks"]
@@ -51,7 +52,7 @@ def _of_job(config: Config, access: Access) -> Iterator[Check]:
     yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
     what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
     yield _tried("quota", _quota, access, what, config.resources.instances)
-    yield _image(config, access.region, machine.count)
+    yield _image(config, access.region, machine)
 
 
 def _tried(name: str, ask: Callable[..., Check], access: Access, *args: Any, **more: Any) -> Check:
@@ -136,7 +137,19 @@ def _quota(access: Access, name: str, needed: int) -> Check:
     return Check("quota", "ok", f"{value:.0f} instances of `{name}`")
 
 
-def _image(config: Config, region: str, gpus: int) -> Check:
+def _image(config: Config, region: str, machine: Machine) -> Check:
+    """Return the image, of ours with what the SDK's own table says, where that is installed."""
     if config.image is not None:
         return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")
-    return Check("image", "ok", f"{images.default_image(region, gpus)} (AWS's, as of {images.IMAGES_AS_OF})")
+    ours, since = images.default_image(region, machine.count), f"AWS's, as of {images.IMAGES_AS_OF}"
+    try:
+        newest = sdkimages.newest(region, machine.instance_type)
+    except CloudtrainError as error:
+        return Check("image", "warn", f"{ours} ({since}); {error.message}", error.hint)
+    if newest is None:
+        return Check("image", "ok", f"{ours} ({since})")
+    registry = newest.partition("/")[0]
+    if registry != ours.partition("/")[0]:
+        found = f"{ours} ({since}), but the SDK looks for AWS's images of {region} at {registry}"
+        return Check("image", "warn", found, f"if it cannot be pulled: image: {newest}")
+    return Check("image", "ok", f"{ours} ({since}; the SDK's newest is {newest.partition('/')[2]})")

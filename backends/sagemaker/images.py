@@ -14,7 +14,8 @@ IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
 _GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
 
-# The registry's account, where it is another one. Source: the same repository, docs/reference/region_availability.md.
+# The registry's account, where it is another one. Source: the same repository, docs/reference/region_availability.md;
+# for me-west-1 and the partitions but China's, which it leaves out, sagemaker 3.27.0, image_uri_config/*-amzn2023.json.
 _ACCOUNT = "763104351884"
 _ACCOUNTS = {
     "af-south-1": "626614931356",
@@ -31,12 +32,30 @@ _ACCOUNTS = {
     "cn-north-1": "727897471807",
     "cn-northwest-1": "727897471807",
     "eu-central-2": "380420809688",
+    "eu-isoe-west-1": "371248457586",
     "eu-south-1": "692866216735",
     "eu-south-2": "503227376785",
+    "eusc-de-east-1": "204133271717",
     "il-central-1": "780543022126",
     "me-central-1": "914824155844",
     "me-south-1": "217643126080",
+    "me-west-1": "124382933778",
     "mx-central-1": "637423239942",
+    "us-gov-east-1": "446045086412",
+    "us-gov-west-1": "442386744353",
+    "us-iso-east-1": "886529160074",
+    "us-isob-east-1": "094389454867",
+    "us-isof-east-1": "303241398832",
+    "us-isof-south-1": "454834333376",
+}
+# By a region's first words, else amazonaws.com. Source: botocore 1.44.5, data/partitions.json.
+_DOMAINS = {
+    "cn": "amazonaws.com.cn",
+    "eu-isoe": "cloud.adc-e.uk",
+    "eusc-de": "amazonaws.eu",
+    "us-iso": "c2s.ic.gov",
+    "us-isob": "sc2s.sgov.gov",
+    "us-isof": "csp.hci.ic.gov",
 }
 # Where SageMaker's own all-reduce library (SMDDP) can still be had: its last release, 2.5.0 of October 2024, is for
 # PyTorch up to 2.4.1 and these types; AWS's images of 2026 hold none.
@@ -47,7 +66,7 @@ _SMDDP_TORCH = (2, 4)
 def default_image(region: str, gpus: int) -> str:
     """Return the image's address in the region's registry."""
     account = _ACCOUNTS.get(region, _ACCOUNT)
-    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    domain = _DOMAINS.get(region.rsplit("-", 2)[0], "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
 
 

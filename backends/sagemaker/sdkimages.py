@@ -1,0 +1,38 @@
+"""What SageMaker's own SDK knows of AWS's images, where it is installed: a second source beside our table."""
+
+from __future__ import annotations
+
+from cloudtrain.launcher.errors import ConfigError
+
+__all__ = ["newest"]
+
+# The SDK's names for AWS's PyTorch images, the newer first: `pytorch` ends at 2.10.
+FRAMEWORKS = ("pytorch-amzn2023", "pytorch")
+
+
+def newest(region: str, instance_type: str) -> str | None:
+    """Return the newest training image for the type; None without the SDK, or where it has none for the region.
+
+    It looks into files of its own: no network, and no telemetry, which the SDK sends of whole operations only.
+    Raises ConfigError where the SDK is there and does not work.
+    """
+    try:
+        from sagemaker.core import image_uris
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (
+            "sagemaker",
+            "sagemaker.core",
+        ):  # version 2 has none
+            return None
+        hint = "pip install --upgrade 'cloudtrain[sagemaker-sdk]'"
+        raise ConfigError(f"the sagemaker SDK does not work here: {error}", hint=hint) from error
+    for framework in FRAMEWORKS:
+        for version in reversed(image_uris.list_versions(framework, "training")):
+            try:
+                found: str = image_uris.retrieve(
+                    framework, region, version=version, instance_type=instance_type, image_scope="training"
+                )
+            except ValueError:  # a newer one than the region has
+                continue
+            return found
+    return None

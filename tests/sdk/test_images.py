@@ -1,0 +1,63 @@
+"""Our table of AWS's images against the one in SageMaker's own SDK."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sagemaker.core import image_uris
+
+from cloudtrain.backends.sagemaker import images, sdkimages
+
+MODERN = "pytorch-amzn2023"
+REGIONS = image_uris.config_for_framework(MODERN)["training"]["versions"][images.TORCH]["registries"]
+
+# In a process of its own, which may not look for another machine: not while it imports the SDK either.
+OFFLINE = """\
+import sys
+
+def refuse(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo"):
+        raise SystemExit(f"{event}: {args}")
+
+sys.addaudithook(refuse)
+from cloudtrain.backends.sagemaker import sdkimages
+assert "sagemaker" not in sys.modules
+print(sdkimages.newest("us-west-2", "ml.p5.48xlarge"))
+"""
+
+
+@pytest.mark.parametrize(("kind", "gpus"), [("ml.g5.12xlarge", 4), ("ml.m5.xlarge", 0)])
+@pytest.mark.parametrize("region", REGIONS)
+def test_default_image_is_where_the_sdk_looks(region: str, kind: str, gpus: int) -> None:
+    """The account, the domain, the repository and the tag, in every region the SDK knows."""
+    theirs = image_uris.retrieve(MODERN, region, version=images.TORCH, instance_type=kind, image_scope="training")
+    assert images.default_image(region, gpus) == theirs
+
+
+def test_table_names_no_region_that_the_sdk_does_not() -> None:
+    """Else nothing has been compared there."""
+    assert images._ACCOUNTS.keys() <= REGIONS.keys()
+
+
+def test_newest_is_the_last_that_the_region_has() -> None:
+    """A tag of the newest version where AWS has put it, an older one where it has not, None where there is none."""
+    versions = image_uris.config_for_framework(MODERN)["training"]["versions"]
+    for region in REGIONS:
+        newest = [version for version in versions if region in versions[version]["registries"]][-1]
+        found = sdkimages.newest(region, "ml.p5.48xlarge")
+        assert found is not None
+        assert f".{region}." in found
+        assert f"/pytorch:{newest}-cu" in found
+    assert sdkimages.newest("xx-west-1", "ml.p5.48xlarge") is None
+
+
+def test_lookup_needs_no_network(tmp_path: Path) -> None:
+    """No connection, no name asked for, and nothing said: telemetry goes with whole operations."""
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE], cwd=tmp_path, env={"HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:")
