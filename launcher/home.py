@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import sys
 from pathlib import Path
 
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["home"]
+__all__ = ["home", "identity"]
 
 
 def home() -> Path:
@@ -26,6 +28,21 @@ def home() -> Path:
             hint="set CLOUDTRAIN_HOME to a folder that you can write",
         ) from error
     return path
+
+
+def identity(folder: Path) -> str:
+    """Return what tells this home from every other, made once: names are its own on a platform that many share."""
+    path = folder / "identity"
+    try:
+        if not path.exists():
+            partial = path.with_name(f"identity.{os.getpid()}.{secrets.token_hex(4)}")
+            partial.write_text(secrets.token_hex(16))
+            with contextlib.suppress(FileExistsError):  # whoever was first
+                os.link(partial, path)
+            partial.unlink()
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"cloudtrain cannot keep its state: {error.strerror}", where=str(path)) from error
 
 
 def _default() -> Path:

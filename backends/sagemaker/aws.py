@@ -112,8 +112,7 @@ def polls(doing: str) -> Iterator[None]:
 
 def code_of(error: Exception) -> str:
     """Return AWS's code for the error, empty where it is another kind."""
-    found: str = getattr(error, "response", {}).get("Error", {}).get("Code", "")
-    return found
+    return str(_said(error).get("Code", ""))
 
 
 def is_expired(error: Exception) -> bool:
@@ -155,5 +154,9 @@ def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
 
 
 def _words(error: Exception) -> str:
-    message = getattr(error, "response", {}).get("Error", {}).get("Message") or str(error)
-    return " ".join(str(message).split())
+    return " ".join(str(_said(error).get("Message") or error).split())
+
+
+def _said(error: Exception) -> dict[str, Any]:
+    found: dict[str, Any] = (getattr(error, "response", None) or {}).get("Error", {})  # of a lost connection it is None
+    return found

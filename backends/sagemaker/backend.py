@@ -16,6 +16,7 @@ from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.home import identity
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -62,7 +63,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     files.put_bundle(
         access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, may_make_bucket=beside["is_default_bucket"]
     )
-    files.claim(access, beside["job_uri"] + requests.SPEC, {**beside["spec"], "token": secrets.token_hex(16)})
+    files.claim(access, beside["owner_uri"], identity(shipment.home))
+    files.put_order(access, beside["job_uri"] + requests.SPEC, {**beside["spec"], "token": secrets.token_hex(16)})
     try:
         if shipment.secrets:
             parameters.put(access, ref["secrets_prefix"], shipment.secrets)

@@ -13,7 +13,7 @@ from cloudtrain.entrypoints import places
 from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["claim", "fetch", "has_checkpoint", "names", "put_bundle", "retract"]
+__all__ = ["claim", "fetch", "has_checkpoint", "names", "put_bundle", "put_order", "retract"]
 
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
@@ -39,23 +39,29 @@ def put_bundle(access: Access, bundle: Bundle, uri: str, *, may_make_bucket: boo
         client.put_object(Bucket=bucket, Key=key, Body=file)
 
 
-def claim(access: Access, uri: str, order: dict[str, Any]) -> None:
-    """Write the job's order, which nobody else may have written: it holds `token`, which is this sending's alone.
+def claim(access: Access, uri: str, owner: str) -> None:
+    """Make the job's folder this owner's. Raises UsageError where another's job has the name.
 
-    Raises UsageError where another job has this name.
+    The first to write has it, for all attempts: two machines' jobs of one name would share their checkpoints.
     """
     bucket, key = _parts(uri)
     client = aws.client(access, "s3")
-    data = json.dumps(order, sort_keys=True).encode()
     with aws.answers(f"write {uri}"):
         try:
-            client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+            client.put_object(Bucket=bucket, Key=key, Body=owner.encode(), IfNoneMatch="*")
         except Exception as error:
             if aws.code_of(error) not in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
                 raise
-            if client.get_object(Bucket=bucket, Key=key)["Body"].read() != data:  # else an answer was lost
-                message = f"there is a job of this name already: {uri.rpartition('/')[0]}"
+            if client.get_object(Bucket=bucket, Key=key)["Body"].read() != owner.encode():
+                message = f"another machine, or another user, has a job of this name: {uri.rpartition('/')[0]}"
                 raise UsageError(message, hint="choose another --name") from error
+
+
+def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
+    """Write what the containers are to do."""
+    bucket, key = _parts(uri)
+    with aws.answers(f"write {uri}"):
+        aws.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
 
 
 def retract(access: Access, uri: str) -> None:

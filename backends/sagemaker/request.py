@@ -114,6 +114,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "is_default_bucket": block.bucket is None,
         "code_uri": code_uri,
         "job_uri": job_uri,
+        "owner_uri": f"{home}/owner",
         "spec": sent_spec,
     }
     text = render.as_json(body)

@@ -1,6 +1,7 @@
 """What every backend promises, end to end and for real: the installed command, real processes, torchrun.
 
-A new backend joins by adding its name and what its config needs to `SETTINGS`; no new test code.
+A new backend joins by adding its name and what its config needs to `SETTINGS`, and the fixture of the stand-in that it
+runs against to `STAND_INS`; no new test code.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from cloudtrain.launcher.backend import BUILT_IN
 
 pytestmark = pytest.mark.slow
 
-# What a job's config needs beyond the script to run on the backend here.
-SETTINGS = {"local": "backend: local\n"}
-
-TWO = "resources: {instances: 2}\n"
+# What a job's config needs beyond the script to run on two instances of the backend here.
+SETTINGS = {
+    "local": "backend: local\nresources: {instances: 2}\n",
+    "sagemaker": """\
+backend: sagemaker
+resources: {instances: 2, instance_type: ml.m5.xlarge}
+sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
+""",
+}
+STAND_INS = {"sagemaker": "aws"}  # fixtures whose `environ` leads the command there
+WITHOUT_KILL = {"sagemaker"}  # a platform that always lets a job save before it ends
 
 # Prints who it is; then runs on until told to stop, and saves before it leaves.
 SCRIPT = """
@@ -54,11 +62,21 @@ if "lines" in sys.argv:
 
 
 @pytest.fixture(params=sorted(SETTINGS))
-def job(request: pytest.FixtureRequest, project: Callable[..., Path]) -> Callable[..., Path]:
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the backend's name; what it runs against is there, and the command finds it."""
+    name: str = request.param
+    if name in STAND_INS:
+        for key, value in request.getfixturevalue(STAND_INS[name]).environ.items():
+            monkeypatch.setenv(key, value)
+    return name
+
+
+@pytest.fixture
+def job(backend: str, project: Callable[..., Path]) -> Callable[..., Path]:
     """Return a function that writes a project for the backend: `job("args: [loop]")`."""
 
     def write(more: str = "") -> Path:
-        return project(SETTINGS[request.param] + TWO + more, script="train.py", text=SCRIPT)
+        return project(SETTINGS[backend] + more, script="train.py", text=SCRIPT)
 
     return write
 
@@ -83,7 +101,7 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any) -
     """Two instances are two nodes; arguments and variables arrive as they were written, whatever is in them."""
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
     folder = job(f"args: [{json.dumps(hostile)}, '']\nenv: {{GREETING: {json.dumps(hostile)}}}\n")
-    done = cli("submit", "--json", cwd=folder)
+    done = cli("submit", "-y", "--json", cwd=folder)
     ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
     assert done.code == 0, done.stderr
     assert [(r["rank"], r["world"], r["NODE_RANK"], r["NUM_NODES"]) for r in ranks] == [
@@ -101,13 +119,13 @@ def test_users_own_pythonpath_stays(cli: Any, job: Any) -> None:
     (folder / "lib").mkdir()
     (folder / "lib" / "mine.py").write_text("word = 'found it'")
     (folder / "train.py").write_text("import mine\nprint(mine.word)")
-    done = cli("submit", cwd=folder)
+    done = cli("submit", "-y", cwd=folder)
     assert (done.code, done.stdout.count("found it")) == (0, 2)
 
 
 def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     """Exit code 1; `status` shows the exception of the rank that raised it, not torchrun's, and nothing is retried."""
-    done = cli("submit", cwd=job("args: [fail]\n"))
+    done = cli("submit", "-y", cwd=job("args: [fail]\n"))
     status = cli("status", "last", "--json").json
     assert done.code == 1
     assert (status["state"], status["reason"], status["restarts"]) == ("failed", "error", 0)
@@ -118,13 +136,13 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
 def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> None:
     """A stop lets the ranks save; resume is the same job's next attempt, and sees what was saved."""
     folder = job("args: [loop]\n")
-    assert cli("submit", "-d", cwd=folder).code == 0
+    assert cli("submit", "-y", "-d", cwd=folder).code == 0
     running(cli, wait_until)
     assert cli("stop", "last").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
     assert cli("wait", "last").code == 9
-    assert cli("resume", "last", "-d", "--set", "env.GREETING=again").code == 0
+    assert cli("resume", "last", "-y", "-d", "--set", "env.GREETING=again").code == 0
     running(cli, wait_until)
     again = told(cli("logs", "last", "--json").stdout)
     assert [(r["ATTEMPT"], r["saved"], r["env"]) for r in again] == [("2", ["saved-0", "saved-1"], "again")] * 2
@@ -132,18 +150,19 @@ def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> N
     cli("stop", "last", "--now", "-y")
 
 
-def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, wait_until: Any) -> None:
-    """`--now` kills; the job is stopped by its user, and nothing was saved to go on from."""
-    cli("submit", "-d", cwd=job("args: [loop]\n"))
+def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str, wait_until: Any) -> None:
+    """`--now` kills, where the platform can; the job is stopped by its user, and nothing was saved to go on from."""
+    cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
     running(cli, wait_until)
     assert cli("stop", "last", "--now", "-y").code == 0
     status = cli("status", "last", "--json").json
-    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", False)
+    assert (status["state"], status["reason"]) == ("stopped", "user")
+    assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
 def test_time_limit_holds_by_itself(cli: Any, job: Any) -> None:
     """The cap needs no launcher: SIGTERM with time to save before it, and the reason is said."""
-    done = cli("submit", cwd=job("args: [loop]\nlimits: {max_duration: 12s}\n"))
+    done = cli("submit", "-y", cwd=job("args: [loop]\nlimits: {max_duration: 12s}\n"))
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), done.stderr
     assert (done.code, status["ended_s"] - status["started_s"] < 20) == (1, True)
@@ -152,7 +171,7 @@ def test_time_limit_holds_by_itself(cli: Any, job: Any) -> None:
 def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any, wait_until: Any) -> None:
     """kill -9 of a following submit touches nothing; `logs -f` then shows every line once, in order."""
     folder = job("args: [lines]\n")
-    process = cli.start("submit", cwd=folder)
+    process = cli.start("submit", "-y", cwd=folder)
     wait_until(lambda: cli("logs", "last").stdout.count("line 0") > 20, 90, 0.2)
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -167,7 +186,7 @@ def test_secrets_reach_the_job_and_nothing_else(cli: Any, job: Any, home: Path) 
     """The value is in the ranks' environment, and in no file, log or registry of ours."""
     secret = "s3cr3t-value-of-the-token"
     folder = job("secrets: [API_TOKEN]\n")
-    done = cli("submit", "--json", cwd=folder, env={"API_TOKEN": secret})
+    done = cli("submit", "-y", "--json", cwd=folder, env={"API_TOKEN": secret})
     ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
     assert {r["secret"] for r in ranks} == {len(secret)}
     assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
@@ -176,7 +195,7 @@ def test_secrets_reach_the_job_and_nothing_else(cli: Any, job: Any, home: Path) 
 
 def test_missing_secret_is_said_before_anything_is_sent(cli: Any, job: Any) -> None:
     """A name without a value in the environment is a config error, and no job exists."""
-    done = cli("submit", cwd=job("secrets: [API_TOKEN]\n"))
+    done = cli("submit", "-y", cwd=job("secrets: [API_TOKEN]\n"))
     assert done.code == 3
     assert "`API_TOKEN` is not set" in done.stderr
     assert cli("list", "--json").json == {"jobs": []}
