@@ -10,7 +10,7 @@ from cloudtrain.launcher.backend import LogPage, Pace
 __all__ = ["LastWord"]
 
 CLEAN_ROUNDS = 2  # seconds alone would take a back-off for silence
-LONG_OVER_S = 600.0  # since its end: then nothing is on its way any more
+LONG_OVER_S = 60.0  # since its end: then nothing is on its way any more
 
 
 @dataclass

@@ -29,7 +29,7 @@ _BUSY = (
     *("ServiceUnavailable", "ServiceUnavailableException", "500", "502", "503", "504"),
 )
 
-_clients: dict[tuple[Access, str], Any] = {}
+_clients: dict[tuple[Access, str, bool], Any] = {}
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,14 @@ class Access:
         return cls(data["region"], data["profile"], tuple(sorted(data["endpoints"].items())))
 
 
-def client(access: Access, service: str) -> Any:
-    """Return the service's client, made once. Raises ConfigError without the SDK, CredentialError without a profile."""
-    key = (access, service)
+def client(access: Access, service: str, *, patient: bool = False) -> Any:
+    """Return the service's client, made once; a `patient` one waits minutes for its turn, where no poll will ask again.
+
+    Raises ConfigError without the SDK, CredentialError without the profile.
+    """
+    key = (access, service, patient)
     if key not in _clients:
-        _clients[key] = _new_client(access, service)
+        _clients[key] = _new_client(access, service, patient=patient)
     return _clients[key]
 
 
@@ -59,11 +62,12 @@ def renew() -> None:
     _clients.clear()
 
 
-def _new_client(access: Access, service: str) -> Any:
+def _new_client(access: Access, service: str, *, patient: bool) -> Any:
     boto3, botocore = _sdk()
     # Adaptive: CreateTrainingJob is throttled hard, and many submits must share what there is.
+    mode, attempts = ("adaptive", 8) if patient else ("standard", 4)
     config = botocore.config.Config(
-        retries={"mode": "adaptive", "total_max_attempts": 8},
+        retries={"mode": mode, "total_max_attempts": attempts},
         connect_timeout=CONNECT_S,
         read_timeout=READ_S,
         user_agent_extra="cloudtrain",

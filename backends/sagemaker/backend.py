@@ -164,7 +164,7 @@ def _create(access: aws.Access, request: Request) -> None:
     """Send the request. Where no answer comes, or there is a job of that name, look whether it is ours."""
     with aws.answers("start the training job"):
         try:
-            aws.client(access, "sagemaker").create_training_job(**request.body)
+            aws.client(access, "sagemaker", patient=True).create_training_job(**request.body)
         except Exception as error:
             code = aws.code_of(error)
             if code not in ("", "ResourceInUse") and not code.startswith("Internal"):

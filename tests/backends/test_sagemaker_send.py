@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import events
 from doubles.aws.handle import ROLE, Aws
 
 CONFIG = f"""\
@@ -47,6 +48,14 @@ def jobs(aws: Aws) -> list[str]:
     """Return the names of all training jobs of the account."""
     pages = aws.client("sagemaker").get_paginator("list_training_jobs").paginate()
     return [job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]]
+
+
+def end(aws: Aws, job: str, **details: Any) -> None:
+    """End the job as containers do: with their last word in the log."""
+    for host in (1, 2):
+        stream, word = f"{job}/algo-{host}-1", events.format_line("end", "node has ended", {"node": host - 1})
+        aws.write_logs("/aws/sagemaker/TrainingJobs", stream, messages=[word])
+    aws.end(job, **details)
 
 
 def keys(aws: Aws) -> list[str]:
@@ -202,7 +211,7 @@ def test_secrets_are_where_only_the_job_can_read_them_and_only_for_its_life(
         assert (
             b"sesame-street" not in account.client("s3").get_object(Bucket="cloudtrain-tests", Key=key)["Body"].read()
         )
-    account.end("one-1")
+    end(account, "one-1")
     assert cli("status", "one", "--json").json["state"] == "succeeded"
     assert account.client("ssm").describe_parameters()["Parameters"] == []
 
@@ -211,7 +220,7 @@ def test_end_of_a_job_is_told_with_what_it_cost(cli: Any, folder: Path, account:
     """SageMaker's own seconds, times the instances; spot's are fewer than it trained."""
     assert cli("submit", "-d", "-y", "--name", "one", "--spot", cwd=folder).code == 0
     hourly = cli("plan", "--json", cwd=folder).json["hourly_usd"]
-    account.end("one-1", training_s=1000, billable_s=300)
+    end(account, "one-1", training_s=1000, billable_s=300)
     told = cli("status", "one", "--json").json
     assert told["spend_usd"] == pytest.approx(hourly * 300 / 3600, abs=1e-5)
     assert "300 s billed of 1000 s, 70% saved" in told["detail"]
@@ -220,7 +229,7 @@ def test_end_of_a_job_is_told_with_what_it_cost(cli: Any, folder: Path, account:
 def test_stop_of_a_job_that_is_over_is_quiet(cli: Any, folder: Path, account: Aws) -> None:
     """SageMaker refuses to stop it; there is nothing to stop."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
-    account.end("one-1")
+    end(account, "one-1")
     done = cli("stop", "one")
     assert (done.code, "has ended already" in done.stderr) == (0, True), done.stderr
 

@@ -1,0 +1,208 @@
+"""SageMaker's operations on training jobs, and the quotas that bound them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
+
+from doubles.aws import rules, training, validate
+from doubles.aws.jobs import ACCOUNT, Job, described, summary
+from doubles.aws.wire import AwsError, Call
+from doubles.aws.world import World
+
+__all__ = ["quotas", "sagemaker"]
+
+MAX_LISTED = 10  # where the caller says nothing; API reference
+_NOT_FOUND = "Requested resource not found."
+
+Params = dict[str, Any]
+
+
+def sagemaker(world: World, call: Call) -> Params:
+    """Return the answer of a call to SageMaker. Raises AwsError."""
+    actions: dict[str, Callable[[World, Call], Params]] = {
+        "AddTags": _add_tags,
+        "CreateTrainingJob": _create,
+        "DescribeTrainingJob": lambda world, call: described(_job(world, call)),
+        "ListTags": _list_tags,
+        "ListTrainingJobs": _list,
+        "StopTrainingJob": _stop,
+    }
+    return _execute(actions, world, call)
+
+
+def quotas(world: World, call: Call) -> Params:
+    """Return the answer of a call to Service Quotas. Raises AwsError."""
+    return _execute({"GetServiceQuota": _get_quota, "ListServiceQuotas": _list_quotas}, world, call)
+
+
+def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, call: Call) -> Params:
+    if call.operation not in actions:
+        raise AwsError("UnknownOperationException", f"the stand-in has no {call.service}:{call.operation}")
+    validate.check(call.service, call.operation, call.params)
+    return actions[call.operation](world, call)
+
+
+def _create(world: World, call: Call) -> Params:
+    request = call.params
+    rules.check(request)
+    _require_role(request["RoleArn"])
+    tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
+    job = Job(request["TrainingJobName"], call.region, request, time.time(), tags)
+    with world.lock:
+        if world.job(job.name, job.region) is None:
+            _require_quota(world, job)
+        if not world.add(job):
+            message = (
+                "Training job names must be unique within an AWS account and region, and a training job with this name "
+                f"already exists ({job.arn})"
+            )
+            raise AwsError("ResourceInUse", message)
+    training.begin(world, job)
+    return {"TrainingJobArn": job.arn}
+
+
+def _require_role(arn: str) -> None:
+    """Raise AwsError unless SageMaker may take the role on; an account without any role is not asked."""
+    if arn.split(":")[4] != ACCOUNT:
+        raise AwsError("ValidationException", "RoleArn: Cross-account pass role is not allowed.")
+    roles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].roles
+    if not roles:
+        return
+    role = next((one for one in list(roles.values()) if one.arn == arn), None)
+    if role is not None and "sagemaker.amazonaws.com" in json.dumps(role.assume_role_policy_document):
+        return
+    message = (
+        f"Could not assume role {arn}. Please ensure that the role exists and allows principal "
+        f"'sagemaker.amazonaws.com' to assume the role."
+    )
+    raise AwsError("ValidationException", message)
+
+
+def _require_quota(world: World, job: Job) -> None:
+    kind = "spot training job" if job.is_spot else "training job"
+    for instance_type in sorted(set(job.instance_types)):
+        name = f"{instance_type} for {kind} usage"
+        limit = world.quotas.get(name, world.settings.quota)
+        used = sum(
+            other.instance_types.count(instance_type) for other in world.active() if other.is_spot == job.is_spot
+        )
+        asked = job.instance_types.count(instance_type)
+        if used + asked > limit:
+            message = (
+                f"The account-level service limit '{name}' is {limit:g} Instances, with current utilization of {used} "
+                f"Instances and a request delta of {asked} Instances. Please use AWS Service Quotas to request an "
+                "increase for this quota. If AWS Service Quotas is not available, contact AWS support to request an "
+                "increase for this quota."
+            )
+            raise AwsError("ResourceLimitExceeded", message)
+
+
+def _job(world: World, call: Call) -> Job:
+    job = world.job(call.params["TrainingJobName"], call.region)
+    if job is None:
+        raise AwsError("ValidationException", _NOT_FOUND)
+    return job
+
+
+def _stop(world: World, call: Call) -> Params:
+    job = _job(world, call)
+    with job.changed:
+        if job.status != "InProgress":
+            message = f"The request was rejected because the training job is in status {job.status}."
+            raise AwsError("ValidationException", message)
+        job.enter("Stopping", "Stopping the training job", "Stopping")
+        job.order("stop")
+    return {}
+
+
+def _list(world: World, call: Call) -> Params:
+    asked = call.params
+    with world.lock:
+        found = [job for job in world.jobs.values() if job.region == call.region]
+    keys: dict[str, Callable[[Job], Any]] = {
+        "CreationTime": lambda job: (job.created, job.number),
+        "Name": lambda job: job.name,
+        "Status": lambda job: job.status,
+    }
+    found.sort(key=keys[asked.get("SortBy", "CreationTime")], reverse=asked.get("SortOrder") == "Descending")
+    found = [job for job in found if _wanted(job, asked)]
+    return _page("TrainingJobSummaries", [summary(job) for job in found], asked, MAX_LISTED)
+
+
+def _wanted(job: Job, asked: Params) -> bool:
+    return (
+        asked.get("NameContains", "").lower() in job.name.lower()
+        and asked.get("StatusEquals", job.status) == job.status
+        and asked.get("CreationTimeAfter", job.created) <= job.created <= asked.get("CreationTimeBefore", job.created)
+        and asked.get("LastModifiedTimeAfter", job.modified) <= job.modified
+        and job.modified <= asked.get("LastModifiedTimeBefore", job.modified)
+    )
+
+
+def _by_arn(world: World, call: Call) -> Job:
+    with world.lock:
+        found = next((job for job in world.jobs.values() if job.arn == call.params["ResourceArn"]), None)
+    if found is None:
+        raise AwsError("ValidationException", _NOT_FOUND)
+    return found
+
+
+def _add_tags(world: World, call: Call) -> Params:
+    job = _by_arn(world, call)
+    with job.changed:
+        job.tags.update({tag["Key"]: tag["Value"] for tag in call.params["Tags"]})
+        return {"Tags": _as_list(job.tags)}
+
+
+def _list_tags(world: World, call: Call) -> Params:
+    return _page("Tags", _as_list(_by_arn(world, call).tags), call.params, 50)
+
+
+def _as_list(tags: dict[str, str]) -> list[Params]:
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def _page(key: str, found: list[Params], asked: Params, size: int) -> Params:
+    start = int(asked.get("NextToken", 0))
+    end = start + asked.get("MaxResults", size)
+    return {key: found[start:end], **({"NextToken": str(end)} if end < len(found) else {})}
+
+
+def _list_quotas(world: World, call: Call) -> Params:
+    return _page("Quotas", _all_quotas(world) if call.params["ServiceCode"] == "sagemaker" else [], call.params, 100)
+
+
+def _get_quota(world: World, call: Call) -> Params:
+    found = {quota["QuotaCode"]: quota for quota in _all_quotas(world)}
+    if call.params["ServiceCode"] != "sagemaker" or call.params["QuotaCode"] not in found:
+        raise AwsError(
+            "NoSuchResourceException", "The request failed because the specified service quota doesn't exist."
+        )
+    return {"Quota": found[call.params["QuotaCode"]]}
+
+
+def _all_quotas(world: World) -> list[Params]:
+    """Return a quota for every type, on demand and spot, and those that a test has set. Their codes are invented."""
+    kinds = ("training job", "spot training job")
+    types = validate.enumeration("sagemaker", "TrainingInstanceType")
+    names = {f"{instance_type} for {kind} usage" for instance_type in types for kind in kinds} | set(world.quotas)
+    return [
+        {
+            "ServiceCode": "sagemaker",
+            "ServiceName": "Amazon SageMaker",
+            "QuotaName": name,
+            "QuotaCode": f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}",
+            "Value": float(world.quotas.get(name, world.settings.quota)),
+            "Unit": "None",
+            "Adjustable": True,
+            "GlobalQuota": False,
+        }
+        for name in sorted(names)
+    ]

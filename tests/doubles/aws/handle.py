@@ -1,0 +1,189 @@
+"""The stand-in from a test's side: start it, call it with boto3, tell it what to do."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["REGION", "ROLE", "Aws", "start", "stop"]
+
+REGION = "us-east-1"
+ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
+START_S = 60.0
+TESTS = Path(__file__).resolve().parents[2]
+# Calls go to loopback, whatever proxy the machine has.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Aws:
+    """A running stand-in."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return the variables by which boto3 and the `aws` command find it, and none of the machine's settings."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "AKIAUSER00000000000A",
+            "AWS_SECRET_ACCESS_KEY": "user-secret",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_PAGER": "",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+
+    def client(self, service: str, access_key: str = "AKIAUSER00000000000A", region: str = REGION) -> Any:
+        """Return boto3's client, which does not try again by itself; the same one every time."""
+        return _client(self.url, service, access_key, region)
+
+    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
+        """Let something go wrong: see doubles.aws.faults.Fault."""
+        names = [operations] if isinstance(operations, str) else list(operations)
+        self.control("faults", {"operations": names, "kind": kind, **details})
+
+    def clear_faults(self) -> None:
+        """Take all faults back."""
+        self.control("faults", method="DELETE")
+
+    def settings(self, **values: Any) -> None:
+        """Change settings: see doubles.aws.settings.Settings."""
+        self.control("settings", values)
+
+    def quota(self, name: str, value: float) -> None:
+        """Set a quota by its name, as in `ml.m5.xlarge for training job usage`."""
+        self.control("quotas", {name: value})
+
+    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
+        """Return the calls so far in their order, those of one operation or all, containers' calls included."""
+        calls: list[dict[str, Any]] = self.control("journal", method="GET")
+        return [call for call in calls if operation in (None, call["operation"])]
+
+    def interrupt(self, job: str) -> None:
+        """Take the job's spot machines away."""
+        self.control(f"jobs/{job}/interrupt", {})
+
+    def internal_error(self, job: str) -> None:
+        """Let the platform fail under the job."""
+        self.control(f"jobs/{job}/internal_error", {})
+
+    def capacity_error(self, job: str) -> None:
+        """End the job for want of machines."""
+        self.control(f"jobs/{job}/capacity_error", {})
+
+    def end(self, job: str, status: str = "Completed", **details: Any) -> None:
+        """End the job so: failure_reason, training_s, billable_s."""
+        self.control(f"jobs/{job}/end", {"status": status, **details})
+
+    def write_logs(self, group: str, stream: str, **details: Any) -> None:
+        """Put many lines at once: messages, or count and text; timestamp in milliseconds, region."""
+        self.control("logs", {"group": group, "stream": stream, **details})
+
+    def bucket(self, name: str = "cloudtrain-tests") -> str:
+        """Make a bucket; return its name."""
+        self.client("s3").create_bucket(Bucket=name)
+        return name
+
+    def role(self, name: str = "cloudtrain", principal: str = "sagemaker.amazonaws.com") -> str:
+        """Make a role that this service may take on; return its ARN. From then on a job's role must exist."""
+        statement = {"Effect": "Allow", "Principal": {"Service": principal}, "Action": "sts:AssumeRole"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        arn: str = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"]
+        return arn
+
+    def describe(self, job: str) -> dict[str, Any]:
+        """Return DescribeTrainingJob's answer."""
+        answer: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=job)
+        return answer
+
+    def wait(self, job: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait for one of these statuses, primary or secondary (default: any end); return the description."""
+        wanted = statuses or ("Completed", "Failed", "Stopped")
+        client, end = self.client("sagemaker"), time.monotonic() + timeout_s
+        while True:
+            told: dict[str, Any] = client.describe_training_job(TrainingJobName=job)
+            if told["TrainingJobStatus"] in wanted or told["SecondaryStatus"] in wanted:
+                return told
+            assert time.monotonic() < end, f"{job} is {told['SecondaryStatus']}, not one of {wanted}"
+            time.sleep(0.05)
+
+    def lines(self, job: str, host: str = "algo-") -> list[str]:
+        """Return the job's lines so far, stream after stream."""
+        client, group = self.client("logs"), "/aws/sagemaker/TrainingJobs"
+        pages = client.get_paginator("describe_log_streams").paginate(
+            logGroupName=group, logStreamNamePrefix=f"{job}/{host}"
+        )
+        found: list[str] = []
+        for stream in (stream["logStreamName"] for page in pages for stream in page["logStreams"]):
+            token: dict[str, str] = {}
+            while True:
+                page = client.get_log_events(logGroupName=group, logStreamName=stream, startFromHead=True, **token)
+                found += [event["message"] for event in page["events"]]
+                if token.get("nextToken") == page["nextForwardToken"]:
+                    break
+                token = {"nextToken": page["nextForwardToken"]}
+        return found
+
+    def reset(self) -> None:
+        """Kill what runs and forget everything."""
+        self.control("reset", {})
+
+    def control(self, path: str, told: dict[str, Any] | None = None, method: str = "POST") -> Any:
+        """Ask the control endpoint. Raises HTTPError where it refuses."""
+        data = None if told is None else json.dumps(told).encode()
+        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
+        with _OPENER.open(request, timeout=60) as answer:
+            return json.loads(answer.read())["result"]
+
+
+def start(state: Path | None = None) -> Aws:
+    """Start the process, which dies with the calling thread; return when it answers."""
+    argv = [sys.executable, "-m", "doubles.aws", "--parent", str(os.getpid())]
+    argv += ["--state", str(state)] if state is not None else []
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH")
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    process = subprocess.Popen(
+        argv, env={**env, "PYTHONPATH": str(TESTS)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    if not url:
+        raise RuntimeError(f"the stand-in did not start: exit code {process.wait(START_S)}")
+    return Aws(url, process)
+
+
+def stop(aws: Aws) -> None:
+    """End the process and all its containers."""
+    aws.process.terminate()
+    try:
+        aws.process.wait(30)
+    except subprocess.TimeoutExpired:
+        aws.process.kill()
+        aws.process.wait()
+    assert aws.process.stdout is not None
+    aws.process.stdout.close()
+
+
+@functools.lru_cache(maxsize=64)
+def _client(url: str, service: str, access_key: str, region: str) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    session = boto3.session.Session(access_key, "user-secret", region_name=region)
+    config = Config(retries={"total_max_attempts": 1}, proxies={}, connect_timeout=5, read_timeout=30)
+    return session.client(service, endpoint_url=url, config=config)

@@ -1,0 +1,254 @@
+"""One instance of a job: its folders laid out as the platform does, its container, its lines in CloudWatch Logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from doubles import sandbox
+from doubles.aws import storage
+from doubles.aws.jobs import Job
+from doubles.aws.storage import Mirror
+from doubles.aws.world import CONTAINER_KEY, World
+
+__all__ = ["LOG_GROUP", "Instance", "InputError", "find_inputs"]
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+EVENT_BYTES = 262_118  # the longest line in one event: 256 KiB less what CloudWatch counts for it
+READ_BYTES = 1 << 16
+_FOLDERS = ("input/config", "input/data", "checkpoints", "model", "output/data", "output/metrics")
+
+
+class InputError(Exception):
+    """The job's input cannot be had; the message is the job's FailureReason."""
+
+
+@dataclass(eq=False)
+class Instance:
+    """One machine of one attempt, with an empty disk of its own below `root`."""
+
+    name: str  # algo-N
+    kind: str
+    group: str
+    address: str
+    root: Path
+    stream: str
+    on_end: Callable[[], None]
+    running: sandbox.Running | None = None
+    reader: threading.Thread | None = None
+    code: int | None = None
+    ended_at: float | None = None
+    mirrors: list[Mirror] = field(default_factory=list)
+
+    @property
+    def host(self) -> str:
+        """Return how the others call it: its name, or its address where names are the machine's own."""
+        return self.name if sandbox.mode() != "none" else self.address
+
+    @property
+    def ml(self) -> Path:
+        """Return what is /opt/ml inside."""
+        return self.root / "ml"
+
+    def failure(self) -> str:
+        """Return what the container has written about its failure."""
+        path = self.ml / "output/failure"
+        return path.read_text(errors="replace") if path.is_file() else ""
+
+    def lay_out(self, job: Job, peers: list[Instance]) -> None:
+        """Make the folders and the platform's files."""
+        for folder in _FOLDERS:
+            (self.ml / folder).mkdir(parents=True)
+        (self.root / "cloudtrain").mkdir()
+        for name, content in _config_files(self, job, peers).items():
+            (self.ml / "input/config" / f"{name}.json").write_text(json.dumps(content))
+
+    def fill(self, job: Job, inputs: dict[str, list[str]], number: int, count: int) -> None:
+        """Download its share of the input, and the checkpoints so far."""
+        for channel in job.request.get("InputDataConfig", ()):
+            source = channel["DataSource"]["S3DataSource"]
+            found = inputs[channel["ChannelName"]]
+            if source.get("S3DataDistributionType") == "ShardedByS3Key":
+                found = found[number::count]
+            folder = self.ml / "input/data" / channel["ChannelName"]
+            folder.mkdir()
+            storage.download(source["S3Uri"], found, folder)
+        checkpoints = job.request.get("CheckpointConfig")
+        if checkpoints is not None:
+            folder = self._place(checkpoints.get("LocalPath", "/opt/ml/checkpoints"))
+            self.mirrors.append(Mirror(folder, checkpoints["S3Uri"]))
+            self.mirrors[-1].fill()
+        board = job.request.get("TensorBoardOutputConfig")
+        if board is not None:
+            folder = self._place(board.get("LocalPath", "/opt/ml/output/tensorboard"))
+            uri = f"{board['S3OutputPath'].rstrip('/')}/{job.name}/tensorboard-output"
+            self.mirrors.append(Mirror(folder, uri))
+
+    def start(self, job: Job, world: World, peers: list[Instance]) -> None:
+        """Run the container. It dies with the calling thread."""
+        algorithm = job.request["AlgorithmSpecification"]
+        argv = [*algorithm.get("ContainerEntrypoint", ("train",)), *algorithm.get("ContainerArguments", ())]
+        container = sandbox.Container(
+            argv=argv,
+            env=_environment(job, world, self),
+            root=self.root / "container",
+            hostname=self.name,
+            private={"/opt/ml": self.ml, "/opt/cloudtrain": self.root / "cloudtrain"},
+            hosts={peer.name: peer.address for peer in peers},
+            address=self.address if world.switch is not None else None,
+        )
+        self.running = sandbox.start(container, world.switch)
+        self.reader = threading.Thread(target=self._read, args=(world, job.region), daemon=True)
+        self.reader.start()
+
+    def copy(self) -> None:
+        """Copy what is new of checkpoints and TensorBoard files to S3."""
+        for mirror in self.mirrors:
+            mirror.copy()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the container's first process."""
+        if self.running is not None:
+            self.running.terminate()
+
+    def kill(self) -> None:
+        """Kill all that runs here."""
+        if self.running is not None:
+            self.running.kill()
+
+    def remove(self) -> None:
+        """Throw the disk away."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _place(self, path: str) -> Path:
+        if not path.startswith("/opt/ml/"):
+            raise InputError(f"InternalServerError: the stand-in has only /opt/ml, not {path}")
+        folder = self.ml / path.removeprefix("/opt/ml/")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _read(self, world: World, region: str) -> None:
+        """Send what the container writes to its log stream, line by line as it comes, until it has ended."""
+        assert self.running is not None
+        process, rest = self.running.process, b""
+        assert process.stdout is not None
+        logs = world.logs(region)
+        while data := os.read(process.stdout.fileno(), READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            while len(rest) > EVENT_BYTES:
+                lines.append(rest[:EVENT_BYTES])
+                rest = rest[EVENT_BYTES:]
+            self._send(logs, lines)
+        self._send(logs, [rest])
+        process.stdout.close()
+        code = process.wait()
+        self.ended_at, self.code = time.time(), code if code >= 0 else 128 - code
+        self.on_end()
+
+    def _send(self, logs: Any, lines: list[bytes]) -> None:
+        # Docker's agent sends no empty lines, and CloudWatch takes none.
+        messages = [line.decode(errors="replace") for line in lines if line]
+        if messages:
+            logs.append(LOG_GROUP, self.stream, messages)
+
+
+def find_inputs(job: Job) -> dict[str, list[str]]:
+    """Return the keys of every channel. Raises InputError where there is none, or where we could not run it."""
+    for uri in _written_to(job):
+        if not storage.has(storage.split(uri)[0]):
+            raise InputError(f'ClientError: Unable to write to S3 URL "{uri}": The specified bucket does not exist')
+    found: dict[str, list[str]] = {}
+    for channel in job.request.get("InputDataConfig", ()):
+        source = channel["DataSource"].get("S3DataSource")
+        if source is None or source["S3DataType"] != "S3Prefix" or channel.get("InputMode") == "Pipe":
+            raise InputError("InternalServerError: the stand-in reads S3Prefix channels in File or FastFile mode")
+        keys = storage.keys(source["S3Uri"])
+        if not keys:
+            bucket = storage.split(source["S3Uri"])[0]
+            raise InputError(
+                f'ClientError: Data download failed:No S3 objects found under S3 URL "{source["S3Uri"]}" given in '
+                f"input data source. Please ensure that the bucket exists in the selected region ({job.region}), that "
+                f'objects exist under that S3 prefix, and that the role "{job.request["RoleArn"]}" has "s3:ListBucket" '
+                f'permissions on bucket "{bucket}".'
+            )
+        found[channel["ChannelName"]] = keys
+    return found
+
+
+def _written_to(job: Job) -> list[str]:
+    """Return where the platform is to write."""
+    named = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri", "TensorBoardOutputConfig": "S3OutputPath"}
+    return [job.request[name][key] for name, key in named.items() if name in job.request]
+
+
+def _config_files(instance: Instance, job: Job, peers: list[Instance]) -> dict[str, Any]:
+    """Return the contents of /opt/ml/input/config. Hosts are in the order of their text, algo-10 before algo-2."""
+    groups: dict[str, list[Instance]] = {}
+    for peer in peers:
+        groups.setdefault(peer.group, []).append(peer)
+    resources = {
+        "current_host": instance.host,
+        "current_instance_type": instance.kind,
+        "current_group_name": instance.group,
+        "hosts": sorted(peer.host for peer in peers),
+        "instance_groups": [
+            {
+                "instance_group_name": name,
+                "instance_type": members[0].kind,
+                "hosts": sorted(one.host for one in members),
+            }
+            for name, members in groups.items()
+        ],
+        "network_interface_name": "lo" if instance.address.startswith("127.") else "eth0",
+    }
+    channels = {
+        channel["ChannelName"]: {
+            "TrainingInputMode": channel.get("InputMode", job.request["AlgorithmSpecification"]["TrainingInputMode"]),
+            "S3DistributionType": channel["DataSource"]["S3DataSource"].get(
+                "S3DataDistributionType", "FullyReplicated"
+            ),
+            "RecordWrapperType": channel.get("RecordWrapperType", "None"),
+        }
+        for channel in job.request.get("InputDataConfig", ())
+    }
+    checkpoint = {"LocalPath": "/opt/ml/checkpoints", **job.request.get("CheckpointConfig", {})}
+    return {
+        "resourceconfig": resources,
+        "hyperparameters": job.request.get("HyperParameters", {}),
+        "inputdataconfig": channels,
+        **({"checkpointconfig": checkpoint} if "CheckpointConfig" in job.request else {}),
+    }
+
+
+def _environment(job: Job, world: World, instance: Instance) -> dict[str, str]:
+    """Return the variables of the container: the platform's, and the request's. Without a network, no role either."""
+    aws = {
+        "AWS_ACCESS_KEY_ID": CONTAINER_KEY,
+        "AWS_SECRET_ACCESS_KEY": "container-secret",
+        "AWS_SESSION_TOKEN": "container-token",
+        "AWS_ENDPOINT_URL": world.container_url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    isolated = job.request.get("EnableNetworkIsolation", False)
+    home = "/tmp" if sandbox.mode() != "none" else str(instance.root)
+    return {
+        "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": home,
+        "HOSTNAME": instance.host,
+        "LANG": "C.UTF-8",
+        "AWS_REGION": job.region,
+        "AWS_DEFAULT_REGION": job.region,
+        "TRAINING_JOB_NAME": job.name,
+        "TRAINING_JOB_ARN": job.arn,
+        **({} if isolated else aws),
+        **({"CLOUDTRAIN_ML_ROOT": str(instance.ml)} if sandbox.mode() == "none" else {}),
+        **job.request.get("Environment", {}),
+    }

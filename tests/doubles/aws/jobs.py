@@ -1,0 +1,135 @@
+"""A training job: what was asked for, how it stands, and what DescribeTrainingJob says of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ACCOUNT", "TERMINAL", "Job", "described", "summary"]
+
+ACCOUNT = "123456789012"
+TERMINAL = ("Completed", "Failed", "Stopped")
+_NOT_TOLD = ("Tags",)  # of the request, in the description
+_SUMMARY = (
+    *("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime"),
+    *("TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus"),
+)
+
+
+@dataclass
+class Job:
+    """One job; `changed` guards what changes, and wakes who waits for it."""
+
+    name: str
+    region: str
+    request: dict[str, Any]
+    created: float
+    tags: dict[str, str]
+    number: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was asked of it and is not done yet
+    status: str = "InProgress"
+    secondary: str = "Starting"
+    transitions: list[dict[str, Any]] = field(default_factory=list)
+    modified: float = 0.0
+    training_start: float | None = None
+    training_end: float | None = None
+    failure_reason: str | None = None
+    model_uri: str = ""
+    training_s: int | None = None
+    billable_s: int | None = None
+    ran_s: float = 0.0  # in containers, over all attempts
+    last_epoch: int = 0  # of its log streams
+    thread: threading.Thread | None = None
+
+    @property
+    def arn(self) -> str:
+        """Return its name for all of AWS."""
+        return f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:training-job/{self.name.lower()}"
+
+    @property
+    def is_spot(self) -> bool:
+        """Return whether it runs on machines that may be taken away."""
+        return bool(self.request.get("EnableManagedSpotTraining", False))
+
+    @property
+    def instance_types(self) -> list[str]:
+        """Return the machine's type for each instance."""
+        return [kind for _, kind in self.groups_of_instances]
+
+    @property
+    def groups_of_instances(self) -> list[tuple[str, str]]:
+        """Return (group's name, machine's type) for each instance."""
+        resources = self.request["ResourceConfig"]
+        groups = resources.get("InstanceGroups")
+        if groups is None:
+            preferred = resources.get("InstancePreferences", [{}])[0]
+            first = {**preferred, **resources}
+            groups = [{"InstanceGroupName": "homogeneousCluster", "InstanceCount": 1, **first}]
+        return [(one["InstanceGroupName"], one["InstanceType"]) for one in groups for _ in range(one["InstanceCount"])]
+
+    def enter(self, secondary: str, message: str, status: str | None = None) -> None:
+        """Go to the next secondary status; staying in one only changes its message."""
+        with self.changed:
+            if self.status == "Stopping" and status is None:
+                return  # stopping has overtaken what was to come
+            now = time.time()
+            self.modified, self.secondary, self.status = now, secondary, status or self.status
+            last = self.transitions[-1] if self.transitions else None
+            if last is not None and last["Status"] == secondary:
+                last["StatusMessage"] = message
+            else:
+                if last is not None:
+                    last["EndTime"] = now
+                self.transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": message})
+            if self.status in TERMINAL:
+                self.transitions[-1]["EndTime"] = now
+            self.changed.notify_all()
+
+    def order(self, name: str, **details: Any) -> None:
+        """Ask something of it: stop, interrupt, internal_error, capacity_error, end, abandon."""
+        with self.changed:
+            self.orders[name] = details
+            self.changed.notify_all()
+
+
+def described(job: Job) -> dict[str, Any]:
+    """Return the answer of DescribeTrainingJob."""
+    with job.changed:
+        told = {key: value for key, value in job.request.items() if key not in _NOT_TOLD}
+        told |= {
+            "TrainingJobArn": job.arn,
+            "TrainingJobStatus": job.status,
+            "SecondaryStatus": job.secondary,
+            "SecondaryStatusTransitions": [dict(one) for one in job.transitions],
+            "CreationTime": job.created,
+            "LastModifiedTime": job.modified,
+            "ModelArtifacts": {"S3ModelArtifacts": job.model_uri},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 86_400, **job.request.get("StoppingCondition", {})},
+            "EnableManagedSpotTraining": job.is_spot,
+            "EnableNetworkIsolation": job.request.get("EnableNetworkIsolation", False),
+            "EnableInterContainerTrafficEncryption": job.request.get("EnableInterContainerTrafficEncryption", False),
+            "ProfilingStatus": "Disabled",
+        }
+        optional = {
+            "TrainingStartTime": job.training_start,
+            "TrainingEndTime": job.training_end,
+            "FailureReason": job.failure_reason,
+            "TrainingTimeInSeconds": job.training_s,
+            "BillableTimeInSeconds": job.billable_s,
+        }
+        kinds = job.instance_types
+        if "InstancePreferences" in job.request["ResourceConfig"]:
+            selected = {"SelectedInstanceType": kinds[0], "SelectedInstanceCount": len(kinds)}
+            told["ResourceConfig"] = {**job.request["ResourceConfig"], **selected}
+        if job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+            told["WarmPoolStatus"] = {"Status": "Available" if job.status in TERMINAL else "InUse"}
+        return told | {key: value for key, value in optional.items() if value is not None}
+
+
+def summary(job: Job) -> dict[str, Any]:
+    """Return its line in the answer of ListTrainingJobs."""
+    whole = described(job)
+    return {name: whole[name] for name in _SUMMARY if name in whole}

@@ -1,0 +1,251 @@
+"""CloudWatch Logs: groups, streams, events; pages by token, and a lag between an event's arrival and its appearance."""
+
+from __future__ import annotations
+
+import bisect
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from doubles.aws.wire import AwsError
+
+__all__ = ["Logs"]
+
+PAGE_BYTES, PAGE_EVENTS, EVENT_BYTES = 1_048_576, 10_000, 26  # an event counts its bytes and 26; API reference
+STREAMS_A_PAGE = 50
+_TOKEN = re.compile(r"([fb])/(\d{48})(\d{8})/s")
+
+Params = dict[str, Any]
+
+
+@dataclass
+class Stream:
+    """One stream's events, as parallel lists in the order of their arrival."""
+
+    name: str
+    created_ms: int
+    messages: list[str] = field(default_factory=list)
+    stamps_ms: list[int] = field(default_factory=list)
+    arrived_ms: list[int] = field(default_factory=list)
+    visible_at: list[float] = field(default_factory=list)
+
+    def visible(self) -> int:
+        """Return how many of its events can be seen by now."""
+        return bisect.bisect_right(self.visible_at, time.time())
+
+
+@dataclass
+class Group:
+    """A log group."""
+
+    name: str
+    created_ms: int
+    streams: dict[str, Stream] = field(default_factory=dict)
+
+
+class Logs:
+    """The log groups of one region."""
+
+    def __init__(self, lag_s: Callable[[], float]) -> None:
+        self._lag_s = lag_s
+        self._lock = threading.RLock()
+        self._groups: dict[str, Group] = {}
+
+    def execute(self, operation: str, params: Params, is_empty_page: bool = False) -> Params:
+        """Return the answer of the operation. Raises AwsError."""
+        actions: dict[str, Callable[[Params], Params]] = {
+            "CreateLogGroup": self._create_group,
+            "CreateLogStream": self._create_stream,
+            "DeleteLogGroup": self._delete_group,
+            "DeleteLogStream": self._delete_stream,
+            "DescribeLogGroups": self._describe_groups,
+            "DescribeLogStreams": self._describe_streams,
+            "FilterLogEvents": self._filter,
+            "GetLogEvents": lambda params: self._get(params, is_empty_page),
+            "PutLogEvents": self._put,
+        }
+        if operation not in actions:
+            raise AwsError("UnknownOperationException", f"the stand-in has no {operation}")
+        with self._lock:
+            return actions[operation](params)
+
+    def append(self, group: str, stream: str, messages: Iterable[str], stamp_ms: int | None = None) -> None:
+        """Put lines that arrive now; the group and the stream are made where they are missing."""
+        now_ms = int(time.time() * 1000)
+        with self._lock:
+            found = self._groups.setdefault(group, Group(group, now_ms))
+            to = found.streams.setdefault(stream, Stream(stream, now_ms))
+            self._extend(to, [(now_ms if stamp_ms is None else stamp_ms, message) for message in messages], now_ms)
+
+    def _extend(self, stream: Stream, events: list[tuple[int, str]], now_ms: int) -> None:
+        # Never before an earlier event, whatever the lag was then: a token counts events.
+        visible_at = max(time.time() + self._lag_s(), stream.visible_at[-1] if stream.visible_at else 0.0)
+        for stamp_ms, message in events:
+            stream.stamps_ms.append(stamp_ms)
+            stream.messages.append(message)
+        stream.arrived_ms.extend([now_ms] * len(events))
+        stream.visible_at.extend([visible_at] * len(events))
+
+    def _group(self, params: Params) -> Group:
+        name = params.get("logGroupName") or str(params.get("logGroupIdentifier", "")).split(":log-group:")[-1]
+        if name not in self._groups:
+            raise AwsError("ResourceNotFoundException", "The specified log group does not exist.")
+        return self._groups[name]
+
+    def _stream(self, params: Params) -> Stream:
+        streams = self._group(params).streams
+        if params["logStreamName"] not in streams:
+            raise AwsError("ResourceNotFoundException", "The specified log stream does not exist.")
+        return streams[params["logStreamName"]]
+
+    def _create_group(self, params: Params) -> Params:
+        name = params["logGroupName"]
+        if name in self._groups:
+            raise AwsError("ResourceAlreadyExistsException", "The specified log group already exists")
+        self._groups[name] = Group(name, int(time.time() * 1000))
+        return {}
+
+    def _create_stream(self, params: Params) -> Params:
+        group, name = self._group(params), params["logStreamName"]
+        if name in group.streams:
+            raise AwsError("ResourceAlreadyExistsException", "The specified log stream already exists")
+        group.streams[name] = Stream(name, int(time.time() * 1000))
+        return {}
+
+    def _delete_group(self, params: Params) -> Params:
+        del self._groups[self._group(params).name]
+        return {}
+
+    def _delete_stream(self, params: Params) -> Params:
+        del self._group(params).streams[self._stream(params).name]
+        return {}
+
+    def _describe_groups(self, params: Params) -> Params:
+        prefix = params.get("logGroupNamePrefix", "")
+        found = [
+            {"logGroupName": group.name, "creationTime": group.created_ms, "metricFilterCount": 0, "storedBytes": 0}
+            for name, group in sorted(self._groups.items())
+            if name.startswith(prefix)
+        ]
+        return _paged("logGroups", found, params)
+
+    def _describe_streams(self, params: Params) -> Params:
+        group, prefix = self._group(params), params.get("logStreamNamePrefix", "")
+        by_time = params.get("orderBy") == "LastEventTime"
+        if by_time and prefix:
+            message = "Cannot order by LastEventTime with a logStreamNamePrefix."
+            raise AwsError("InvalidParameterException", message)
+        streams = [stream for stream in group.streams.values() if stream.name.startswith(prefix)]
+        streams.sort(
+            key=lambda stream: (_last(stream) if by_time else 0, stream.name), reverse=params.get("descending", False)
+        )
+        return _paged("logStreams", [_described(stream, group.name) for stream in streams], params)
+
+    def _put(self, params: Params) -> Params:
+        events, now_ms = params["logEvents"], int(time.time() * 1000)
+        stream = self._stream(params)
+        if sum(len(event["message"].encode()) + EVENT_BYTES for event in events) > PAGE_BYTES:
+            raise AwsError("InvalidParameterException", "Upload too large: more than 1048576 bytes")
+        stamps = [event["timestamp"] for event in events]
+        if stamps != sorted(stamps):
+            message = "Log events in a single PutLogEvents request must be in chronological order."
+            raise AwsError("InvalidParameterException", message)
+        self._extend(stream, [(event["timestamp"], event["message"]) for event in events], now_ms)
+        return {"nextSequenceToken": f"{len(stream.messages):056d}"}
+
+    def _get(self, params: Params, is_empty_page: bool) -> Params:
+        stream = self._stream(params)
+        visible, limit = stream.visible(), params.get("limit", PAGE_EVENTS)
+        token = params.get("nextToken")
+        if token is None:
+            forward, at, turn = params.get("startFromHead", False), 0, 0
+            at = 0 if forward else visible
+        else:
+            direction, at, turn = _read_token(token)
+            forward = direction == "f"
+        if is_empty_page:
+            return {"events": [], **_tokens(at, at, turn + 1)}
+        since, until = params.get("startTime", 0), params.get("endTime", 1 << 62)
+        events: list[Params] = []
+        start, end, size = at, at, 0
+        while len(events) < limit and (end < visible if forward else start > 0):
+            index = end if forward else start - 1
+            size += len(stream.messages[index].encode()) + EVENT_BYTES
+            if size > PAGE_BYTES and events:
+                break
+            start, end = (start, end + 1) if forward else (index, end)
+            if since <= stream.stamps_ms[index] < until:
+                events.append(_event(stream, index))
+        if not forward:
+            events.reverse()
+        # At the end the very token comes back.
+        return {"events": events, **_tokens(start, end, turn if start == end else 0)}
+
+    def _filter(self, params: Params) -> Params:
+        group = self._group(params)
+        names, prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix", "")
+        since, until, terms = params.get("startTime", 0), params.get("endTime", 1 << 62), _terms(params)
+        found = [
+            {**_event(stream, index), "logStreamName": stream.name, "eventId": f"{stream.created_ms}{index:040d}"}
+            for stream in group.streams.values()
+            if stream.name.startswith(prefix) and (names is None or stream.name in names)
+            for index in range(stream.visible())
+            if since <= stream.stamps_ms[index] < until and all(term in stream.messages[index] for term in terms)
+        ]
+        found.sort(key=lambda event: event["timestamp"])
+        start, end, size = int(params.get("nextToken", 0)), int(params.get("nextToken", 0)), 0
+        while end < len(found) and end - start < params.get("limit", PAGE_EVENTS):
+            size += len(found[end]["message"].encode()) + EVENT_BYTES
+            if size > PAGE_BYTES and end > start:
+                break
+            end += 1
+        more = {"nextToken": str(end)} if end < len(found) else {}
+        return {"events": found[start:end], "searchedLogStreams": [], **more}
+
+
+def _read_token(token: str) -> tuple[str, int, int]:
+    found = _TOKEN.fullmatch(token)
+    if found is None:
+        raise AwsError("InvalidParameterException", "The specified nextToken is invalid.")
+    return found[1], int(found[2]), int(found[3])
+
+
+def _tokens(start: int, end: int, turn: int) -> Params:
+    """Return both tokens; `turn` tells apart those of one place, for pages that are empty and not the last."""
+    forward, backward = f"f/{end:048d}{turn:08d}/s", f"b/{start:048d}{turn:08d}/s"
+    return {"nextForwardToken": forward, "nextBackwardToken": backward}
+
+
+def _event(stream: Stream, index: int) -> Params:
+    return {
+        "timestamp": stream.stamps_ms[index],
+        "message": stream.messages[index],
+        "ingestionTime": stream.arrived_ms[index],
+    }
+
+
+def _last(stream: Stream) -> int:
+    return stream.stamps_ms[-1] if stream.stamps_ms else stream.created_ms
+
+
+def _described(stream: Stream, group: str) -> Params:
+    arn = f"arn:aws:logs:us-east-1:123456789012:log-group:{group}:log-stream:{stream.name}"
+    told: Params = {"logStreamName": stream.name, "creationTime": stream.created_ms, "arn": arn, "storedBytes": 0}
+    if visible := stream.visible():
+        told["firstEventTimestamp"], told["lastEventTimestamp"] = stream.stamps_ms[0], stream.stamps_ms[visible - 1]
+        told["lastIngestionTime"] = stream.arrived_ms[visible - 1]
+    return told
+
+
+def _paged(key: str, found: list[Params], params: Params) -> Params:
+    start = int(params.get("nextToken", 0))
+    end = start + params.get("limit", STREAMS_A_PAGE)
+    return {key: found[start:end], **({"nextToken": str(end)} if end < len(found) else {})}
+
+
+def _terms(params: Params) -> list[str]:
+    """Return the words that a message must have all of: the plainest of CloudWatch's patterns."""
+    return [quoted or word for quoted, word in re.findall(r'"([^"]*)"|(\S+)', params.get("filterPattern", ""))]

@@ -1,0 +1,117 @@
+"""The HTTP server: our own services and the control endpoint in front of moto's application."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import ThreadedWSGIServer, make_server
+
+from doubles.aws import control, controlplane, validate
+from doubles.aws.faults import Fault
+from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
+from doubles.aws.world import CONTAINER_KEY, World
+
+__all__ = ["Application", "bind", "serve"]
+
+
+class Application:
+    """The WSGI application: journal, faults, then the service itself."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._moto = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: Environ, start: StartResponse) -> Reply:
+        """Answer one request."""
+        if environ["PATH_INFO"].startswith(control.PREFIX):
+            return control.answer(self._world, environ, start)
+        call = parse(environ)
+        entry = {
+            "service": call.service,
+            "operation": call.operation,
+            "params": call.params,
+            "region": call.region,
+            "access_key": call.access_key,
+            "is_from_container": call.access_key == CONTAINER_KEY,
+            "time": time.time(),
+            "outcome": "ok",
+        }
+        self._world.journal.append(entry)
+        fault = self._world.faults.take(call)
+        if fault is not None:
+            entry["outcome"] = fault.kind
+        return self._answer(environ, start, call, fault, entry)
+
+    def _answer(
+        self, environ: Environ, start: StartResponse, call: Call, fault: Fault | None, entry: dict[str, Any]
+    ) -> Reply:
+        if fault is not None:
+            if fault.kind == "drop":
+                hang_up(environ)
+            error = fault.error(call)
+            if error is not None:
+                return reply_error(start, call, error)
+            time.sleep(fault.delay_s)
+        try:
+            answer = self._execute(environ, start, call, fault)
+        except AwsError as error:
+            entry["outcome"] = error.code
+            answer = reply_error(start if fault is None or fault.kind != "lost" else _nobody, call, error)
+        if fault is not None and fault.kind == "lost":
+            hang_up(environ)
+        return answer
+
+    def _execute(self, environ: Environ, start: StartResponse, call: Call, fault: Fault | None) -> Reply:
+        is_lost = fault is not None and fault.kind == "lost"
+        start = _nobody if is_lost else start
+        if call.service == "sagemaker":
+            return reply(start, controlplane.sagemaker(self._world, call))
+        if call.service == "servicequotas" or call.service == "service-quotas":
+            return reply(start, controlplane.quotas(self._world, call))
+        if call.service == "logs":
+            validate.check("logs", call.operation, call.params)
+            is_empty = fault is not None and fault.kind == "empty"
+            return reply(start, self._world.logs(call.region).execute(call.operation, call.params, is_empty))
+        answer: Reply = self._moto(environ, start)
+        return list(answer) if is_lost else answer
+
+
+class _Handler(MotoRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Say nothing of single requests: the journal has them."""
+
+
+def bind(port: int) -> socket.socket:
+    """Return a socket listening on loopback."""
+    return socket.create_server(("127.0.0.1", port), backlog=256)
+
+
+def serve(world: World, listening: socket.socket) -> None:
+    """Serve until the process ends, containers on their own network too."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = make_server(
+        "127.0.0.1", world.port(), Application(world), threaded=True, request_handler=_Handler, fd=listening.fileno()
+    )
+    assert isinstance(server, ThreadedWSGIServer)
+    inner = world.listen_for_containers()
+    if inner is not None:
+        threading.Thread(target=_serve_too, args=(server, inner), daemon=True).start()
+    server.serve_forever(poll_interval=0.5)
+
+
+def _serve_too(server: ThreadedWSGIServer, listening: socket.socket) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            server.process_request(*listening.accept())
+
+
+def _nobody(*args: Any) -> Any:
+    """Take an answer's beginning and send it to nobody."""

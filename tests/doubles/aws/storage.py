@@ -1,0 +1,113 @@
+"""S3 as the platform itself uses it: straight into moto's own store, so that faults for clients do not reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+
+__all__ = ["Mirror", "archive", "download", "has", "keys", "put", "split"]
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Return the bucket and the key or prefix of an s3:// or https:// address."""
+    bucket, _, key = uri.split("://", 1)[1].partition("/")
+    return bucket, key
+
+
+def has(bucket: str) -> bool:
+    """Return whether there is such a bucket."""
+    return bucket in _backend().buckets
+
+
+def keys(uri: str) -> list[str]:
+    """Return the keys that begin with the address's, in order."""
+    bucket, prefix = split(uri)
+    if not has(bucket):
+        return []
+    return sorted(key for key in list(_backend().buckets[bucket].keys) if key.startswith(prefix))
+
+
+def put(bucket: str, key: str, data: bytes) -> None:
+    """Store an object; without the bucket nothing happens."""
+    if has(bucket):
+        _backend().put_object(bucket, key, data)
+
+
+def download(uri: str, found: Iterable[str], folder: Path) -> None:
+    """Write the objects below the folder, each at its place relative to the address."""
+    bucket, prefix = split(uri)
+    for key in found:
+        to = folder / _relative(key, prefix)
+        if key.endswith("/"):
+            to.mkdir(parents=True, exist_ok=True)
+            continue
+        to.parent.mkdir(parents=True, exist_ok=True)
+        stored = _backend().get_object(bucket, key)
+        if stored is not None:
+            to.write_bytes(stored.value)
+
+
+def archive(folders: Iterable[Path]) -> bytes:
+    """Return a .tar.gz of what is in the folders; of two files with one name, the first folder's."""
+    packed = io.BytesIO()
+    names: set[str] = set()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
+        for folder in folders:
+            for path in sorted(folder.rglob("*")):
+                name = path.relative_to(folder).as_posix()
+                if name not in names:
+                    names.add(name)
+                    tar.add(path, name, recursive=False)
+    return packed.getvalue()
+
+
+@dataclass
+class Mirror:
+    """Copies a folder to S3 again and again: what is new or changed, never a deletion."""
+
+    folder: Path
+    uri: str
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def fill(self) -> None:
+        """Download what is in S3 already; that need not be copied back."""
+        download(f"{self.uri.rstrip('/')}/", keys(f"{self.uri.rstrip('/')}/"), self.folder)
+        self.seen = self._now()
+
+    def copy(self) -> None:
+        """Copy what has changed since the last copy, in whatever state it is."""
+        bucket, prefix = split(self.uri)
+        for name, mark in self._now().items():
+            if self.seen.get(name) == mark:
+                continue
+            with contextlib.suppress(OSError):  # renamed or removed meanwhile
+                put(bucket, f"{prefix.rstrip('/')}/{name}".lstrip("/"), (self.folder / name).read_bytes())
+                self.seen[name] = mark
+
+    def _now(self) -> dict[str, tuple[int, int]]:
+        found = {}
+        for path in self.folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                if path.is_file():
+                    known = path.stat()
+                    found[path.relative_to(self.folder).as_posix()] = (known.st_mtime_ns, known.st_size)
+        return found
+
+
+def _relative(key: str, prefix: str) -> str:
+    if key.startswith(f"{prefix.rstrip('/')}/") and prefix:
+        return key[len(prefix.rstrip("/")) + 1 :]
+    # The prefix ends inside a name: the folder that the name is in is left out.
+    return key[prefix.rfind("/") + 1 :]
+
+
+def _backend() -> Any:
+    return s3_backends[DEFAULT_ACCOUNT_ID]["aws"]

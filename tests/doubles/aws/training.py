@@ -1,0 +1,324 @@
+"""The life of a training job, in a thread of its own: from waiting for machines to the archive of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from doubles import sandbox
+from doubles.aws import storage
+from doubles.aws.instance import InputError, Instance, find_inputs
+from doubles.aws.jobs import Job
+from doubles.aws.world import World
+
+__all__ = ["begin"]
+
+REASON_CHARACTERS = 1024  # of the failure file
+NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"
+CAPACITY_ERROR = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
+INTERNAL_ERROR = "InternalServerError: We encountered an internal error. Please try again."
+
+# How an attempt ended -> secondary status of the job at its end, and the words for it.
+_ENDINGS = {
+    "Completed": ("Completed", "Training job completed"),
+    "Failed": ("Failed", "Training job failed"),
+    "Stopped": ("Stopped", "Training job stopped"),
+    "MaxRuntimeExceeded": ("Stopped", "Training job runtime exceeded MaxRuntimeInSeconds provided"),
+    "MaxWaitTimeExceeded": ("Stopped", "Training job runtime exceeded MaxWaitTimeInSeconds provided"),
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: a secondary status, or Interrupted, InternalError, Abandoned."""
+
+    kind: str
+    reason: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Abandoned(Exception):
+    """The stand-in is told to forget the job."""
+
+
+def begin(world: World, job: Job) -> None:
+    """Let the job live."""
+    job.enter("Starting", "Preparing the instances for training")
+    job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
+    job.thread.start()
+
+
+def _live(world: World, job: Job) -> None:
+    ending = Ending("Failed", INTERNAL_ERROR)
+    try:
+        ending = _attempts(world, job)
+    except Abandoned:
+        return
+    except InputError as error:
+        ending = Ending("Failed", str(error))
+    except Exception:
+        traceback.print_exc()
+        ending = Ending("Failed", f"InternalServerError: the stand-in itself: {traceback.format_exc()[-800:]}")
+    finally:
+        with world.lock:
+            world.running.discard(job.name)
+    _finish(world, job, ending)
+
+
+def _attempts(world: World, job: Job) -> Ending:
+    """Attempt until the job is over; interruptions cost no retry, errors of the platform do."""
+    retries = job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
+    number = 0
+    while True:
+        number += 1
+        ending = _wait_for_machines(world, job) or _attempt(world, job, number)
+        with world.lock:
+            world.running.discard(job.name)
+        if ending.kind == "Interrupted":
+            job.enter("Interrupted", "Interrupted: managed spot training instances were taken away")
+            meanwhile = _pause(world, job, world.settings.restart_s)
+            if meanwhile is not None:
+                return meanwhile
+        elif ending.kind != "InternalError":
+            return ending
+        elif retries == 0:
+            return Ending("Failed", INTERNAL_ERROR)
+        else:
+            retries -= 1
+        job.enter("Starting", "Preparing the instances for training")
+
+
+def _wait_for_machines(world: World, job: Job) -> Ending | None:
+    """Wait in Starting; return how the job ended meanwhile, if it did."""
+    while True:
+        ending = _pause(world, job, 0.0)
+        if ending is not None:
+            return ending
+        with world.lock:
+            full = world.settings.capacity is not None and len(world.running) >= world.settings.capacity
+            if not world.settings.pending and not full:
+                world.running.add(job.name)
+                break
+        if job.transitions[-1]["StatusMessage"] != NO_CAPACITY:
+            job.enter("Starting", NO_CAPACITY)
+        with job.changed:
+            job.changed.wait(0.1)
+    return _pause(world, job, world.settings.starting_s)
+
+
+def _attempt(world: World, job: Job, number: int) -> Ending:
+    """Run the containers once."""
+    inputs = find_inputs(job)
+    with _instances(world, job, number) as instances:
+        job.enter("Downloading", "Downloading input data")
+        with job.changed:
+            job.training_start = job.training_start or time.time()
+        for index, instance in enumerate(instances):
+            instance.lay_out(job, instances)
+            instance.fill(job, inputs, index, len(instances))
+        ending = _pause(world, job, world.settings.downloading_s)
+        if ending is not None:
+            return ending
+        job.enter("Training", "Training image download completed. Training in progress.")
+        began = time.time()
+        for instance in instances:
+            instance.start(job, world, instances)
+        try:
+            ending = _watch(world, job, instances, began)
+        finally:
+            job.ran_s += time.time() - began
+            _end(job, instances, 0.0)
+        if ending.kind != "InternalError" and (ending.kind != "Interrupted" or world.settings.sync_at_interrupt):
+            _copy(instances)
+        if ending.kind != "Failed" and ending.kind in _ENDINGS:
+            _upload(world, job, instances)
+    return ending
+
+
+@contextlib.contextmanager
+def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]:
+    """Return the attempt's machines, with empty disks; afterwards they are gone. None where nothing is executed."""
+    if not world.settings.execute:
+        yield []
+        return
+    job.last_epoch = max(int(time.time()), job.last_epoch + 1)
+    block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
+    root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{attempt}"
+    instances = []
+    for number, (group, kind) in enumerate(job.groups_of_instances, start=1):
+        address = world.switch.address() if world.switch is not None else f"{block}.{number}"
+        stream = f"{job.name}/algo-{number}-{job.last_epoch}"
+        name = f"algo-{number}"
+        instances.append(Instance(name, kind, group, address, root / name, stream, on_end=lambda: _wake(job)))
+    try:
+        yield instances
+    finally:
+        _end(job, instances, 0.0)
+        for instance in instances:
+            instance.remove()
+        if lock is not None:
+            lock.close()
+
+
+def _wake(job: Job) -> None:
+    with job.changed:
+        job.changed.notify_all()
+
+
+def _watch(world: World, job: Job, instances: list[Instance], began: float) -> Ending:
+    """Wait until the attempt is over; copy checkpoints meanwhile."""
+    next_copy = time.time() + world.settings.sync_every_s
+    deadline = began + job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86_400) - job.ran_s
+    while True:
+        ending = _judged(world, job, instances, deadline)
+        if ending is not None:
+            return ending
+        if time.time() >= next_copy:
+            _copy(instances)
+            next_copy = time.time() + world.settings.sync_every_s
+        until = min(deadline, _latest(job), next_copy if instances else math.inf)
+        with job.changed:
+            if not job.orders and not _over(instances):
+                job.changed.wait(min(max(until - time.time(), 0.001), 3600.0))
+
+
+def _judged(world: World, job: Job, instances: list[Instance], deadline: float) -> Ending | None:
+    """Return how the attempt ended, having ended what still runs, or None while it goes on."""
+    settings = world.settings
+    if _over(instances) and "stop" not in job.orders:
+        failed = [one for one in instances if one.code not in (None, 0)]
+        if not failed:
+            return Ending("Completed")
+        first = min(failed, key=lambda one: one.ended_at or 0.0)
+        _end(job, instances, settings.failed_grace_s)
+        return Ending("Failed", f"AlgorithmError: {first.failure()[:REASON_CHARACTERS]}, exit code: {first.code}")
+    ending = _ordered(job)
+    if ending is None and time.time() >= deadline:
+        ending = Ending("MaxRuntimeExceeded")
+    if ending is None and time.time() >= _latest(job):
+        ending = Ending("MaxWaitTimeExceeded")
+    if ending is None:
+        return None
+    graces = {"Interrupted": settings.interrupt_grace_s, "InternalError": 0.0, "Failed": 0.0, "Completed": 0.0}
+    if ending.kind in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
+        job.enter("Stopping", _ENDINGS[ending.kind][1], "Stopping")
+    _end(job, instances, graces.get(ending.kind, settings.stop_grace_s))
+    return ending
+
+
+def _over(instances: list[Instance]) -> bool:
+    codes = [one.code for one in instances]
+    return any(code not in (None, 0) for code in codes) or (bool(codes) and all(code == 0 for code in codes))
+
+
+def _ordered(job: Job) -> Ending | None:
+    """Take what the job was told, if anything, the most final first. Raises Abandoned."""
+    with job.changed:
+        if "abandon" in job.orders:
+            raise Abandoned
+        if "stop" in job.orders:
+            return Ending("Stopped")
+        if "end" in job.orders:
+            details = job.orders.pop("end")
+            return Ending(details.pop("status", "Completed"), details.pop("failure_reason", None), details)
+        if job.orders.pop("capacity_error", None) is not None:
+            return Ending("Failed", CAPACITY_ERROR)
+        if job.orders.pop("internal_error", None) is not None:
+            return Ending("InternalError")
+        return Ending("Interrupted") if job.orders.pop("interrupt", None) is not None else None
+
+
+def _latest(job: Job) -> float:
+    """Return when a spot job has waited and run as long as it may."""
+    wait_s = job.request.get("StoppingCondition", {}).get("MaxWaitTimeInSeconds")
+    return job.created + wait_s if wait_s is not None else math.inf
+
+
+def _pause(world: World, job: Job, seconds: float) -> Ending | None:
+    """Wait so long; return how the job ended meanwhile, if it did."""
+    end = time.time() + seconds
+    while True:
+        ending = _ordered(job)
+        if ending is None and time.time() >= _latest(job):
+            ending = Ending("MaxWaitTimeExceeded")
+        if ending is not None or time.time() >= end:
+            return ending
+        with job.changed:
+            if not job.orders:
+                job.changed.wait(max(min(end, _latest(job)) - time.time(), 0.001))
+
+
+def _end(job: Job, instances: list[Instance], grace_s: float) -> None:
+    """End the containers that still run: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
+    running = [one for one in instances if one.running is not None and one.code is None]
+    if grace_s > 0:
+        for one in running:
+            one.terminate()
+    end = time.time() + grace_s
+    with job.changed:
+        while any(one.code is None for one in running) and time.time() < end and "abandon" not in job.orders:
+            job.changed.wait(max(end - time.time(), 0.001))
+    for one in running:
+        if one.code is None:
+            one.kill()
+    for one in instances:
+        if one.reader is not None:
+            one.reader.join()
+
+
+def _copy(instances: list[Instance]) -> None:
+    for instance in instances:
+        instance.copy()
+
+
+def _upload(world: World, job: Job, instances: list[Instance]) -> None:
+    """Put the model and the output where the request says, from all instances together."""
+    if job.status != "Stopping":
+        job.enter("Uploading", "Uploading generated training model")
+    _sleep_anyhow(job, world.settings.uploading_s)
+    output = job.request["OutputDataConfig"]
+    uri = f"{output['S3OutputPath'].rstrip('/')}/{job.name}/output"
+    bucket, prefix = storage.split(uri)
+    models, others = [one.ml / "model" for one in instances], [one.ml / "output/data" for one in instances]
+    if not instances:
+        return
+    if output.get("CompressionType") == "NONE":
+        job.model_uri = f"{uri}/model/"
+        for model in models:
+            storage.Mirror(model, f"{uri}/model").copy()
+    else:
+        job.model_uri = f"{uri}/model.tar.gz"
+        storage.put(bucket, f"{prefix}/model.tar.gz", storage.archive(models))
+    if any(any(folder.iterdir()) for folder in others):
+        storage.put(bucket, f"{prefix}/output.tar.gz", storage.archive(others))
+
+
+def _sleep_anyhow(job: Job, seconds: float) -> None:
+    end = time.time() + seconds
+    with job.changed:
+        while time.time() < end and "abandon" not in job.orders:
+            job.changed.wait(max(end - time.time(), 0.001))
+
+
+def _finish(world: World, job: Job, ending: Ending) -> None:
+    status, message = _ENDINGS[ending.kind]
+    with job.changed:
+        now = time.time()
+        job.failure_reason = ending.reason
+        if job.training_start is not None:
+            job.training_end = now
+            training_s = ending.details.get("training_s", math.ceil(now - job.training_start))
+            factor = world.settings.spot_billing if job.is_spot else 1.0
+            job.training_s, job.billable_s = (
+                training_s,
+                ending.details.get("billable_s", math.ceil(training_s * factor)),
+            )
+        job.enter(ending.kind, message, status)

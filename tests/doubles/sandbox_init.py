@@ -1,0 +1,213 @@
+"""Runs one command in namespaces of its own, as the first process there: `python -I -S sandbox_init.py SPEC.json`.
+
+It forks once. The outer half stays with the caller, passes SIGTERM on and ends with the command's exit code; the inner
+half sees its own mounts, host name and processes, and becomes the command, process 1, as in a container without init.
+Both die with their parent, and with process 1 dies everything in its namespace. `doubles/sandbox.py` writes the spec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
+CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+NOT_STARTED = 127  # as a shell says of a command that is not there
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    """Run what the spec says; return its exit code, 128 + the signal for one that was killed."""
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    if spec["mode"] == "none":
+        return _run_without_namespaces(spec)
+    _die_with(spec["parent"], signal.SIGKILL)
+    user = spec["mode"] == "user"
+    ids = os.getuid(), os.getgid()
+    if spec["network"]:  # first: the first child after CLONE_NEWPID is process 1
+        _unshare(CLONE_NEWNET)
+        _join_network(spec["network"])
+    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | (CLONE_NEWUSER if user else 0))
+    if user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # kept until the command is there to have it
+    alive, started = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(alive[1])
+        os.close(started[0])
+        _become(spec, alive[0])
+    os.close(started[1])
+    os.read(started[0], 1)  # ends when the command's exec closes it
+    signal.signal(signal.SIGTERM, lambda signum, frame: _signal(child, signum))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return _code(os.waitpid(child, 0)[1])
+
+
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _join_network(network: dict[str, str]) -> None:
+    """Wait until the caller has put `eth0` here, and give it its address."""
+    os.write(int(network["ready"]), b"1")
+    if os.read(int(network["go"]), 1) != b"1":
+        sys.exit("the caller put no interface here")
+    orders = f"link set lo up\naddr add {network['address']} dev eth0\nlink set eth0 up\n"
+    subprocess.run(["ip", "-batch", "-"], input=orders.encode(), check=True)
+
+
+def _become(spec: dict[str, Any], alive: int) -> None:
+    """Set the namespaces up and become the command; never returns."""
+    try:
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([alive], [], [], 0)[0]:  # the outer half is gone already, before it could be noticed
+            os._exit(NOT_STARTED)
+        _mount_all(spec)
+        name = spec["hostname"].encode()
+        if _LIBC.sethostname(name, len(name)) != 0:
+            raise OSError(ctypes.get_errno(), "sethostname")
+        os.setsid()
+        _exec(spec["argv"], spec["env"], spec["cwd"])
+    except BaseException as error:
+        print(f"cannot start {spec['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(NOT_STARTED)
+
+
+def _mount_all(spec: dict[str, Any]) -> None:
+    """Make the private places: what the spec names, /dev/shm, and a fresh /proc for the new process numbers."""
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before they are covered
+    for folder in spec["rebuilt"]:
+        _rebuild(folder)
+    for fd, target in opened:
+        _bind(fd, target)
+    _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _rebuild(folder: str) -> None:
+    """Put a folder in memory over this one with the same things in it, so that more can be added for us alone."""
+    entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
+    links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
+    _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, b"mode=755")
+    for name, fd in entries:
+        if name in links:
+            Path(folder, name).symlink_to(links[name])
+        else:
+            _bind(fd, f"{folder}/{name}")
+        os.close(fd)
+
+
+def _bind(fd: int, target: str) -> None:
+    """Mount what is open as fd at target, which is made where it is missing."""
+    path = Path(target)
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        path.mkdir(parents=True, exist_ok=True)
+    elif not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    _mount(f"/proc/self/fd/{fd}", target, None, MS_BIND | MS_REC)
+
+
+def _run_without_namespaces(spec: dict[str, Any]) -> int:
+    """Run the command as a plain child; when told to die, or at its end, kill whatever it has started."""
+    _die_with(spec["parent"], signal.SIGUSR1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def die(signum: int, frame: FrameType | None) -> None:
+        _kill_descendants()
+        os._exit(128 + signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, die)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    started = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        try:
+            os.setsid()
+            _exec(spec["argv"], spec["env"], spec["cwd"])
+        except BaseException as error:
+            print(f"cannot start {spec['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(NOT_STARTED)
+    os.close(started[1])
+    os.read(started[0], 1)
+    signal.signal(signal.SIGTERM, lambda signum, frame: _signal(child, signum))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    code = _code(os.waitpid(child, 0)[1])
+    _kill_descendants()
+    return code
+
+
+def _kill_descendants() -> None:
+    """Kill every process below this one, orphans too, for which it is the subreaper."""
+    while True:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if not children:
+            return
+        for pid in children:
+            _signal(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        time.sleep(0.005)
+
+
+def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):  # Python's own wishes
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    os.chdir(cwd)
+    os.execvpe(argv[0], argv, env)
+
+
+def _die_with(parent: int, signum: int) -> None:
+    _prctl(PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        sys.exit("the caller is gone")
+
+
+def _signal(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def _unshare(flags: int) -> None:
+    if _LIBC.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), f"unshare {flags:#x}")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes | None = None) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind)]
+    if _LIBC.mount(*words, ctypes.c_ulong(flags), data) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"mount {source} at {target}: {os.strerror(error)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

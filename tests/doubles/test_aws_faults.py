@@ -1,0 +1,145 @@
+"""AWS's stand-in misbehaves on demand, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from urllib.error import HTTPError
+
+import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError
+
+from doubles.aws.handle import Aws
+from doubles.conftest import request_of
+
+Submit = Callable[..., str]
+BROKEN_CONNECTION = (HTTPClientError, EndpointConnectionError)
+
+
+def test_throttling_as_often_as_asked(aws: Aws) -> None:
+    """Then calls go through again."""
+    client = aws.client("sagemaker")
+    aws.fault("ListTrainingJobs", "throttle", count=2)
+    for _ in range(2):
+        with pytest.raises(ClientError, match=r"ThrottlingException.*Rate exceeded"):
+            client.list_training_jobs()
+    client.list_training_jobs()
+
+
+def test_every_third_call_fails(aws: Aws) -> None:
+    """Of the operations named, together."""
+    client = aws.client("sagemaker")
+    aws.fault(["ListTrainingJobs", "logs:*"], "500", every=3)
+    outcomes = []
+    for _ in range(6):
+        try:
+            client.list_training_jobs()
+            outcomes.append("ok")
+        except ClientError as error:
+            outcomes.append(error.response["Error"]["Code"])
+    assert outcomes == ["ok", "ok", "InternalFailure"] * 2
+    assert [call["outcome"] for call in aws.journal("ListTrainingJobs")] == ["ok", "ok", "500"] * 2
+
+
+def test_dropped_call_has_not_been_executed(aws: Aws) -> None:
+    """The client sees a broken connection."""
+    aws.fault("CreateTrainingJob", "drop", count=1)
+    with pytest.raises(BROKEN_CONNECTION):
+        aws.client("sagemaker").create_training_job(**request_of("job"))
+    assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+
+
+def test_lost_answer_has_been_executed(aws: Aws) -> None:
+    """The client sees the same, and the job is there."""
+    aws.fault("CreateTrainingJob", "lost", count=1)
+    with pytest.raises(BROKEN_CONNECTION):
+        aws.client("sagemaker").create_training_job(**request_of("job"))
+    assert aws.describe("job")["TrainingJobName"] == "job"
+
+
+def test_lost_answer_of_s3_has_been_executed(aws: Aws) -> None:
+    """moto's services are no exception."""
+    bucket = aws.bucket()
+    aws.fault("PutObject", "lost", count=1)
+    with pytest.raises(BROKEN_CONNECTION):
+        aws.client("s3").put_object(Bucket=bucket, Key="k", Body=b"v")
+    assert aws.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"v"
+
+
+def test_expired_credentials_are_refused_until_there_are_others(aws: Aws) -> None:
+    """For as many calls as the client makes with the old ones."""
+    aws.fault("*", "expired")
+    for _ in range(2):
+        with pytest.raises(ClientError, match="ExpiredTokenException"):
+            aws.client("sagemaker").list_training_jobs()
+    with pytest.raises(ClientError, match=r"ExpiredToken\b"):
+        aws.client("sts").get_caller_identity()
+    aws.client("sagemaker", access_key="AKIAUSER00000000000B").list_training_jobs()
+
+
+def test_any_error_of_any_service(aws: Aws) -> None:
+    """In the protocol of each."""
+    aws.fault("*", "error", code="AccessDeniedException", message="User is not authorized", status=403)
+    for service, call in (("sagemaker", "list_training_jobs"), ("s3", "list_buckets"), ("iam", "list_roles")):
+        with pytest.raises(ClientError, match=r"AccessDeniedException.*not authorized"):
+            getattr(aws.client(service), call)()
+    aws.clear_faults()
+    aws.client("s3").list_buckets()
+
+
+def test_slow_answer(aws: Aws) -> None:
+    """For clients with a timeout of their own."""
+    aws.fault("ListTrainingJobs", "slow", delay_s=0.3)
+    begun = time.monotonic()
+    aws.client("sagemaker").list_training_jobs()
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_faults_leave_containers_alone(aws: Aws, submit: Submit) -> None:
+    """Unless they are meant too."""
+    aws.fault("GetCallerIdentity", "throttle")
+    script = "python3 -c \"import boto3; print(boto3.client('sts').get_caller_identity()['Account'])\""
+    aws.wait(submit(script))
+    assert aws.lines("job") == ["123456789012"]
+
+
+def test_journal_has_every_call_with_its_parameters(aws: Aws) -> None:
+    """Of our own services and moto's, in their order."""
+    bucket = aws.bucket()
+    aws.client("s3").list_objects_v2(Bucket=bucket, Prefix="a/")
+    aws.client("ssm").describe_parameters()
+    with pytest.raises(ClientError):
+        aws.describe("nothing")
+    calls = [(call["service"], call["operation"], call["outcome"]) for call in aws.journal()]
+    assert calls == [
+        ("s3", "CreateBucket", "ok"),
+        ("s3", "ListObjectsV2", "ok"),
+        ("ssm", "DescribeParameters", "ok"),
+        ("sagemaker", "DescribeTrainingJob", "ValidationException"),
+    ]
+    assert aws.journal("ListObjectsV2")[0]["params"]["prefix"] == "a/"
+    assert aws.journal("DescribeTrainingJob")[0]["params"] == {"TrainingJobName": "nothing"}
+
+
+def test_reset_forgets_everything(aws: Aws, submit: Submit) -> None:
+    """Jobs, buckets, roles, settings, faults and calls."""
+    aws.role()
+    aws.settings(log_lag_s=9)
+    aws.wait(submit("while :; do sleep 1; done"), "Training")
+    aws.fault("*", "throttle")
+    aws.reset()
+    assert aws.journal() == []
+    assert aws.control("settings", method="GET")["log_lag_s"] == 0
+    assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+    assert aws.client("s3").list_buckets()["Buckets"] == []
+    assert aws.client("iam").list_roles()["Roles"] == []
+
+
+def test_misspelt_control_is_refused(aws: Aws) -> None:
+    """A test must not pass because its fault was never set."""
+    with pytest.raises(HTTPError, match="400"):
+        aws.fault("ListTrainingJobs", "throtle")
+    with pytest.raises(HTTPError, match="400"):
+        aws.settings(log_lag=1)
+    with pytest.raises(HTTPError, match="400"):
+        aws.interrupt("nothing")

@@ -1,0 +1,145 @@
+"""CloudWatch Logs on AWS's stand-in: tokens, pages, lag, and many events quickly."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from doubles.aws.handle import Aws
+
+GROUP = "/aws/sagemaker/TrainingJobs"
+
+
+def get(aws: Aws, stream: str = "s", **more: Any) -> dict[str, Any]:
+    """Return a page of the stream from its head."""
+    page: dict[str, Any] = aws.client("logs").get_log_events(
+        logGroupName=GROUP, logStreamName=stream, **{"startFromHead": True, **more}
+    )
+    return page
+
+
+def texts(page: dict[str, Any]) -> list[str]:
+    """Return a page's messages."""
+    return [event["message"] for event in page["events"]]
+
+
+def test_nothing_is_found_before_the_first_line(aws: Aws) -> None:
+    """Neither the group nor the stream."""
+    with pytest.raises(ClientError, match=r"ResourceNotFoundException.*log group does not exist"):
+        get(aws)
+    with pytest.raises(ClientError, match="ResourceNotFoundException"):
+        aws.client("logs").describe_log_streams(logGroupName=GROUP)
+    aws.write_logs(GROUP, "other", count=1)
+    with pytest.raises(ClientError, match=r"ResourceNotFoundException.*log stream does not exist"):
+        get(aws)
+
+
+def test_same_token_means_the_end_so_far(aws: Aws) -> None:
+    """It goes on working when more has come."""
+    aws.write_logs(GROUP, "s", messages=["a", "b"])
+    page = get(aws, limit=1)
+    assert texts(page) == ["a"]
+    page = get(aws, nextToken=page["nextForwardToken"])
+    assert texts(page) == ["b"]
+    token = page["nextForwardToken"]
+    page = get(aws, nextToken=token)
+    assert (page["events"], page["nextForwardToken"]) == ([], token)
+    aws.write_logs(GROUP, "s", messages=["c"])
+    assert texts(get(aws, nextToken=token)) == ["c"]
+
+
+def test_without_a_token_the_latest_come(aws: Aws) -> None:
+    """And the backward token leads to the earlier ones."""
+    aws.write_logs(GROUP, "s", count=5, text="{}")
+    page = get(aws, startFromHead=False, limit=2)
+    assert texts(page) == ["3", "4"]
+    assert texts(get(aws, nextToken=page["nextBackwardToken"], limit=2)) == ["1", "2"]
+    assert texts(get(aws, nextToken=page["nextForwardToken"])) == []
+
+
+def test_empty_page_is_not_the_end(aws: Aws) -> None:
+    """Its token is another one, for the same place."""
+    aws.write_logs(GROUP, "s", messages=["a", "b"])
+    aws.fault("GetLogEvents", "empty", every=2)
+    token: dict[str, str] = {}
+    seen, pages = [], 0
+    while True:
+        page, pages = get(aws, limit=1, **token), pages + 1
+        seen += texts(page)
+        if page["nextForwardToken"] == token.get("nextToken"):
+            break
+        token = {"nextToken": page["nextForwardToken"]}
+    assert seen == ["a", "b"]
+    assert pages >= 5
+
+
+def test_lagging_events_appear_later_and_in_their_place(aws: Aws) -> None:
+    """A token given before is good after."""
+    aws.write_logs(GROUP, "s", messages=["a"])
+    aws.settings(log_lag_s=0.5)
+    aws.write_logs(GROUP, "s", messages=["b"])
+    aws.settings(log_lag_s=0)
+    aws.write_logs(GROUP, "s", messages=["c"])
+    page = get(aws)
+    assert texts(page) == ["a"]
+    time.sleep(0.6)
+    assert texts(get(aws, nextToken=page["nextForwardToken"])) == ["b", "c"]
+
+
+def test_page_holds_a_megabyte(aws: Aws) -> None:
+    """As many events as fit, counted as CloudWatch counts them."""
+    aws.write_logs(GROUP, "s", count=20, text="x" * 100_000)
+    assert len(get(aws)["events"]) == 10
+
+
+def test_hundred_thousand_events_of_sixteen_streams_are_read_quickly(aws: Aws) -> None:
+    """In pages of ten thousand, each event once and in its order."""
+    for stream in range(16):
+        aws.write_logs(GROUP, f"s-{stream:02}", count=6250, text="step {} loss 1.5")
+    begun = time.monotonic()
+    for stream in range(16):
+        page = get(aws, f"s-{stream:02}", limit=2000)
+        seen = texts(page)
+        while events := texts(page := get(aws, f"s-{stream:02}", nextToken=page["nextForwardToken"])):
+            seen += events
+        assert seen == [f"step {number} loss 1.5" for number in range(6250)]
+    assert time.monotonic() - begun < 30
+
+
+def test_streams_are_described_in_pages_of_fifty(aws: Aws) -> None:
+    """By name, or by their last event."""
+    for number in range(60):
+        aws.write_logs(GROUP, f"job-{number:02}", count=1, timestamp=1000 * (100 - number))
+    client = aws.client("logs")
+    pages = list(client.get_paginator("describe_log_streams").paginate(logGroupName=GROUP, logStreamNamePrefix="job-"))
+    assert [len(page["logStreams"]) for page in pages] == [50, 10]
+    latest = client.describe_log_streams(logGroupName=GROUP, orderBy="LastEventTime", descending=True, limit=1)
+    assert latest["logStreams"][0]["logStreamName"] == "job-00"
+    with pytest.raises(ClientError, match="InvalidParameterException"):
+        client.describe_log_streams(logGroupName=GROUP, orderBy="LastEventTime", logStreamNamePrefix="job")
+
+
+def test_client_puts_and_filters_events(aws: Aws) -> None:
+    """As an agent outside of training jobs does."""
+    client = aws.client("logs")
+    client.create_log_group(logGroupName=GROUP)
+    client.create_log_stream(logGroupName=GROUP, logStreamName="s")
+    with pytest.raises(ClientError, match="ResourceAlreadyExistsException"):
+        client.create_log_group(logGroupName=GROUP)
+    events = [{"timestamp": 1000 + number, "message": f"loss {number}"} for number in range(3)]
+    client.put_log_events(logGroupName=GROUP, logStreamName="s", logEvents=events)
+    found = client.filter_log_events(logGroupName=GROUP, startTime=1001, filterPattern='"loss 2"')["events"]
+    assert [event["message"] for event in found] == ["loss 2"]
+    assert texts(get(aws, startTime=1001, endTime=1002)) == ["loss 1"]
+
+
+def test_bad_token_and_limit_are_refused(aws: Aws) -> None:
+    """In CloudWatch's words."""
+    aws.write_logs(GROUP, "s", count=1)
+    with pytest.raises(ClientError, match=r"InvalidParameterException.*nextToken is invalid"):
+        get(aws, nextToken="f/0/s")
+    with pytest.raises(ClientError, match=r"InvalidParameterException.*less than or equal to 10000"):
+        get(aws, limit=10_001)

@@ -1,0 +1,210 @@
+"""What AWS's stand-in refuses, and what it tells about jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from doubles.aws import rules, validate
+from doubles.aws.handle import ROLE, Aws
+from doubles.aws.wire import AwsError
+from doubles.conftest import channel, request_of
+
+Submit = Callable[..., str]
+Change = Callable[[dict[str, Any]], Any]
+
+CAPTURED = Path(__file__).resolve().parents[3] / "shared/contracts/sagemaker/captured"
+
+BROKEN: dict[str, tuple[Change, str]] = {
+    "name": (
+        lambda it: it.update(TrainingJobName="a_b"),
+        "at 'trainingJobName' failed to satisfy constraint: Member m",
+    ),
+    "long name": (lambda it: it.update(TrainingJobName="a" * 64), "pattern: [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}"),
+    "type": (lambda it: it["ResourceConfig"].update(InstanceType="ml.nope"), "satisfy enum value set: [ml.m4.xlarge"),
+    "count": (lambda it: it["ResourceConfig"].update(InstanceCount=-1), "value greater than or equal to 0"),
+    "text": (lambda it: it["ResourceConfig"].update(InstanceCount="2"), "STRING_VALUE can not be converted to Integer"),
+    "missing": (lambda it: it.pop("RoleArn"), "Value null at 'roleArn' failed to satisfy constraint"),
+    "role": (lambda it: it.update(RoleArn="arn:aws:iam::1:role/x"), "'roleArn' failed"),
+    "unknown": (lambda it: it.update(Priority=1), "Unknown member 'Priority'"),
+    "inner": (lambda it: it["ResourceConfig"].update(Spot=True), "Unknown member 'Spot' at 'resourceConfig'"),
+    "environment": (lambda it: it.update(Environment={"A": "x" * 513}), "length less than or equal to 512"),
+    "newline": (lambda it: it["AlgorithmSpecification"].update(ContainerArguments=["a\nb"]), "expression pattern: .*"),
+    "tag": (lambda it: it.update(Tags=[{"Key": "a#", "Value": ""}]), "'tags.1.member.key' failed"),
+    "no wait": (lambda it: it.update(EnableManagedSpotTraining=True), "MaxWaitTimeInSeconds is required"),
+    "short wait": (
+        lambda it: it.update(
+            EnableManagedSpotTraining=True,
+            StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 59},
+        ),
+        "MaxWaitTimeInSeconds must be greater",
+    ),
+    "wait alone": (lambda it: it["StoppingCondition"].update(MaxWaitTimeInSeconds=90), "only supported with"),
+    "29 days": (lambda it: it["StoppingCondition"].update(MaxRuntimeInSeconds=29 * 86_400), "less than or equal to"),
+    "groups": (
+        lambda it: it["ResourceConfig"].update(
+            InstanceGroups=[{"InstanceGroupName": "g", "InstanceType": "ml.m5.xlarge", "InstanceCount": 1}]
+        ),
+        "InstanceGroups cannot be specified with",
+    ),
+    "no disk": (lambda it: it["ResourceConfig"].pop("VolumeSizeInGB"), "VolumeSizeInGB is required"),
+    "preferences": (
+        lambda it: it["ResourceConfig"].update(InstancePreferences=[{"InstanceType": "ml.m5.xlarge"}]),
+        "InstancePreferences cannot be specified with InstanceType",
+    ),
+    "no type": (lambda it: it["ResourceConfig"].pop("InstanceType"), "InstanceType is required"),
+    "channels": (lambda it: it["InputDataConfig"].append(channel("code", "s3://b/x")), "must have unique names"),
+    "two tags": (lambda it: it.update(Tags=[{"Key": "a", "Value": ""}] * 2), "Duplicate tag keys"),
+    "aws tag": (lambda it: it.update(Tags=[{"Key": "aws:x", "Value": ""}]), "reserved for system use"),
+    "no image": (lambda it: it["AlgorithmSpecification"].pop("TrainingImage"), "either TrainingImage or AlgorithmName"),
+}
+
+
+def refusal(request: dict[str, Any]) -> AwsError | None:
+    """Return what the stand-in answers to the request, if it refuses."""
+    try:
+        validate.check("sagemaker", "CreateTrainingJob", request)
+        rules.check(request)
+    except AwsError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_request_is_refused(case: str) -> None:
+    """Every limit of the vendor's model holds, and the rules between fields."""
+    change, words = BROKEN[case]
+    request = json.loads(json.dumps(request_of("job")))
+    change(request)
+    error = refusal(request)
+    assert error is not None
+    assert error.code == ("SerializationException" if case == "text" else "ValidationException")
+    assert words in error.message
+
+
+@pytest.mark.parametrize("path", sorted(CAPTURED.glob("*.json")), ids=lambda path: path.stem)
+def test_what_the_vendor_sends_is_taken(path: Path) -> None:
+    """The requests recorded from SageMaker's own SDKs are fine."""
+    request = json.loads(path.read_text())
+    if path.stem == "v2_everything":  # the SDK sends it; machines with local disks take no key
+        assert "VolumeKmsKeyId is not supported for ml.p4d.24xlarge" in str(refusal(request))
+        del request["ResourceConfig"]["VolumeKmsKeyId"]
+    assert refusal(request) is None
+
+
+def test_letters_of_all_languages_are_letters() -> None:
+    """Java's classes of characters in the model mean the same here."""
+    assert refusal(request_of("job", Tags=[{"Key": "Größe/名前", "Value": "a b+c"}])) is None
+
+
+def test_refused_job_does_not_exist(aws: Aws) -> None:
+    """boto3 raises AWS's code, and nothing has been created."""
+    with pytest.raises(ClientError, match=r"ValidationException.*trainingJobName"):
+        aws.client("sagemaker").create_training_job(**request_of("a_b"))
+    assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
+    with pytest.raises(ClientError, match=r"ValidationException.*Requested resource not found\."):
+        aws.describe("a-b")
+
+
+def test_name_is_taken_once(aws: Aws, submit: Submit) -> None:
+    """A second job of the name is refused, also when the first has ended; another region has its own names."""
+    aws.wait(submit("true"))
+    with pytest.raises(ClientError, match=r"ResourceInUse.*names must be unique within an AWS account and region"):
+        submit("true")
+    elsewhere = aws.client("sagemaker", region="eu-west-1")
+    answer = elsewhere.create_training_job(**request_of("job"))
+    assert answer["TrainingJobArn"] == "arn:aws:sagemaker:eu-west-1:123456789012:training-job/job"
+
+
+def test_role_must_exist_and_trust_sagemaker(aws: Aws, submit: Submit) -> None:
+    """As soon as the account has a role at all."""
+    aws.role("other", principal="ec2.amazonaws.com")
+    with pytest.raises(ClientError, match="Could not assume role arn:aws:iam::123456789012:role/cloudtrain"):
+        submit("true")
+    with pytest.raises(ClientError, match="Could not assume role"):
+        submit("true", RoleArn="arn:aws:iam::123456789012:role/other")
+    assert aws.role() == ROLE
+    submit("true")
+
+
+def test_quota_bounds_the_machines_in_use(aws: Aws, submit: Submit) -> None:
+    """Beyond it AWS refuses, in words with the quota's name; Service Quotas tells its value."""
+    name = "ml.m5.xlarge for training job usage"
+    aws.quota(name, 3)
+    aws.settings(execute=False)
+    submit("true", name="one", instances=2)
+    with pytest.raises(
+        ClientError, match=f"ResourceLimitExceeded.*'{name}' is 3 Instances, with current utilization of 2"
+    ):
+        submit("true", name="two", instances=2)
+    quotas = aws.client("service-quotas")
+    pages = quotas.get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    found = {quota["QuotaName"]: quota for page in pages for quota in page["Quotas"]}
+    assert found[name]["Value"] == 3.0
+    assert found["ml.p5.48xlarge for spot training job usage"]["Value"] == 10_000.0
+    code = found[name]["QuotaCode"]
+    assert quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode=code)["Quota"]["QuotaName"] == name
+
+
+def test_stop_is_refused_at_the_end(aws: Aws, submit: Submit) -> None:
+    """As is stopping what does not exist."""
+    aws.wait(submit("true"))
+    client = aws.client("sagemaker")
+    with pytest.raises(ClientError, match=r"ValidationException.*in status Completed"):
+        client.stop_training_job(TrainingJobName="job")
+    with pytest.raises(ClientError, match="Requested resource not found"):
+        client.stop_training_job(TrainingJobName="nothing")
+
+
+def test_two_hundred_jobs_at_once(aws: Aws) -> None:
+    """None is lost, none is made twice; they are listed page by page, and found by name and status."""
+    aws.settings(execute=False)
+    aws.bucket()
+    aws.client("s3").put_object(Bucket="cloudtrain-tests", Key="code/run.sh", Body=b"true")
+    client = aws.client("sagemaker")
+    channels = [channel("code", "s3://cloudtrain-tests/code/")]
+
+    def create(number: int) -> str:
+        try:
+            client.create_training_job(**request_of(f"job-{number // 2}", InputDataConfig=channels))
+            return "made"
+        except ClientError as error:
+            return str(error.response["Error"]["Code"])
+
+    with ThreadPoolExecutor(16) as pool:
+        outcomes = list(pool.map(create, range(200)))
+    assert (outcomes.count("made"), outcomes.count("ResourceInUse")) == (100, 100)
+    pages = client.get_paginator("list_training_jobs").paginate(StatusEquals="InProgress")
+    assert len({job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]}) == 100
+    first = client.list_training_jobs(NameContains="JOB-9", SortBy="Name", SortOrder="Ascending")
+    assert [job["TrainingJobName"] for job in first["TrainingJobSummaries"]][:3] == ["job-9", "job-90", "job-91"]
+
+
+def test_tags_are_kept_and_added(aws: Aws, submit: Submit) -> None:
+    """As a launcher finds its own jobs again."""
+    submit("true", Tags=[{"Key": "cloudtrain:job", "Value": "x"}])
+    client, arn = aws.client("sagemaker"), aws.describe("job")["TrainingJobArn"]
+    client.add_tags(ResourceArn=arn, Tags=[{"Key": "more", "Value": "y"}])
+    tags = client.list_tags(ResourceArn=arn)["Tags"]
+    assert tags == [{"Key": "cloudtrain:job", "Value": "x"}, {"Key": "more", "Value": "y"}]
+    assert "Tags" not in aws.describe("job")
+
+
+def test_description_gives_the_request_back(aws: Aws, submit: Submit) -> None:
+    """Every field of it, and times and seconds once the job has ended."""
+    aws.settings(execute=False)
+    more = {"Environment": {"A": "b"}, "RetryStrategy": {"MaximumRetryAttempts": 2}, "HyperParameters": {"lr": "1"}}
+    submit("true", **more)
+    asked, told = request_of("job", **more), aws.wait("job", "Training")
+    assert {key: told[key] for key in asked} == asked
+    assert not {"BillableTimeInSeconds", "TrainingTimeInSeconds", "TrainingEndTime", "FailureReason"} & set(told)
+    aws.end("job", "Failed", failure_reason="AlgorithmError: , exit code: 1")
+    told = aws.wait("job")
+    assert told["FailureReason"] == "AlgorithmError: , exit code: 1"
+    assert {"BillableTimeInSeconds", "TrainingTimeInSeconds", "TrainingStartTime", "TrainingEndTime"} <= set(told)

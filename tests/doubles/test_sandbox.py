@@ -1,0 +1,146 @@
+"""Containers for stand-ins: what they see, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from doubles import sandbox
+from doubles.aws import handle
+from doubles.conftest import request_of
+
+# Runs a container in another process, so that each mode can be had: argv is the mode, a folder and a mark.
+RUN = """
+import os, sys
+os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
+from pathlib import Path
+from doubles import sandbox
+root = Path(sys.argv[2])
+(root / "ml").mkdir()
+script = "echo here > /opt/ml/file; hostname; cat /opt/ml/file; ls /opt | wc -l; setsid sleep MARK & exit 3"
+script = script.replace("MARK", sys.argv[3])
+private = {"/opt/ml": root / "ml"}
+env = {"PATH": os.defpath}
+container = sandbox.Container(["/bin/sh", "-c", script], env, root / "own", "algo-1", private)
+running = sandbox.start(container)
+print(sandbox.mode())
+print(running.process.stdout.read().decode(), end="")
+print("code", running.process.wait())
+"""
+
+
+@pytest.mark.parametrize("mode", ["root", "user", "none"])
+def test_container_has_private_places_in_every_mode(mode: str, tmp_path: Path) -> None:
+    """With namespaces of whichever kind, or without any; and everything that it has started is gone."""
+    env, mark = {**os.environ, "PYTHONPATH": str(handle.TESTS)}, new_mark()
+    done = subprocess.run([sys.executable, "-c", RUN, mode, tmp_path, mark], env=env, capture_output=True, text=True)
+    assert done.stderr == ""
+    found, name, content, opt, code = done.stdout.splitlines()
+    if found != mode:
+        pytest.skip(f"this machine lets us make no namespaces of the kind {mode}")
+    assert (content, code) == ("here", "code 3")
+    assert (tmp_path / "ml/file").read_text() == "here\n"
+    if mode != "none":
+        assert name == "algo-1"
+        assert int(opt) == len({*os.listdir("/opt"), "ml"})
+    assert sleeping(mark) == []
+
+
+@pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
+def test_host_sees_nothing_of_it(tmp_path: Path) -> None:
+    """No mount, no folder, no network interface."""
+    before = Path("/proc/mounts").read_text(), os.listdir("/opt"), os.listdir("/sys/class/net")
+    switch = sandbox.Switch.open()
+    container = sandbox.Container(
+        ["/bin/sh", "-c", "touch /tmp/x /dev/shm/double-x; sleep 0.2"],
+        {"PATH": os.defpath},
+        tmp_path / "own",
+        "algo-1",
+        {"/opt/ml": tmp_path},
+        address=switch.address() if switch else None,
+    )
+    running = sandbox.start(container, switch)
+    assert (Path("/proc/mounts").read_text(), os.listdir("/opt"), os.listdir("/sys/class/net")) == before
+    assert running.process.wait() == 0
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    assert not Path("/dev/shm/double-x").exists()
+    if switch is not None:
+        switch.close()
+
+
+def test_command_that_is_not_there(tmp_path: Path) -> None:
+    """A code as a shell gives it, and a reason."""
+    container = sandbox.Container(["nothing"], {"PATH": os.defpath}, tmp_path / "own", "h", {"/opt/ml": tmp_path})
+    process = sandbox.start(container).process
+    assert process.stdout is not None
+    with process.stdout as output:
+        assert b"cannot start ['nothing']" in output.read()
+    assert process.wait() == 127
+
+
+@pytest.mark.parametrize("victim", ["server", "its parent"])
+def test_nothing_is_left_when_it_is_killed(victim: str, tmp_path: Path) -> None:
+    """SIGKILL to the server, or to whoever has started it, ends its containers and removes its folder."""
+    state = tmp_path / "state"
+    code = f"from doubles.aws import handle; from pathlib import Path; a = handle.start(Path({str(state)!r}))\n"
+    code += "print(a.url, a.process.pid, flush=True); a.process.wait()"
+    env = {**os.environ, "PYTHONPATH": str(handle.TESTS)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    url, pid = parent.stdout.readline().split()
+    try:
+        _run_sleepers(handle.Aws(url, parent), mark := new_mark())
+        os.kill(int(pid) if victim == "server" else parent.pid, signal.SIGKILL)
+        until(lambda: sleeping(mark) == [] and not state.exists() and not _is_alive(pid))
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def _run_sleepers(aws: handle.Aws, mark: str) -> None:
+    script = f"setsid sleep {mark} & sleep {mark}".encode()
+    aws.client("s3").put_object(Bucket=aws.bucket(), Key="job/code/run.sh", Body=script)
+    aws.client("sagemaker").create_training_job(**request_of("job"))
+    until(lambda: len(sleeping(mark)) == 2)
+
+
+def new_mark() -> str:
+    """Return seconds to sleep that nobody else on this machine sleeps: other runs of this test may be under way."""
+    return str(random.randint(10**6, 10**8))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Wait until it holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.05)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # a zombie has none
+    except OSError:
+        return False
+
+
+def sleeping(mark: str) -> list[str]:
+    """Return the processes anywhere on the machine that sleep for so long."""
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _command(path) == f"sleep\0{mark}\0"]
+
+
+def _command(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
