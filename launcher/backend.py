@@ -175,10 +175,13 @@ class Backend(Protocol):
     def state(self, ref: JobRef) -> State:
         """Return what the platform says of the job. Raises UnreachableError."""
 
-    def logs(self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
         """Return the lines after the cursor, at most a page of them, in each stream's own order.
 
-        With `ranks` only theirs: without what the nodes themselves say.
+        With `ranks` only theirs: without what the nodes themselves say. `now`: none is held back for the sake of
+        earlier ones of other nodes, which may come later.
         """
 
     def pace(self, ref: JobRef) -> Pace:

@@ -12,7 +12,7 @@ from typing import Any
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.describe import as_lines
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, exit_code
 from cloudtrain.launcher.lastword import LastWord
 from cloudtrain.launcher.logs import View
 from cloudtrain.launcher.refresh import refresh
@@ -42,27 +42,31 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
 
 
 def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> dict[str, Any] | None:
-    """Print the lines that are there now, the last `tail` of them if given; return where they end."""
+    """Print the lines that are there now, the last `tail` of them if given; return where they end.
+
+    Those of a job that runs up to this moment: more may come faster than they can be read.
+    """
     if attempt.ref is None:
         return None
     backend = backends.load(job.backend)
     pace = backend.pace(attempt.ref)
     last: deque[str] = deque(maxlen=tail)
     cursor: dict[str, Any] | None = None
-    end_s = time.monotonic() + PATIENCE_S
+    begin_s, end_s = time.time(), time.monotonic() + PATIENCE_S
     while True:
-        page = backend.logs(attempt.ref, cursor, view.ranks)
+        page = backend.logs(attempt.ref, cursor, view.ranks, now=True)
         cursor = page.cursor
         lines = [view.show(line) for line in page.lines if view.wants(line)]
         if tail is None:
             print_lines(lines)
         else:
             last.extend(lines)
-        if page.lines:
+        is_past = bool(page.lines) and attempt.state.state in ACTIVE and page.lines[-1].time_s > begin_s
+        if page.lines and not is_past:
             end_s = time.monotonic() + PATIENCE_S
-        elif page.is_clean or time.monotonic() > end_s:
+        elif is_past or page.is_clean or time.monotonic() > end_s:
             print_lines(list(last))
-            if not page.is_clean:
+            if not page.is_clean and not is_past:
                 say("some lines could not be read: the backend refuses them for now")
             return cursor
         else:

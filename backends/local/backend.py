@@ -131,8 +131,10 @@ def state(ref: JobRef) -> State:
     )
 
 
-def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
-    """Return the lines after the cursor."""
+def logs(
+    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
+    """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
     return logfiles.page(Path(ref["folder"]), ref["nodes"], cursor, ranks)
 
 

@@ -107,11 +107,14 @@ def state(ref: JobRef) -> State:
     return status.state_of(described, ref["limit_reason"], has_checkpoint=has_checkpoint)
 
 
-def logs(ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None) -> LogPage:
+def logs(
+    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
     """Return the lines after the cursor."""
     only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
     connect = partial(aws.client, aws.Access.of(ref), "logs")
-    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only)
+    is_alone = now or ref["nodes"] == 1 or (only is not None and len(only) == 1)
+    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0 if is_alone else streams.HOLD_S)
     if ranks is None:
         return page
     return page.only(ranks)

@@ -18,7 +18,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 
-__all__ = ["GROUP", "page"]
+__all__ = ["GROUP", "HOLD_S", "page"]
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 HOLD_S = 2.0  # how long a line waits for earlier ones of other hosts
@@ -73,6 +73,7 @@ def page(
     nodes: int,
     cursor: dict[str, Any] | None,
     only: frozenset[int] | None = None,
+    hold_s: float = HOLD_S,
     clock: Callable[[], float] = time.time,
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, as far as they can be put in order yet.
@@ -81,11 +82,10 @@ def page(
     UnreachableError where nothing could be read at all; where only some streams could not, the page is not clean.
     """
     tail = _Tail.load(cursor)
-    is_alone = nodes == 1 or (only is not None and len(only) == 1)
     for _ in range(EMPTY_PAGES):
         now_s = clock()
         failed = _read_round(connect, job, tail, only, now_s)
-        lines = list(_release(tail, failed, now_s, 0.0 if is_alone else HOLD_S))
+        lines = list(_release(tail, failed, now_s, hold_s))
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
         if lines or failed or all(s.at_end or s.caught_up for s in open_streams):
             break

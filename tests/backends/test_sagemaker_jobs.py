@@ -1,0 +1,179 @@
+"""Whole jobs on SageMaker's stand-in: real containers, torchrun, gloo; trained, interrupted, stopped, followed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles.aws.handle import ROLE, Aws
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = """
+import time, torch
+def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        g = torch.Generator().manual_seed(i)
+        x = torch.randn(8, generator=g)
+        return x, x.sum(0, keepdim=True)
+def dataset(params, split): return Data() if split == "train" else None
+def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""  # noqa: E501
+CONFIG = f"""\
+name: j
+backend: sagemaker
+task: task.py
+env: {{OMP_NUM_THREADS: "1"}}
+resources: {{instances: 2, instance_type: ml.g5.xlarge, spot: true}}
+distributed: {{nproc_per_node: 1}}
+training:
+  strategy: ddp
+  precision: fp32
+  global_batch_size: 16
+  max_steps: 100
+  optimizer: {{name: adamw, lr: 1e-2}}
+  log_every: 10
+  seed: 3
+checkpoint: {{every_steps: 10, keep: 3}}
+limits: {{max_duration: 1h}}
+sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
+"""
+
+
+@pytest.fixture
+def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """Return an account with role and bucket, where the command finds it."""
+    for key, value in aws.environ.items():
+        monkeypatch.setenv(key, value)
+    aws.role()
+    aws.bucket()
+    aws.settings(stop_grace_s=30, interrupt_grace_s=20)
+    return aws
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a project's folder."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "cloudtrain.yaml").write_text(CONFIG)
+    return folder
+
+
+def events(lines: str, name: str) -> list[dict[str, Any]]:
+    """Return the events of that name among lines as `logs --json` prints them."""
+    told = (json.loads(line).get("event") for line in lines.splitlines())
+    return [event for event in told if event and event["e"] == name]
+
+
+def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
+    """Return what the job has exported, fetched as a user would."""
+    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
+    assert fetched.code == 0, fetched.stderr
+    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
+    """The README's example on two instances: 97 % of what it has not seen, and the weights come home."""
+    shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
+    more = ("resources.accelerators=null", "budget=null", "sagemaker.region=us-east-1", "env={OMP_NUM_THREADS: '1'}")
+    given = [part for setting in (*more, "sagemaker.bucket=cloudtrain-tests") for part in ("--set", setting)]
+    command = ("submit", "-y", "--name", "digits", "--backend", "sagemaker", "--instances", "2", *given)
+    done = cli(*command, "--instance-type", "ml.m5.xlarge", cwd=tmp_path / "digits", timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    status = cli("status", "digits", "--json").json
+    assert status["metrics"]["accuracy"] >= 0.97
+    assert (status["step"], status["state"]) == (500, "succeeded")
+    assert weights(cli, "digits", tmp_path)
+
+
+def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
+    """Machines are taken away mid-run, others take over from S3: the same weights, bit for bit, and every step once."""
+    assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
+    assert cli("submit", "-d", "-y", "--name", "broken", cwd=folder).code == 0
+    wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
+    account.interrupt("broken-1")
+    done = cli("logs", "-f", "broken", timeout_s=200)
+    status = cli("status", "broken", "--json").json
+    assert (done.code, status["state"], status["restarts"]) == (0, "succeeded", 1), done.stdout + done.stderr
+    lines = cli("logs", "broken", "--json", "--raw").stdout
+    [again] = events(lines, "restart")
+    assert again["step"] >= 20
+    one, other = weights(cli, "whole", folder), weights(cli, "broken", folder)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    undisturbed = {e["step"]: e["loss"] for e in events(cli("logs", "whole", "--json", "--raw").stdout, "step")}
+    assert {e["step"]: e["loss"] for e in events(lines, "step")} == undisturbed
+    assert len({e["step"] for e in events(lines, "step")}) == 10
+
+
+def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
+    """kill -9 of `logs -f` under a CloudWatch that stumbles and lags: the next one has all, in order, and the code."""
+    account.settings(log_lag_s=2.0)
+    account.fault("GetLogEvents", "throttle", every=5)
+    account.fault("GetLogEvents", "empty", every=7)
+    account.fault("DescribeLogStreams", "500", every=3)
+    (folder / "train.py").write_text(
+        "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
+        "    time.sleep(0.001)\n"
+    )
+    text = CONFIG.replace("task: task.py", "script: train.py")
+    (folder / "cloudtrain.yaml").write_text(text[: text.index("training:")] + text[text.index("limits:") :])
+    process = cli.start("submit", "-y", "--name", "lines", cwd=folder)
+    wait_until(lambda: "line 1 100" in cli("logs", "lines").stdout, 100, 0.3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = cli("logs", "-f", "lines", timeout_s=200)
+    for rank in (0, 1):
+        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
+        assert numbers == list(range(3000))
+    assert done.code == 0
+
+
+def test_job_that_only_the_platform_ends(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
+    """The time limit holds at SageMaker, with everything of ours dead: saved, resumable, and resume goes on."""
+    text = CONFIG.replace("limits: {max_duration: 1h}", "limits: {max_duration: 14s}").replace(
+        "max_steps: 100", "max_steps: 3000"
+    )
+    (folder / "cloudtrain.yaml").write_text(text)
+    assert cli("submit", "-d", "-y", "--name", "capped", cwd=folder).code == 0
+    account.wait("capped-1", timeout_s=60)
+    status = cli("status", "capped", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), status
+    step = status["step"]
+    given = ("--set", "limits.max_duration=1h", "--set", f"training.max_steps={step + 40}")
+    done = cli("resume", "capped", "-y", *given, timeout_s=200)
+    assert done.code == 0, done.stdout + done.stderr
+    [again] = events(cli("logs", "capped", "--json", "--raw").stdout, "restart")
+    assert again["step"] >= step
+
+
+def test_rank_that_is_killed_restarts_inside(cli: Any, account: Aws, folder: Path) -> None:
+    """A rank that is killed restarts inside its container; nobody submits anything again."""
+    kill = """\
+import os, signal
+calls = []
+def loss(model, batch):
+    calls.append(1)
+    if os.environ["RANK"] == "1" and os.environ["CLOUDTRAIN_RESTART"] == "0" and len(calls) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    (folder / "task.py").write_text(TASK.replace("def loss(model, batch):", kill + "   "))
+    done = cli("submit", "-y", "--name", "hurt", cwd=folder, timeout_s=200)
+    status = cli("status", "hurt", "--json").json
+    assert (done.code, status["state"], status["step"]) == (0, "succeeded", 100), done.stdout + done.stderr
+    assert len(account.journal("CreateTrainingJob")) == 1
+    [again] = events(cli("logs", "hurt", "--json", "--raw").stdout, "restart")
+    assert (again["restarts"], again["step"] >= 10) == (1, True)
