@@ -6,9 +6,7 @@ import copy
 import json
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError
+from doubles.aws.handle import Aws
 
 HERE = Path(__file__).parent
 CAPTURED = sorted((HERE / "captured").glob("sagemaker_*.json"))
@@ -367,53 +366,26 @@ def test_what_is_rendered_passes(render: Render, **drawn: Any) -> None:
     assert backend.check(render(text, *overrides)) == []
 
 
-@pytest.fixture
-def aws() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Listen as SageMaker's endpoint; yield its address, and the requests that came."""
-    came: list[dict[str, Any]] = []
-
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            came.append({"target": self.headers["X-Amz-Target"], "body": json.loads(body)})
-            answer = json.dumps({"TrainingJobArn": f"arn:aws:sagemaker:us-west-2:123456789012:training-job/{'x'}"})
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", came
-        server.shutdown()
-        thread.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [PLAIN, EVERYTHING, TOOLKIT], ids=["plain", "everything", "toolkit"])
-def test_dry_run_is_what_the_aws_cli_sends(text: str, cli: Any, tmp_path: Path, aws: Any) -> None:
-    """`submit --dry-run -o DIR`: the real `aws` takes the file and sends just that."""
+def test_dry_run_is_what_the_aws_cli_sends(text: str, cli: Any, tmp_path: Path, aws: Aws) -> None:
+    """`submit --dry-run -o DIR`: the real `aws` takes the file, and a SageMaker that checks by the whole model does."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(text)
     dry = cli("submit", "--dry-run", "-o", "out", cwd=tmp_path)
     assert dry.code == 0, dry.stderr
     assert "dry run: nothing was sent" in dry.stderr
-    endpoint, came = aws
-    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_CONFIG_FILE": "none"}
-    command = ["sagemaker", "create-training-job", "--region", "us-west-2", "--endpoint-url", endpoint]
+    aws.settings(execute=False)
+    command = ["sagemaker", "create-training-job", "--region", "us-west-2"]
     sent = subprocess.run(
         [Path(sys.executable).with_name("aws"), *command, "--cli-input-json", "file://out/create-training-job.json"],
         cwd=tmp_path,
-        env={**cli.environment(), **keys},
+        env={**cli.environment(), **aws.environ},
         capture_output=True,
         text=True,
         check=False,
     )
     assert sent.returncode == 0, sent.stderr
-    assert came == [{"target": "SageMaker.CreateTrainingJob", "body": dry.json}]
+    [call] = aws.journal("CreateTrainingJob")
+    assert (call["params"], call["outcome"]) == (dry.json, "ok")
