@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +22,30 @@ COMMAND = str(Path(sys.executable).with_name("cloudtrain"))
 
 @dataclass(frozen=True)
 class Sandbox:
-    """`home` is CLOUDTRAIN_HOME of everything that runs in it, `folder` the project."""
+    """`home` is CLOUDTRAIN_HOME of everything that runs in it, `folder` the project, `more` further variables."""
 
     home: Path
     folder: Path
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         """Return the user's environment, with the private home and a thread a rank."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith("CLOUDTRAIN_")}
-        return {**clean, "CLOUDTRAIN_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
+        return {**clean, **self.more, "CLOUDTRAIN_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """Start a command line; its output is in pipes."""
         return self.start_program([COMMAND, *args])
 
-    def start_program(self, command: list[str]) -> subprocess.Popen[str]:
+    def start_program(self, command: list[str], stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         """Start any program in the sandbox."""
         return subprocess.Popen(
             command,
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -94,11 +95,11 @@ class Sandbox:
 
 
 @contextmanager
-def sandbox() -> Iterator[Sandbox]:
+def sandbox(more: Mapping[str, str] | None = None) -> Iterator[Sandbox]:
     """Give a fresh sandbox; then stop its jobs, kill what is left, remove its folders."""
     root = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     (root / "project").mkdir()
-    box = Sandbox(root / "home", root / "project")
+    box = Sandbox(root / "home", root / "project", more or {})
     try:
         yield box
     finally:

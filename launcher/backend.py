@@ -115,8 +115,8 @@ class LogLine:
 class LogPage:
     """Lines, and where the next page begins: a cursor is JSON, so that a stream can be taken up again later.
 
-    Not `is_clean`: some lines that are there could not be read, or put in order, yet. `is_complete`: where the job is
-    over, no more can come.
+    `is_clean`: there are no lines, and since the last such page every stream was read to its end. `is_complete`: where
+    the job is over, no more can come.
     """
 
     lines: list[LogLine]

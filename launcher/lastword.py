@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloudtrain.launcher.backend import LogPage, Pace
 
 __all__ = ["LastWord"]
 
-CLEAN_ROUNDS = 2  # seconds alone would take a back-off for silence
+CLEAN_PAGES = 2  # after the silence: between them everything was read anew. Seconds alone would count a back-off
 LONG_OVER_S = 60.0  # since its end: then nothing is on its way any more
 
 
@@ -19,18 +19,16 @@ class LastWord:
 
     pace: Pace
     ended_s: float | None
-    rounds: int = 0
-    quiet_since_s: float | None = None
+    pages: int = 0
+    quiet_since_s: float = field(default_factory=time.monotonic)
 
     def has_come(self, page: LogPage) -> bool:
         """Take in one more page; return whether it was the last."""
-        now_s = time.monotonic()
+        if page.lines:
+            self.pages, self.quiet_since_s = 0, time.monotonic()
         if page.lines or not page.is_clean:
-            self.rounds, self.quiet_since_s = 0, None
             return False
-        if page.is_complete:
-            return True
-        self.rounds += 1
-        self.quiet_since_s = now_s if self.quiet_since_s is None else self.quiet_since_s
         is_old = self.ended_s is not None and time.time() - self.ended_s > LONG_OVER_S
-        return self.rounds >= CLEAN_ROUNDS and now_s - self.quiet_since_s >= (0.0 if is_old else self.pace.late_s)
+        if is_old or time.monotonic() - self.quiet_since_s >= self.pace.late_s:
+            self.pages += 1
+        return page.is_complete or self.pages >= CLEAN_PAGES

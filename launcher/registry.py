@@ -196,6 +196,10 @@ class Registry:
         only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
         return self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
 
+    def with_key(self, key: str) -> Job | None:
+        """Return the job that has the idempotency key."""
+        return next(iter(self._select("AND jobs.idempotency_key = ?", key)), None)
+
     def attempt(self, job: Job, number: int) -> Attempt:
         """Return an earlier attempt. Raises NoSuchJobError."""
         rows = self._execute(

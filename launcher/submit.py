@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry, this_process
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def send(
     """
     secrets = _secrets(prepared.config, environ)
     config = prepared.config
+    if key is not None and (known := registry.with_key(key)) is not None:
+        refresh(registry, known)  # where a submit has died and sent nothing, the key is free again
 
     def make(job_id: str, number: int) -> Job:
         request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)

@@ -25,7 +25,7 @@ HOLD_S = 2.0  # how long a line waits for earlier ones of other hosts
 LIST_S = 10.0  # between two looks for further streams: a restart brings new ones
 SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
 EMPTY_PAGES = 50  # in a row and in one call; an empty page is not the end of a stream
-PAGE_EVENTS = 10_000  # the most that CloudWatch gives at once
+PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # the most that CloudWatch gives at once
 
 _STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
 _TAG = re.compile(r"\[(\d+)\] ")  # of entrypoints/pump.py
@@ -33,15 +33,15 @@ _TAG = re.compile(r"\[(\d+)\] ")  # of entrypoints/pump.py
 
 @dataclass
 class _Stream:
-    """One stream's place in the cursor. `at_end`: its last read gave the same token again; `quiet_s`: since when."""
+    """One stream's place in the cursor. `at_end`: since its last line, or the last clean page, its end was seen."""
 
     node: int
     epoch: int
     token: str | None = None
     last_ms: int = 0
     at_end: bool = False
-    caught_up: bool = False  # its last page was not full
-    quiet_s: float | None = None
+    caught_up: bool = False  # its last page with lines was not full
+    quiet_s: float | None = None  # since when it has no new line
     has_ended: bool = False  # its container has said its last word
     is_closed: bool = False
 
@@ -87,12 +87,16 @@ def page(
         failed = _read_round(connect, job, tail, only, now_s)
         lines = list(_release(tail, failed, now_s, hold_s))
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
-        if lines or failed or all(s.at_end or s.caught_up for s in open_streams):
+        if lines or failed or all(s.caught_up for s in open_streams):
             break
-    is_clean = not failed and not tail.held and all(s.at_end for s in open_streams)
+    # Not all at once: of many hosts one is always between two ends, or cannot be read just now.
+    is_clean = not lines and not tail.held and now_s - tail.listed_s <= LIST_S and all(s.at_end for s in open_streams)
     wanted = set(range(nodes)) if only is None else only & set(range(nodes))
     newest = {s.node: s for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
     is_complete = is_clean and all(node in newest and newest[node].has_ended for node in wanted)
+    if is_clean:
+        for stream in open_streams:
+            stream.at_end = False
     return LogPage(lines, tail.dump(), is_clean=is_clean, is_complete=is_complete)
 
 
@@ -151,8 +155,11 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, n
     answer = _call(connect, "get_log_events", {**query, "limit": PAGE_EVENTS}, "read the log")
     found = answer.get("events", [])
     token = answer.get("nextForwardToken")
-    stream.at_end = token is None or token == stream.token
-    stream.caught_up = stream.at_end or 0 < len(found) < PAGE_EVENTS // 2
+    is_end = token is None or token == stream.token
+    stream.at_end = is_end or (stream.at_end and not found)
+    if found or is_end:  # an empty page that is not the end tells nothing
+        size = sum(len(event["message"]) for event in found)
+        stream.caught_up = is_end or (len(found) < PAGE_EVENTS // 2 and size < PAGE_BYTES // 2)
     stream.token = token
     for event in found:
         text = str(event["message"])

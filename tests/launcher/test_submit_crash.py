@@ -124,6 +124,20 @@ def test_submit_with_a_key_killed_before_the_answer_is_not_sent_twice(
 
 
 @pytest.mark.slow
+def test_key_of_a_submit_that_died_and_sent_nothing_is_free(
+    cli: Any, project: Callable[..., Path], idle_python: Path
+) -> None:
+    """A script that tries again with the same key gets a job, though nobody has looked at the list in between."""
+    folder = project(f"local: {{python: {idle_python}}}\n")
+    command = [sys.executable, "-c", DRIVER, *STEPS["before the starter"][:2], "submit", "-d", "--idempotency-key", "k"]
+    subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, check=False)
+    again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
+    assert (again.code, again.json["new"]) == (0, True)
+    assert len(cli("list", "--json", "--active").json["jobs"]) == 1
+    assert cli("stop", "last", "--now", "-y").code == 0
+
+
+@pytest.mark.slow
 def test_submits_at_once_are_distinct_jobs(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
     """Eight processes, one config: eight jobs in the list, eight attempts on disk, one bundle."""
     folder = project(f"local: {{python: {idle_python}}}\n")
