@@ -1,4 +1,4 @@
-"""Everything that `make bench` promises: start-up, first step, many submits, killed submits, killed workers.
+"""Everything that `make bench` promises: start-up, first step, many submits, killed submits, killed workers, SageMaker.
 
 Timings are ratios and processor seconds, so that they mean something on a busy machine. A count that is wrong makes
 the exit code 1; a timing that misses its target is only said.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import aws_jobs
 import crash
 import fanout
 import faults
@@ -19,8 +20,9 @@ import startup
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    for benchmark in (startup, first_step, fanout, crash, restart, faults):
-        report = benchmark.run()
+    local = (startup, first_step, fanout, crash, restart, faults)
+    for run in (*(benchmark.run for benchmark in local), aws_jobs.cost, aws_jobs.submits, aws_jobs.lines):
+        report = run()
         report.show()
         sys.stdout.flush()
         failed = failed or report.failed

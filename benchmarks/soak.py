@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import aws_jobs
 import crash
 import fanout
 import faults
@@ -18,7 +19,8 @@ def _faults() -> Report:
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults):
+    aws = (lambda: aws_jobs.submits(200), lambda: aws_jobs.lines(100_000), lambda: aws_jobs.causes(10))
+    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults, *aws):
         report = benchmark()
         report.show()
         sys.stdout.flush()

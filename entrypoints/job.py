@@ -169,7 +169,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
         "dataset_fingerprint": fingerprint,
     }
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
-    second = mirror.open_mirror(spec.checkpoint.mirror)
+    second = mirror.open_mirror(mirror.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)

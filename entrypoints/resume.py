@@ -116,7 +116,7 @@ def _owe_the_mirror(job: Job, found: folders.Found) -> None:
     if job.place.is_head:
         with contextlib.suppress(OSError):
             published = mirror.latest(job.mirror, job.folder)
-            lacks = published is None or published[0] != found.step
+            lacks = published != found.step
     if exchange.share(lacks):
         job.uploader.owe(found.path, list(found.files) if job.place.is_head else [])
 
@@ -205,12 +205,7 @@ def _fetch_newer(job: Job) -> None:
     own = folders.list_steps(job.folder)
     try:
         published = mirror.latest(job.mirror, job.folder)
-        if published is not None and published[1] != job.spec.job:
-            raise TaskError(
-                f"the mirror {job.spec.checkpoint.mirror} is of the job {published[1]}, this one is {job.spec.job}; "
-                "give this job a mirror of its own"
-            )
-        if published is not None and (not own or published[0] > own[0][0]):
+        if published is not None and (not own or published > own[0][0]):
             mirror.fetch(job.mirror, job.folder)
     except OSError as error:
         if not own:

@@ -26,6 +26,7 @@ LIST_S = 10.0  # between two looks for further streams: a restart brings new one
 SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
 EMPTY_PAGES = 50  # in a row and in one call; an empty page is not the end of a stream
 PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # the most that CloudWatch gives at once
+ROUND_EVENTS, FEWEST_EVENTS = 20_000, 500  # of all streams together, and of each at least: memory is bounded by it
 
 _STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
 _TAG = re.compile(r"\[(\d+)\] ")  # of entrypoints/pump.py
@@ -117,13 +118,14 @@ def _read_round(
         except UnreachableError as error:
             failed[""] = error
     waiting = {node for _, _, _, node, _ in tail.held}
+    limit = min(PAGE_EVENTS, max(FEWEST_EVENTS, ROUND_EVENTS // max(1, len(tail.streams))))
     for name, stream in tail.streams.items():
         # What is held of a stream that has more must go first: so no more than a page of each is ever held.
         if stream.is_closed or (stream.node in waiting and not stream.caught_up):
             continue
         calls += 1
         try:
-            _read(connect, name, stream, tail, now_s)
+            _read(connect, name, stream, tail, limit, now_s)
         except UnreachableError as error:
             failed[name] = error
     if failed and len(failed) == calls:
@@ -148,18 +150,18 @@ def _list(connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int
         token = {"nextToken": answer["nextToken"]}
 
 
-def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, now_s: float) -> None:
+def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, limit: int, now_s: float) -> None:
     query: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": name, "startFromHead": True}
     if stream.token is not None:
         query["nextToken"] = stream.token
-    answer = _call(connect, "get_log_events", {**query, "limit": PAGE_EVENTS}, "read the log")
+    answer = _call(connect, "get_log_events", {**query, "limit": limit}, "read the log")
     found = answer.get("events", [])
     token = answer.get("nextForwardToken")
     is_end = token is None or token == stream.token
     stream.at_end = is_end or (stream.at_end and not found)
     if found or is_end:  # an empty page that is not the end tells nothing
         size = sum(len(event["message"]) for event in found)
-        stream.caught_up = is_end or (len(found) < PAGE_EVENTS // 2 and size < PAGE_BYTES // 2)
+        stream.caught_up = is_end or (len(found) < limit // 2 and size < PAGE_BYTES // 2)
     stream.token = token
     for event in found:
         text = str(event["message"])

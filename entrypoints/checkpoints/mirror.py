@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["LATEST", "MODULES", "Mirror", "fetch", "latest", "open_mirror"]
+__all__ = ["LATEST", "MODULES", "Mirror", "fetch", "latest", "of_job", "open_mirror"]
 
 LATEST = "latest.json"
 # Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A further store adds its line, here and in
@@ -83,11 +83,13 @@ def open_mirror(uri: str | None) -> Mirror | None:
     return make(uri)
 
 
-def latest(source: Mirror, folder: Path) -> tuple[int, str] | None:
-    """Return the step that is published and the job it is of, None without one. `folder` is for a moment's file.
+def of_job(uri: str | None, job: str) -> str | None:
+    """Return a job's own place below the configured one: the next submit of the same file is another job."""
+    return None if uri is None else f"{uri.rstrip('/')}/{job}"
 
-    Raises OSError.
-    """
+
+def latest(source: Mirror, folder: Path) -> int | None:
+    """Return the step that is published, None without one. `folder` is for a moment's file. Raises OSError."""
     notice = folder / f".{LATEST}"
     try:
         source.get(LATEST, notice)
@@ -95,7 +97,7 @@ def latest(source: Mirror, folder: Path) -> tuple[int, str] | None:
         return None
     told = json.loads(notice.read_text())
     notice.unlink()
-    return int(told["step"]), str(told["job"])
+    return int(told["step"])
 
 
 def fetch(source: Mirror, folder: Path) -> Path | None:
@@ -106,7 +108,7 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
     found = latest(source, folder)
     if found is None:
         return None
-    name = folders.step_name(found[0])
+    name = folders.step_name(found)
     target = folder / name
     if (target / folders.MANIFEST).exists():
         return target

@@ -157,8 +157,7 @@ def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:
 
 def _publish(to: Mirror, path: Path) -> None:
     notice = path.parent / f".{LATEST}.{os.getpid()}"
-    job = json.loads((path / folders.TRAINER).read_text()).get("job", "")
-    notice.write_text(json.dumps({"path": path.name, "step": int(path.name[5:]), "job": job}))
+    notice.write_text(json.dumps({"path": path.name, "step": int(path.name[5:])}))
     try:
         to.put(notice, LATEST)
     finally:

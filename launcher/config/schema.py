@@ -147,9 +147,9 @@ class Checkpoint(Section):
     )
     mirror: Text | None = Field(
         None,
-        description="A second place to which each rank copies finished checkpoints: a folder, or s3://BUCKET/PREFIX; "
-        "one for each job. A job whose own are gone goes on from there.",
-        examples=["/mnt/nas/digits", "s3://bucket/mirror/digits"],
+        description="A second place to which each rank copies finished checkpoints: a folder, or s3://BUCKET/PREFIX, "
+        "below which each job has its own. A job whose own are gone goes on from there.",
+        examples=["/mnt/nas/mirror", "s3://bucket/mirror"],
     )
     uri: Text | None = Field(
         None,

@@ -591,16 +591,16 @@ def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
     mirror = {"mirror": str(tmp_path / "second"), "keep": 2}
     stopped = run(tmp_path, ranks=1, do="term:0:50", checkpoint=mirror)
     step = stopped.only("preempt")["step"]
-    assert len(list((tmp_path / "second").glob("step-*/manifest.json"))) == 2
+    assert len(list((tmp_path / "second/test").glob("step-*/manifest.json"))) == 2
     for shard in (tmp_path / "checkpoints").glob("step-*/shard-*"):
         shard.write_bytes(shard.read_bytes()[:-1])
     again = run(tmp_path, ranks=1, checkpoint=mirror)
     assert again.only("restart")["step"] == step
     shutil.rmtree(tmp_path / "second")  # as if the last start had been killed before its upload
     assert run(tmp_path, ranks=1, checkpoint=mirror).code == 0
-    assert (tmp_path / "second/step-00000016/manifest.json").exists()
-    other = run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror)
-    assert "is of the job test, this one is other; give this job a mirror of its own" in other.errors
+    assert (tmp_path / "second/test/step-00000016/manifest.json").exists()
+    assert run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror).only("start")["step"] == 0
+    assert (tmp_path / "second/other/step-00000016/manifest.json").exists()
 
 
 # Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
@@ -629,7 +629,7 @@ def test_killed_run_resumes_from_a_bucket_to_the_bit(
     fates = ["drop", None, None, None, None, ("503 Slow Down", "SlowDown"), None, None, None, None]
     bucket.fate = lambda method, path: fates[next(seen) % 10]
     settings: dict[str, Any] = {"strategy": strategy, "checkpoint": {"mirror": bucket.uri("a/b"), "every_steps": 10}}
-    env = {"MIRROR": bucket.uri("a/b")}
+    env = {"MIRROR": bucket.uri("a/b/test")}
     killed = run(tmp_path, do="kill:1:26", text=PATIENT, env=env, **settings)
     assert killed.code != 0
     shutil.rmtree(tmp_path / "checkpoints")
@@ -646,7 +646,7 @@ def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None
     done = run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
     assert done.code == 0, done.errors
     sent = [step for step, fault in done.values("checkpoint", "mirror_fault").items() if fault is None]
-    names = s3.mirror(bucket.uri("a")).names("step-")
+    names = s3.mirror(bucket.uri("a/test")).names("step-")
     assert {int(name[5:13]) for name in names} == set(sorted(sent)[-2:])
     assert max(sent) == 16
     assert sum(name.endswith("manifest.json") for name in names) == len(sorted(sent)[-2:])
