@@ -64,7 +64,8 @@ def main(argv: list[str]) -> int:
         for helper in helpers:
             helper.finish()
     # Whoever follows the log knows by it that nothing more will come.
-    events.emit("end", f"node {told['node']} has ended", node=told["node"])
+    is_final = verdict.get("reason") != "preempted"  # else the platform may start the job on other machines
+    events.emit("end", f"node {told['node']} has ended", node=told["node"], final=is_final)
     return _leave(failure, verdict)
 
 

@@ -23,6 +23,7 @@ __all__ = ["GROUP", "HOLD_S", "page"]
 GROUP = "/aws/sagemaker/TrainingJobs"
 HOLD_S = 2.0  # how long a line waits for earlier ones of other hosts
 LIST_S = 10.0  # between two looks for further streams: a restart brings new ones
+SUCCESSOR_S = 5.0  # from a container's last word until its successor's stream would be there
 SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
 EMPTY_PAGES = 50  # in a row and in one call; an empty page is not the end of a stream
 PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # the most that CloudWatch gives at once
@@ -43,7 +44,8 @@ class _Stream:
     at_end: bool = False
     caught_up: bool = False  # its last page with lines was not full
     quiet_s: float | None = None  # since when it has no new line
-    has_ended: bool = False  # its container has said its last word
+    ended_s: float | None = None  # since when its container's last word is known
+    is_final: bool = False  # no other container takes over after that word
     is_closed: bool = False
 
 
@@ -83,37 +85,37 @@ def page(
     UnreachableError where nothing could be read at all; where only some streams could not, the page is not clean.
     """
     tail = _Tail.load(cursor)
+    wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
     for _ in range(EMPTY_PAGES):
         now_s = clock()
-        failed = _read_round(connect, job, tail, only, now_s)
+        failed = _read_round(connect, job, tail, wanted, now_s)
         lines = list(_release(tail, failed, now_s, hold_s))
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
         if lines or failed or all(s.caught_up for s in open_streams):
             break
     # Not all at once: of many hosts one is always between two ends, or cannot be read just now.
     is_clean = not lines and not tail.held and now_s - tail.listed_s <= LIST_S and all(s.at_end for s in open_streams)
-    wanted = set(range(nodes)) if only is None else only & set(range(nodes))
     newest = {s.node: s for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
-    is_complete = is_clean and all(node in newest and newest[node].has_ended for node in wanted)
+    is_complete = is_clean and all(node in newest and _is_over(newest[node], now_s) for node in wanted)
+    if is_complete and tail.listed_s < now_s:  # a further life's streams may not be known yet
+        is_complete = not _list(connect, job, tail, wanted)
     if is_clean:
         for stream in open_streams:
             stream.at_end = False
     return LogPage(lines, tail.dump(), is_clean=is_clean, is_complete=is_complete)
 
 
-def _read_round(
-    connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int] | None, now_s: float
-) -> set[str]:
+def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int], now_s: float) -> set[str]:
     """Read one page of every stream that is due; return the names of those that could not be read, "" for their list.
 
     Raises UnreachableError where nothing could be read.
     """
     failed: dict[str, UnreachableError] = {}
     calls = 0
-    if not 0 <= now_s - tail.listed_s < LIST_S or not tail.streams:
+    if not 0 <= now_s - tail.listed_s < LIST_S or {stream.node for stream in tail.streams.values()} != wanted:
         calls += 1
         try:
-            _list(connect, job, tail, only)
+            _list(connect, job, tail, wanted)
             tail.listed_s = now_s
         except UnreachableError as error:
             failed[""] = error
@@ -134,8 +136,14 @@ def _read_round(
     return set(failed)
 
 
-def _list(connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int] | None) -> None:
-    token: dict[str, str] = {}
+def _is_over(stream: _Stream, now_s: float) -> bool:
+    """Return whether the container has said its last word, and had it been followed by another, that would be known."""
+    return stream.ended_s is not None and (stream.is_final or now_s - stream.ended_s >= SUCCESSOR_S)
+
+
+def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int]) -> bool:
+    """Take in the job's streams; return whether there are new ones. Raises UnreachableError."""
+    before, token = len(tail.streams), dict[str, str]()
     while True:
         query = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job}/", **token}
         answer = _call(connect, "describe_log_streams", query, "list the log streams")
@@ -143,10 +151,10 @@ def _list(connect: Callable[[], Any], job: str, tail: _Tail, only: frozenset[int
             name = found["logStreamName"]
             match = _STREAM.fullmatch(name)
             node = int(match[1]) - 1 if match else 0
-            if name not in tail.streams and (only is None or node in only):
+            if name not in tail.streams and node in wanted:
                 tail.streams[name] = _Stream(node, int(match[2]) if match else 0)
         if "nextToken" not in answer:
-            return
+            return len(tail.streams) > before
         token = {"nextToken": answer["nextToken"]}
 
 
@@ -167,15 +175,13 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         text = str(event["message"])
         fields = events.parse(text)[1] if events.MARK in text else None
         if fields is not None and fields["e"] == "end":
-            stream.has_ended = True
+            stream.ended_s, stream.is_final = now_s, bool(fields.get("final", True))
             continue
         # A host's own order is the stream's, whatever its clock does.
         stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
         tail.number += 1
         tail.held.append((stream.last_ms, tail.number, now_s, stream.node, text))
     stream.quiet_s = None if found else stream.quiet_s or now_s
-    if found:
-        stream.has_ended = stream.has_ended and (events.parse(str(found[-1]["message"]))[1] or {}).get("e") == "end"
 
 
 def _close_superseded(tail: _Tail, now_s: float) -> None:
@@ -183,7 +189,7 @@ def _close_superseded(tail: _Tail, now_s: float) -> None:
     newest = {s.node: s.epoch for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
     for stream in tail.streams.values():
         is_quiet = stream.at_end and stream.quiet_s is not None and now_s - stream.quiet_s > SUPERSEDED_S
-        if stream.epoch < newest[stream.node] and (is_quiet or (stream.at_end and stream.has_ended)):
+        if stream.epoch < newest[stream.node] and (is_quiet or (stream.at_end and stream.ended_s is not None)):
             stream.is_closed = True
 
 

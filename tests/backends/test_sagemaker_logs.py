@@ -1,0 +1,216 @@
+"""Lines out of CloudWatch: none lost, none repeated, in order, by a cursor that is JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.sagemaker import aws as clients
+from cloudtrain.backends.sagemaker.logs import GROUP, page
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.errors import UnreachableError
+from doubles.aws.handle import REGION, Aws
+
+END = events.format_line("end", "node has ended", {})
+
+
+class Reader:
+    """Reads on from where it was, its cursor through JSON every time, by a clock of its own."""
+
+    def __init__(self, aws: Aws, nodes: int) -> None:
+        access = clients.Access(REGION, None, tuple((name, aws.url) for name in ("logs",)))
+        self.connect: Callable[[], Any] = lambda: clients.client(access, "logs")
+        self.nodes = nodes
+        self.cursor: dict[str, Any] | None = None
+        self.now_s = time.time()
+
+    def read(self, after_s: float = 0.0, **more: Any) -> LogPage:
+        """Return a page, so many seconds later."""
+        self.now_s += after_s
+        found = page(self.connect, "j-1", self.nodes, self.cursor, clock=lambda: self.now_s, **more)
+        self.cursor = json.loads(json.dumps(found.cursor))
+        return found
+
+    def all(self, rounds: int = 60) -> list[LogLine]:
+        """Return the lines until a clean page."""
+        found: list[LogLine] = []
+        for _ in range(rounds):
+            try:
+                one = self.read(3.0)
+            except UnreachableError:
+                continue
+            found += one.lines
+            if one.is_clean:
+                return found
+        raise AssertionError("no page was clean")
+
+
+@pytest.fixture
+def reader(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
+    """Return a function that makes a reader of a job of so many nodes."""
+    for key, value in aws.environ.items():
+        monkeypatch.setenv(key, value)
+    clients.renew()
+    return lambda nodes: Reader(aws, nodes)
+
+
+def write(aws: Aws, host: int, lines: list[str], at_s: float | None = None, epoch: int = 1) -> None:
+    """Write lines of a host, at a time in seconds."""
+    stamp = None if at_s is None else int(at_s * 1000)
+    aws.write_logs(GROUP, f"j-1/algo-{host}-{epoch}", messages=lines, timestamp=stamp)
+
+
+def texts(lines: list[LogLine]) -> list[str]:
+    """Return what was written."""
+    return [line.text for line in lines]
+
+
+def test_job_without_a_log_yet(reader: Any, aws: Aws) -> None:
+    """Neither the group nor a stream is there: no lines, and nothing is complete."""
+    found = reader(2).read()
+    assert (found.lines, found.is_clean, found.is_complete) == ([], True, False)
+    write(aws, 1, ["x"], at_s=1)
+    aws.write_logs(GROUP, "j-10/algo-1-1", messages=["another job's"])
+
+
+def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
+    """The rank is what the container has put in front; the node's own lines have none."""
+    write(aws, 2, ["[13] step", "boot: [7] x", "[x] y", ""], at_s=1_000_000.125)
+    aws.write_logs(GROUP, "j-10/algo-1-1", messages=["of another job"])
+    lines = reader(2).all()
+    assert [(line.text, line.rank) for line in lines if line.text] == [
+        ("step", 13),
+        ("boot: [7] x", None),
+        ("[x] y", None),
+    ]
+    assert {(line.node, line.time_s) for line in lines} == {(1, 1_000_000.125)}
+
+
+def test_hosts_are_merged_by_time_even_where_one_is_taken_in_later(reader: Any, aws: Aws) -> None:
+    """A line waits two seconds for earlier ones of others; without a wait it is there at once."""
+    tail = reader(2)
+    write(aws, 1, ["b"], at_s=tail.now_s - 0.5)
+    assert tail.read().lines == []
+    write(aws, 2, ["a"], at_s=tail.now_s - 1.0)
+    assert texts(tail.all()) == ["a", "b"]
+    write(aws, 1, ["c"], at_s=tail.now_s)
+    assert texts(tail.read(hold_s=0.0).lines) == ["c"]
+
+
+def test_hosts_own_order_is_kept_whatever_its_clock_does(reader: Any, aws: Aws) -> None:
+    """A clock that goes back moves no line before the one that was written first."""
+    write(aws, 1, ["1"], at_s=2000)
+    write(aws, 1, ["2"], at_s=1000)
+    write(aws, 2, ["other"], at_s=1500)
+    assert texts(reader(2).all()) == ["other", "1", "2"]
+
+
+def test_long_log_comes_in_pieces_whole_and_in_order(reader: Any, aws: Aws) -> None:
+    """Several hosts, each with more than a page, of short and of long lines; what is held stays small."""
+    for host in (1, 2, 3):
+        for number in range(30):
+            lines = [f"[{host - 1}] {number * 400 + n} {'x' * (1000 if host == 3 else 10)}" for n in range(400)]
+            write(aws, host, lines, at_s=1000 + number)
+    tail = reader(3)
+    found: list[LogLine] = []
+    while True:
+        one = tail.read()
+        found += one.lines
+        assert len(tail.cursor["held"]) <= 30_000
+        if one.is_clean:
+            break
+    assert [line.time_s for line in found] == sorted(line.time_s for line in found)
+    for node in range(3):
+        assert [int(line.text.split()[0]) for line in found if line.node == node] == list(range(12_000))
+
+
+def test_machine_that_replaces_another_goes_on_with_its_own_stream(reader: Any, aws: Aws) -> None:
+    """Found within ten seconds; the old stream is looked at no more once it is quiet."""
+    tail = reader(1)
+    write(aws, 1, ["before"], at_s=1000)
+    assert texts(tail.all()) == ["before"]
+    write(aws, 1, ["after"], at_s=2000, epoch=2)
+    tail.now_s += 10.0
+    assert texts(tail.all()) == ["after"]
+    tail.all()
+    tail.read(100.0)
+    tail.read(1.0)
+    before = len(aws.journal("GetLogEvents"))
+    tail.read(1.0)
+    asked = [call["params"]["logStreamName"] for call in aws.journal("GetLogEvents")[before:]]
+    assert set(asked) == {"j-1/algo-1-2"}
+
+
+def test_last_words_of_all_hosts_make_it_complete(reader: Any, aws: Aws) -> None:
+    """Nothing is waited for then; the words themselves are not shown. One machine's may be of its first life."""
+    tail = reader(2)
+    write(aws, 1, ["x", END], at_s=1000)
+    write(aws, 2, ["y", END], at_s=1000)
+    write(aws, 2, ["z"], at_s=1001, epoch=2)
+    assert texts(tail.all()) == ["x", "y", "z"]
+    assert not tail.read(3.0).is_complete
+    write(aws, 2, [END], at_s=1002, epoch=2)
+    assert [tail.read(3.0).is_complete for _ in range(2)] == [False, True]
+
+
+def test_word_of_a_container_that_was_taken_away_is_not_the_last(reader: Any, aws: Aws) -> None:
+    """Its successor's stream is looked for first, and waited for a moment."""
+    tail = reader(1)
+    write(aws, 1, ["x", events.format_line("end", "", {"final": False})], at_s=1000)
+    assert texts(tail.all()) == ["x"]
+    write(aws, 1, ["y"], at_s=1001, epoch=2)
+    found = [tail.read(6.0) for _ in range(2)]
+    assert [texts(one.lines) for one in found] == [[], ["y"]]
+    assert [one.is_complete for one in found] == [False, False]
+    write(aws, 1, [events.format_line("end", "", {"final": False})], at_s=1002, epoch=2)
+    assert [tail.read(3.0).is_complete for _ in range(4)] == [False, False, True, True]
+
+
+def test_only_the_hosts_of_some_ranks_are_read(reader: Any, aws: Aws) -> None:
+    """Following rank 0 of 64 hosts costs one read, not 64."""
+    for host in range(1, 5):
+        write(aws, host, [f"host {host}"], at_s=1000)
+    tail = reader(4)
+    assert texts(tail.read(only=frozenset({2}), hold_s=0.0).lines) == ["host 3"]
+    assert {call["params"]["logStreamName"] for call in aws.journal("GetLogEvents")} == {"j-1/algo-3-1"}
+
+
+@pytest.mark.parametrize("kind", ["throttle", "500", "drop", "empty", "expired"])
+def test_what_goes_wrong_loses_and_repeats_nothing(reader: Any, aws: Aws, kind: str) -> None:
+    """Each fault by itself, often; all together are `make soak`'s."""
+    for host in (1, 2):
+        write(aws, host, [f"{host} {n}" for n in range(500)], at_s=1000)
+    once = {"count": 3} if kind == "expired" else {"every": 2, "count": 20}
+    aws.fault(["GetLogEvents", "DescribeLogStreams"], kind, **once)
+    found = texts(reader(2).all())
+    assert sorted(found) == sorted(f"{host} {n}" for host in (1, 2) for n in range(500))
+    assert [text for text in found if text.startswith("2 ")] == [f"2 {n}" for n in range(500)]
+
+
+def test_host_that_cannot_be_read_does_not_silence_the_others(reader: Any, aws: Aws, monkeypatch: Any) -> None:
+    """Their lines come; the page is not clean; and where none can be read that is said."""
+    for host in (1, 2):
+        write(aws, host, [f"host {host}"], at_s=1000)
+    tail = reader(2)
+    real = tail.connect()
+
+    class OneBroken:
+        def describe_log_streams(self, **query: Any) -> Any:
+            return real.describe_log_streams(**query)
+
+        def get_log_events(self, **query: Any) -> Any:
+            return real.get_log_events(**{**query, "limit": 0 if "algo-1" in query["logStreamName"] else 10})
+
+    tail.connect = OneBroken  # AWS refuses a limit of 0
+    found = tail.read(3.0)
+    assert (texts(found.lines), found.is_clean) == (["host 2"], False)
+    tail.connect = lambda: real
+    assert texts(tail.all()) == ["host 1"]
+    aws.fault(["GetLogEvents", "DescribeLogStreams"], "error", code="AccessDeniedException", message="no logs for you")
+    with pytest.raises(UnreachableError, match="no logs for you"):
+        tail.read(20.0)
