@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,13 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         return {"started": True, "pids": pids}
 
 
-def supervise(spec: dict[str, Any], server: socket.socket | None, *, is_stopped: bool = False) -> dict[str, Any]:
+def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[int]) -> dict[str, Any]:
     """Supervise a node from this process, as a container's first one does; return how the job ended, as exit.json.
 
-    `is_stopped`: the signal to stop has come already.
+    `stops` are the signals to stop that came before.
     """
-    umask = os.umask(0o077)
-    Path(spec["root"]).mkdir(parents=True, exist_ok=True)
-    agent = Agent(spec, server, umask)
-    agent.terminated = is_stopped
-    agent.run()
+    agent = Agent(spec, server, os.umask(0o077))
+    agent.run(stops=stops)
     assert agent.ended is not None
     return agent.ended
 
@@ -160,9 +158,10 @@ class Agent:
         self.join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
         self.ended: dict[str, Any] | None = None  # what exit.json holds
 
-    def run(self, announce: int | None = None) -> None:
+    def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the end; say on the pipe `announce` that it has begun."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        self.terminated = bool(stops)
         durable.reserve(self.root / "reserve")
         self._write_state()
         if announce is not None:

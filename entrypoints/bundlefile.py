@@ -30,14 +30,25 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
         raise BundleError(f"{archive.name} is no archive that can be unpacked: {error}") from error
 
 
-def extract(archive: Path, folder: Path) -> list[Path]:
-    """Unpack an archive below the folder; return its files. Raises BundleError, TarError, EOFError, OSError."""
+def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> list[Path]:
+    """Unpack an archive below the folder; return its files. Raises BundleError, TarError, EOFError, OSError.
+
+    With `left_out`, a member that must not be unpacked is noted there, and the others are.
+    """
     links: set[PurePosixPath] = set()
     files: list[Path] = []
     with tarfile.open(archive, "r:gz") as tar:
         tar.extraction_filter = lambda member, _: member  # ours is _check: Python 3.11.3 and older have no filters
         for member in tar:
-            _check(member, links)
+            try:
+                _check(member, links)
+            except BundleError as error:
+                if left_out is None:
+                    raise
+                left_out.append(str(error))
+                continue
+            if (folder / member.name).is_symlink():  # what is there already must not be written through
+                (folder / member.name).unlink()
             member.mode &= 0o755
             member.uid = member.gid = 0
             member.uname = member.gname = ""

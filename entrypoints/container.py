@@ -20,15 +20,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import agent, events, peers, processes, secretstore
+from cloudtrain.entrypoints import agent, events, peers, processes, secretstore, usedtime
 from cloudtrain.entrypoints import node as nodes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 from cloudtrain.entrypoints.checkpoints.sweeper import Sweeper
 from cloudtrain.entrypoints.pump import Pump
+from cloudtrain.entrypoints.usedtime import Note
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
 
-FAILURE_BYTES, MESSAGE_BYTES = 1000, 300  # SageMaker passes on the first 1024 characters
+FAILURE_BYTES, MESSAGE_BYTES, TYPE_BYTES = 1000, 300, 80  # SageMaker passes on the first 1024 characters
+LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
 
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> int:
         spec = json.loads((root / argv[1]).read_text())
         failure = root / spec["places"]["failure"]
         told = _agent_spec(spec, root, nodes.identify({**os.environ, "CLOUDTRAIN_PLATFORM_ROOT": str(root)}))
+        (Path(told["root"]) / "log").mkdir(parents=True, exist_ok=True)
         _prefer_newer_driver()
         server = peers.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
     except (OSError, KeyError, ValueError, secretstore.SecretError) as error:
@@ -51,15 +54,14 @@ def main(argv: list[str]) -> int:
         print(words, file=sys.stderr, flush=True)
         cause = {"rank": None, "kind": "config", "message": words}
         return _leave(failure, {"state": "failed", "reason": "error", "error": cause, "resumable": False})
-    log = Path(told["root"]) / "log"
-    log.mkdir(parents=True, exist_ok=True)
-    helpers: list[Pump | Sweeper] = [Pump(log)]
-    if told["node"] == 0 and spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
-        helpers.append(Sweeper(Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec["places"]["copied_to"]))
+    helpers = _helpers(spec, told)
     for helper in helpers:
         helper.start()
     try:
-        verdict = agent.supervise(told, server, is_stopped=bool(stops))
+        verdict = agent.supervise(told, server, stops)
+    except OSError as error:  # a full disk
+        cause = {"rank": None, "kind": "lost", "message": f"the node cannot be supervised: {error}"}
+        verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
     finally:
         for helper in helpers:
             helper.finish()
@@ -69,14 +71,27 @@ def main(argv: list[str]) -> int:
     return _leave(failure, verdict)
 
 
+def _helpers(spec: dict[str, Any], told: dict[str, Any]) -> list[Pump | Sweeper | Note]:
+    """Return what runs beside the agent."""
+    found: list[Pump | Sweeper | Note] = [Pump(Path(told["root"]) / "log")]
+    if told["node"] != 0:
+        return found
+    checkpoints = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+    found.append(Note(checkpoints, spec["job"], spec["attempt"], spec["max_duration_s"] - told["max_duration_s"]))
+    if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
+        found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
+    return found
+
+
 def account(verdict: dict[str, Any]) -> str:
     """Return how the job ended, in words and as data (an event line), short enough to be passed on whole."""
     error = verdict.get("error") or {}
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
-    kind = f"{error['type']}: " if error.get("type") else ""
-    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"))
+    kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
+    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), MESSAGE_BYTES)
     fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
-    fields |= {key: error.get(key) for key in ("rank", "kind", "type")} | {"message": message, "traceback": ""}
+    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
+    fields |= {"message": message, "traceback": ""}
     room = FAILURE_BYTES - len(events.format_line("ended", f"{who}{kind}{message}", fields).encode())
     frames = str(error.get("traceback") or "").split("\n")
     while frames and len(json.dumps("\n".join(frames))) > room:  # from its top: at its end stands the user's own line
@@ -84,10 +99,10 @@ def account(verdict: dict[str, Any]) -> str:
     return events.format_line("ended", f"{who}{kind}{message}", {**fields, "traceback": "\n".join(frames)})
 
 
-def _short(text: str) -> str:
-    """Return the beginning of the text, in one line, whose JSON has at most MESSAGE_BYTES."""
-    text = " ".join(text.split("\n"))[:MESSAGE_BYTES]
-    while len(json.dumps(text)) > MESSAGE_BYTES:
+def _short(text: str, size: int) -> str:
+    """Return the beginning of the text, in one line, whose JSON has at most so many bytes."""
+    text = " ".join(text.split("\n"))[:size]
+    while len(json.dumps(text)) > size:
         text = text[: len(text) * 9 // 10]
     return text
 
@@ -106,8 +121,12 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         "CLOUDTRAIN_CHECKPOINT_DIR": folders["checkpoints"],
         "CLOUDTRAIN_OUTPUT_DIR": folders["output"],
     }
+    used_s = usedtime.used_s(Path(folders["checkpoints"]), spec["job"], spec["attempt"])
+    left_s = max(spec["max_duration_s"] - used_s, LEAST_S)
     return {
-        **{key: spec[key] for key in ("job", "attempt", "max_restarts", "deadline_s", "max_duration_s", "grace_s")},
+        **{key: spec[key] for key in ("job", "attempt", "max_restarts", "grace_s")},
+        "max_duration_s": left_s,
+        "deadline_s": max(spec["deadline_s"] - used_s, left_s * spec["deadline_s"] / spec["max_duration_s"]),
         **{key: spec[key] for key in ("limit_reason", "join_timeout_s", "token")},
         "node": node.rank,
         "address": node.address,

@@ -10,7 +10,7 @@ __all__ = ["NEVER_SENT", "START_LOCK", "has_checkpoint", "is_whole"]
 # Held while agents start; the mark that a start, still under way or not, has been given up.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
 
-_NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$")
+_NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -54,7 +54,9 @@ class Pump:
             match = _RANK.fullmatch(path.name)
             if match is None and path.name != "boot.log":
                 continue
-            lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
+            lines: list[bytes] = []
+            with contextlib.suppress(OSError):  # one file that cannot be read must not silence the others
+                lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
             if lines:
                 tag = f"[{match[1]}] ".encode() if match else b""
                 _write(self._out, b"".join(tag + line + b"\n" for line in lines))

@@ -70,13 +70,16 @@ def resume(job: Job) -> Progress:
     return progress
 
 
-def choose(folder: Path, wanted: str, is_first: bool) -> list[Path]:
+def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
     """Return the checkpoints to try, the best first; none: start from step 0.
 
     `wanted` is auto, never, or a path; the latter two hold for the job's first start: after that, its own are newer.
     What would outrank this run's checkpoints, being of a later step, is set aside. Raises TaskError.
     """
     own = folders.list_steps(folder)
+    if wanted != "auto" and not is_first:
+        # A platform that copies the folder brings back, on other machines, what was set aside here.
+        own = [(step, path) for step, path in own if _job_of(path) in (job, None)]
     if wanted == "never" and is_first:
         for _, path in own:
             folders.set_aside(path, "old")
@@ -84,6 +87,13 @@ def choose(folder: Path, wanted: str, is_first: bool) -> list[Path]:
     if wanted in ("auto", "never") or (own and not is_first):
         return [path for _, path in own]
     return _at(Path(wanted))
+
+
+def _job_of(path: Path) -> str | None:
+    """Return whose checkpoint it is, None where that cannot be told."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(json.loads((path / folders.TRAINER).read_text())["job"])
+    return None
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -139,7 +149,7 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         try:
             is_first = _is_first_start(job)
             _fetch_newer(job)
-            paths = [str(path) for path in choose(job.folder, wanted, is_first)]
+            paths = [str(path) for path in choose(job.folder, wanted, is_first, job.spec.job)]
         except (TaskError, OSError) as error:
             fault = str(error)
     if job.mirror is not None:  # to fetch from one may take rank 0 longer than a collective call may last

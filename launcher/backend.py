@@ -123,10 +123,12 @@ class LogPage:
     cursor: dict[str, Any]
     is_clean: bool = True
     is_complete: bool = True
+    left_out: int = 0
 
     def only(self, ranks: frozenset[int]) -> LogPage:
-        """Return the page without other ranks' lines."""
-        return replace(self, lines=[line for line in self.lines if line.rank in ranks])
+        """Return the page without other ranks' lines, which are counted in `left_out`."""
+        lines = [line for line in self.lines if line.rank in ranks]
+        return replace(self, lines=lines, left_out=len(self.lines) - len(lines))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ __all__ = ["follow", "show", "wait"]
 
 BACK_OFF_S = 5.0
 PATIENCE_S = 60.0  # with lines that are there and cannot be read
+SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer lines is the last
 
 
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
@@ -52,7 +53,7 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
     pace = backend.pace(attempt.ref)
     last: deque[str] = deque(maxlen=tail)
     cursor: dict[str, Any] | None = None
-    begin_s, end_s = time.time(), time.monotonic() + PATIENCE_S
+    begin_s, end_s = time.monotonic(), time.monotonic() + PATIENCE_S
     while True:
         page = backend.logs(attempt.ref, cursor, view.ranks, now=True)
         cursor = page.cursor
@@ -61,8 +62,10 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
             print_lines(lines)
         else:
             last.extend(lines)
-        is_past = bool(page.lines) and attempt.state.state in ACTIVE and page.lines[-1].time_s > begin_s
-        if page.lines and not is_past:
+        came = len(page.lines) + page.left_out
+        # What comes now in small pieces is being written now.
+        is_past = 0 < came < SMALL and attempt.state.state in ACTIVE and time.monotonic() - begin_s > SHOW_S
+        if came and not is_past:
             end_s = time.monotonic() + PATIENCE_S
         elif is_past or page.is_clean or time.monotonic() > end_s:
             print_lines(list(last))
@@ -129,7 +132,7 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
             print_lines([view.show(line) for line in page.lines if view.wants(line)])
         if last_word is not None and last_word.has_come(page):
             return job
-        if not page.lines:
+        if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)
 
 

@@ -19,6 +19,7 @@ from cloudtrain.launcher.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "refresh"]
 
+MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
 NEVER_SENT = "the submit was interrupted before the job was sent; nothing runs"
 
 
@@ -56,7 +57,9 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     assert attempt.ref is not None
     # The state first: lines written before the end are then all there to be read.
     state = backend.state(attempt.ref)
-    progress = _follow_events(attempt, backend, state)
+    progress = attempt.progress
+    with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
+        progress = _follow_events(attempt, backend, state)
     if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
         with contextlib.suppress(ConfigError):  # a full disk under the registry must not hide what is known
             registry.set_state(attempt, state, progress)
@@ -67,12 +70,13 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
-    last_word = None if state.state in ACTIVE else LastWord(pace, state.ended_s)
+    late_s = min(pace.late_s, MOST_LATE_S)
+    last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state.ended_s)
     progress = dict(attempt.progress)
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
         progress = progresses.fold(progress, (line.text for line in page.lines)) | {"cursor": page.cursor}
-        if last_word.has_come(page) if last_word else not page.lines:
+        if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
             return progress
-        if not page.lines:
+        if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)

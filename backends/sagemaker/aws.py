@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import (
     UnreachableError,
 )
 
-__all__ = ["Access", "answers", "client", "code_of", "is_expired", "polls", "renew"]
+__all__ = ["Access", "answers", "client", "code_of", "is_expired", "is_refusal", "polls", "renew"]
 
 CONNECT_S, READ_S = 10, 60
 
@@ -85,6 +85,7 @@ def _sdk() -> tuple[Any, Any]:
         import boto3
         import botocore.config
         import botocore.exceptions
+        import botocore.parsers
     except ImportError as error:
         hint = "pip install 'cloudtrain[sagemaker]'"
         raise ConfigError(f"the AWS SDK is not installed here: {error}", hint=hint) from error
@@ -94,10 +95,10 @@ def _sdk() -> tuple[Any, Any]:
 @contextlib.contextmanager
 def answers(doing: str) -> Iterator[None]:
     """Raise what AWS says against `doing` as one of our errors, in one sentence with what to do."""
-    exceptions = _sdk()[1].exceptions
+    exceptions, parsers = _sdk()[1].exceptions, _sdk()[1].parsers
     try:
         yield
-    except (exceptions.BotoCoreError, exceptions.ClientError) as error:
+    except (exceptions.BotoCoreError, exceptions.ClientError, parsers.ResponseParserError) as error:
         raise _translated(error, doing) from error
 
 
@@ -117,6 +118,12 @@ def polls(doing: str) -> Iterator[None]:
 def code_of(error: Exception) -> str:
     """Return AWS's code for the error, empty where it is another kind."""
     return str(_said(error).get("Code", ""))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Return whether AWS has said no to the first and only call: then it has done nothing."""
+    retries = (getattr(error, "response", None) or {}).get("ResponseMetadata", {}).get("RetryAttempts", 0)
+    return bool(code_of(error)) and code_of(error) not in _BUSY and not retries
 
 
 def is_expired(error: Exception) -> bool:
@@ -152,7 +159,7 @@ def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
     if isinstance(error, (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError)):
         hint = "aws configure, aws sso login, or export AWS_PROFILE; `cloudtrain doctor sagemaker` tells what is found"
         return CredentialError(f"cannot {doing}: no AWS credentials: {words}", hint=hint)
-    if isinstance(error, (found.ConnectionError, found.HTTPClientError)):
+    if isinstance(error, (found.ConnectionError, found.HTTPClientError, _sdk()[1].parsers.ResponseParserError)):
         return UnreachableError(f"cannot {doing}: AWS does not answer: {words}")
     return ConfigError(f"cannot {doing}: {words}")
 

@@ -58,13 +58,11 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
     has started, which `find` can tell later.
     """
-    beside = request.beside
-    access, ref = aws.Access.of(beside), _ref(request)
-    files.put_bundle(
-        access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, may_make_bucket=beside["is_default_bucket"]
-    )
-    files.claim(access, beside["owner_uri"], identity(shipment.home))
-    files.put_order(access, beside["job_uri"] + requests.SPEC, {**beside["spec"], "token": secrets.token_hex(16)})
+    beside, owner = request.beside, identity(shipment.home)
+    access, ref = aws.Access.of(beside), _ref(request, owner)
+    files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
+    files.claim(access, beside["owner_uri"], owner)
+    files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref))
     try:
         if shipment.secrets:
             parameters.put(access, ref["secrets_prefix"], shipment.secrets)
@@ -80,16 +78,21 @@ def send(request: Request, shipment: Shipment) -> JobRef:
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started, or close the door to one that is still under way."""
-    access = aws.Access.of(request.beside)
+    """Return the job that the request has started, or close the door to one that is still under way.
+
+    A name that another home has claimed, or none, is none of ours: then nothing was sent, and nothing is touched.
+    """
+    access, owner = aws.Access.of(request.beside), identity(home)
+    ref = _ref(request, owner)
     with aws.polls(f"ask for {request.name}"):
-        if _described(access, request.name) is None:
+        if files.owner(access, request.beside["owner_uri"]) != owner:
+            return None
+        if not _is_ours(_described(access, request.name), request):
             files.retract(access, request.beside["job_uri"] + requests.SPEC)
-            if _described(access, request.name) is None:
-                ref = _ref(request)
+            if not _is_ours(_described(access, request.name), request):
                 parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
                 return None
-    return _ref(request)
+    return ref
 
 
 def state(ref: JobRef) -> State:
@@ -97,12 +100,14 @@ def state(ref: JobRef) -> State:
     access = aws.Access.of(ref)
     with aws.polls(f"ask for {ref['name']}"):
         described = _described(access, ref["name"])
-        if described is None:
+        if described is None or "TrainingJobStatus" not in described:
             raise UnreachableError(f"SageMaker does not know {ref['name']} in {access.region}", hint="another account?")
-        has_checkpoint = False
-        if status.is_over(described):
-            if described["TrainingJobStatus"] != "Completed":
+    has_checkpoint = False
+    if status.is_over(described):  # what is asked beside that must not hide it
+        if described["TrainingJobStatus"] != "Completed":
+            with contextlib.suppress(CloudtrainError):
                 has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+        with contextlib.suppress(CloudtrainError):
             parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
     return status.state_of(described, ref["limit_reason"], has_checkpoint=has_checkpoint)
 
@@ -147,7 +152,7 @@ def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
 
 
-def _ref(request: Request) -> JobRef:
+def _ref(request: Request, owner: str) -> JobRef:
     body, beside = request.body, request.beside
     told = beside["spec"]["secrets"] or {"prefix": "", "names": []}
     return {
@@ -158,26 +163,41 @@ def _ref(request: Request) -> JobRef:
         "limit_reason": beside["spec"]["limit_reason"],
         "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
         "output_uri": body["OutputDataConfig"]["S3OutputPath"],
-        "secrets_prefix": told["prefix"],
+        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # another machine's job may have the name elsewhere
         "secrets": told["names"],
     }
 
 
+def _order(request: Request, ref: JobRef) -> dict[str, Any]:
+    """Return what the containers are to do: the request's spec, with what only a send can know."""
+    spec = request.beside["spec"]
+    told = spec["secrets"] and {**spec["secrets"], "prefix": ref["secrets_prefix"]}
+    return {**spec, "secrets": told, "token": secrets.token_hex(16)}
+
+
 def _create(access: aws.Access, request: Request) -> None:
-    """Send the request. Where no answer comes, or there is a job of that name, look whether it is ours."""
+    """Send the request. Where no answer has come, if only to the SDK's first try, look whether the job is there."""
     with aws.answers("start the training job"):
         try:
             aws.client(access, "sagemaker", patient=True).create_training_job(**request.body)
         except Exception as error:
             code = aws.code_of(error)
-            if code not in ("", "ResourceInUse") and not code.startswith("Internal"):
+            if code != "ResourceInUse" and aws.is_refusal(error):
                 raise
             found = _described(access, request.name)
-            if found is None:
-                raise
-            if found.get("CheckpointConfig") != request.body["CheckpointConfig"]:
+            if found is not None and not _is_ours(found, request):
                 message = f"there is a training job {request.name} of somebody else's in this account"
                 raise UsageError(message, hint="choose another --name") from error
+            if found is None:
+                raise
+
+
+def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
+    """Return whether the job is the request's: it reads its order from the folder that this home has claimed."""
+    if described is None:
+        return False
+    theirs = (channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in described.get("InputDataConfig", ()))
+    return request.beside["job_uri"] in theirs
 
 
 def _described(access: aws.Access, name: str) -> dict[str, Any] | None:

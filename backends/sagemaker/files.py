@@ -13,30 +13,29 @@ from cloudtrain.entrypoints import places
 from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["claim", "fetch", "has_checkpoint", "names", "put_bundle", "put_order", "retract"]
+__all__ = ["claim", "fetch", "has_checkpoint", "owner", "put_bundle", "put_order", "retract"]
 
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 
-def put_bundle(access: Access, bundle: Bundle, uri: str, *, may_make_bucket: bool) -> None:
-    """Upload the archive unless it is there: its name is its content's. Raises ConfigError, CredentialError."""
+def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | None) -> None:
+    """Upload the archive unless it is there: its name is its content's. Raises ConfigError, CredentialError.
+
+    `default_of`: the account whose default bucket it is, which may have to be made, and must be that account's:
+    everybody can guess its name.
+    """
     bucket, key = _parts(uri)
     client = aws.client(access, "s3")
+    owner = {"ExpectedBucketOwner": default_of} if default_of else {}
     with aws.answers(f"look into the bucket {bucket}"):
         try:
-            found = client.head_object(Bucket=bucket, Key=key)
+            found = client.head_object(Bucket=bucket, Key=key, **owner)
             if found["ContentLength"] == bundle.path.stat().st_size:
                 return
         except Exception as error:
-            code = aws.code_of(error)
-            if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
-                message, hint = f"the bucket {bucket} is in another region than {access.region}", "set sagemaker.bucket"
-                raise ConfigError(message, where="sagemaker.bucket", hint=hint) from error
-            if code not in (*_ABSENT, "403"):  # without leave to list, S3 says 403 for what is not there
-                raise
-            _require_bucket(client, access, bucket, may_make=may_make_bucket)
+            _explain(client, access, bucket, error, may_make=default_of is not None)
     with aws.answers(f"upload the code to {uri}"), bundle.path.open("rb") as file:
-        client.put_object(Bucket=bucket, Key=key, Body=file)
+        client.put_object(Bucket=bucket, Key=key, Body=file, **owner)
 
 
 def claim(access: Access, uri: str, owner: str) -> None:
@@ -57,6 +56,19 @@ def claim(access: Access, uri: str, owner: str) -> None:
                 raise UsageError(message, hint="choose another --name") from error
 
 
+def owner(access: Access, uri: str) -> str | None:
+    """Return whose folder it is, None where nobody has claimed it."""
+    bucket, key = _parts(uri)
+    with aws.answers(f"read {uri}"):
+        try:
+            found: bytes = aws.client(access, "s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+        except Exception as error:
+            if aws.code_of(error) not in _ABSENT:
+                raise
+            return None
+    return found.decode()
+
+
 def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
     """Write what the containers are to do."""
     bucket, key = _parts(uri)
@@ -71,45 +83,47 @@ def retract(access: Access, uri: str) -> None:
         aws.client(access, "s3").delete_object(Bucket=bucket, Key=key)
 
 
-def names(access: Access, uri: str, most: int | None = None) -> list[str]:
-    """Return the objects' names below the uri, `most` of them at most."""
-    bucket, prefix = _parts(uri.rstrip("/") + "/")
-    found: list[str] = []
-    with aws.answers(f"list {uri}"):
-        pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        for page in pages:
-            found += [item["Key"].removeprefix(prefix) for item in page.get("Contents", ())]
-            if most is not None and len(found) >= most:
-                break
-    return found
-
-
 def has_checkpoint(access: Access, uri: str) -> bool:
     """Return whether there is something to go on from, as the node itself would say (entrypoints/places.py)."""
-    return any(places.is_whole(name.partition("/")[0]) for name in names(access, uri))
+    bucket, prefix = _parts(uri.rstrip("/") + "/")
+    with aws.answers(f"list {uri}"):
+        pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        keys = (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
+        return any(places.is_whole(key.partition("/")[0]) for key in keys)
 
 
 def fetch(access: Access, uri: str, path: Path) -> bool:
-    """Copy the object here; return False where there is none."""
+    """Copy the object here; return False where there is none, which S3 may call 403 to who may not list."""
     bucket, key = _parts(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     with aws.answers(f"download {uri}"):
         try:
             aws.client(access, "s3").download_file(bucket, key, str(path))
         except Exception as error:
-            if aws.code_of(error) not in _ABSENT:
+            if aws.code_of(error) not in (*_ABSENT, "403"):
                 raise
             return False
     return True
 
 
-def _require_bucket(client: Any, access: Access, bucket: str, *, may_make: bool) -> None:
-    """Make the bucket where it is the default one and not there yet, as AWS's own tools do; raise for another."""
+def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_make: bool) -> None:
+    """Raise what is wrong where the answer to a HEAD, which has no words, means more than that nothing is there.
+
+    The default bucket is made where it is not there yet, as AWS's own tools do.
+    """
+    code = aws.code_of(error)
+    if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
+        message, hint = f"the bucket {bucket} is in another region than {access.region}", "mend sagemaker.bucket"
+        raise ConfigError(message, where="sagemaker.bucket", hint=hint) from error
+    if not code.isdigit() and code not in _ABSENT:
+        raise error
     try:
-        client.head_bucket(Bucket=bucket)
+        client.list_objects_v2(Bucket=bucket, MaxKeys=1)
         return
-    except Exception as error:
-        if aws.code_of(error) not in (*_ABSENT, "NoSuchBucket"):
+    except Exception as told:
+        if aws.code_of(told) in ("AccessDenied", "403"):  # one may write without leave to list
+            return
+        if aws.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
             raise
         if not may_make:
             hint = f"aws s3 mb s3://{bucket} --region {access.region}, or mend sagemaker.bucket"

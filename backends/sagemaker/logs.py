@@ -41,6 +41,9 @@ class _Stream:
     epoch: int
     token: str | None = None
     last_ms: int = 0
+    stamp_ms: int = 0  # of the last event, and how many had it: from there on, where a token is no longer taken
+    same: int = 0
+    skip: int = 0  # events that were seen already, by an earlier token
     at_end: bool = False
     caught_up: bool = False  # its last page with lines was not full
     quiet_s: float | None = None  # since when it has no new line
@@ -51,10 +54,10 @@ class _Stream:
 
 @dataclass
 class _Tail:
-    """The cursor while it is worked on. `held`: (time in ms, number, when it was seen, node, text), in order."""
+    """The cursor while it is worked on. `held`: (time in ms, number, when it was seen, stream, text), in order."""
 
     streams: dict[str, _Stream]
-    held: list[tuple[int, int, float, int, str]]
+    held: list[tuple[int, int, float, str, str]]
     number: int = 0
     listed_s: float = 0.0
 
@@ -119,11 +122,11 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
             tail.listed_s = now_s
         except UnreachableError as error:
             failed[""] = error
-    waiting = {node for _, _, _, node, _ in tail.held}
+    waiting = {name for _, _, _, name, _ in tail.held}
     limit = min(PAGE_EVENTS, max(FEWEST_EVENTS, ROUND_EVENTS // max(1, len(tail.streams))))
     for name, stream in tail.streams.items():
         # What is held of a stream that has more must go first: so no more than a page of each is ever held.
-        if stream.is_closed or (stream.node in waiting and not stream.caught_up):
+        if stream.is_closed or (name in waiting and not stream.caught_up):
             continue
         calls += 1
         try:
@@ -146,7 +149,7 @@ def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[i
     before, token = len(tail.streams), dict[str, str]()
     while True:
         query = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job}/", **token}
-        answer = _call(connect, "describe_log_streams", query, "list the log streams")
+        answer = _call(connect, "describe_log_streams", query, "list the log streams") or {}
         for found in answer.get("logStreams", ()):
             name = found["logStreamName"]
             match = _STREAM.fullmatch(name)
@@ -162,8 +165,15 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
     query: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": name, "startFromHead": True}
     if stream.token is not None:
         query["nextToken"] = stream.token
+    elif stream.stamp_ms:
+        query["startTime"] = stream.stamp_ms
     answer = _call(connect, "get_log_events", {**query, "limit": limit}, "read the log")
+    if answer is None:  # a token holds for a day; on from the last event, by its time
+        stream.token, stream.skip, stream.at_end, stream.caught_up = None, stream.same, False, False
+        return
     found = answer.get("events", [])
+    skipped = min(stream.skip, len(found))
+    stream.skip -= skipped
     token = answer.get("nextForwardToken")
     is_end = token is None or token == stream.token
     stream.at_end = is_end or (stream.at_end and not found)
@@ -171,16 +181,18 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         size = sum(len(event["message"]) for event in found)
         stream.caught_up = is_end or (len(found) < limit // 2 and size < PAGE_BYTES // 2)
     stream.token = token
-    for event in found:
+    for event in found[skipped:]:
         text = str(event["message"])
-        fields = events.parse(text)[1] if events.MARK in text else None
+        stream.same = stream.same + 1 if event["timestamp"] == stream.stamp_ms else 1
+        stream.stamp_ms = int(event["timestamp"])
+        fields = events.parse(text)[1] if events.MARK in text and not _TAG.match(text) else None
         if fields is not None and fields["e"] == "end":
             stream.ended_s, stream.is_final = now_s, bool(fields.get("final", True))
             continue
         # A host's own order is the stream's, whatever its clock does.
         stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
         tail.number += 1
-        tail.held.append((stream.last_ms, tail.number, now_s, stream.node, text))
+        tail.held.append((stream.last_ms, tail.number, now_s, name, text))
     stream.quiet_s = None if found else stream.quiet_s or now_s
 
 
@@ -207,14 +219,17 @@ def _release(tail: _Tail, failed: set[str], now_s: float, hold_s: float) -> Iter
             break
         if at_ms / 1000 <= now_s - hold_s or not 0 <= now_s - seen_s < hold_s:
             ready = place + 1
-    for at_ms, _, _, node, text in tail.held[:ready]:
-        tag = _TAG.match(text)
+    for at_ms, _, _, name, text in tail.held[:ready]:
+        tag, node = _TAG.match(text), tail.streams[name].node
         yield LogLine(text[tag.end() :] if tag else text, node, int(tag[1]) if tag else None, at_ms / 1000)
     del tail.held[:ready]
 
 
-def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doing: str) -> dict[str, Any]:
-    """Return the answer, an empty one where there is no log yet. Raises UnreachableError."""
+def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doing: str) -> dict[str, Any] | None:
+    """Return the answer, an empty one where there is no log yet, None for a token that has run out.
+
+    Raises UnreachableError.
+    """
     with aws.polls(doing):
         try:
             try:
@@ -225,6 +240,8 @@ def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doi
                 aws.renew()
                 answer = getattr(connect(), operation)(**query)
         except Exception as error:
+            if aws.code_of(error) == "InvalidParameterException" and "nextToken" in query:
+                return None
             if aws.code_of(error) != "ResourceNotFoundException":
                 raise
             return {}

@@ -10,6 +10,7 @@ from cloudtrain.backends.sagemaker import files
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.entrypoints import bundlefile
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.terminal import say
 
 __all__ = ["download"]
 
@@ -20,17 +21,20 @@ def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
     Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written.
     """
     found: list[Path] = []
+    left_out: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
         for name in ("model.tar.gz", "output.tar.gz"):
             archive = Path(scratch) / name
             if not files.fetch(access, f"{uri.rstrip('/')}/{job}/output/{name}", archive):
                 continue
             try:
-                found += bundlefile.extract(archive, folder)
+                found += bundlefile.extract(archive, folder, left_out)
             except (bundlefile.BundleError, tarfile.TarError, EOFError) as error:
                 raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
             except OSError as error:
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+    for words in left_out:
+        say(f"left out: {words}")
     if not found:
         hint = "it is uploaded when the job has ended"
         raise CloudtrainError(f"there is no output of {job} yet", where=uri, hint=hint)

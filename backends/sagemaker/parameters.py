@@ -1,4 +1,4 @@
-"""A job's secrets on their way: encrypted parameters of AWS's store (SSM), there only while the job may start."""
+"""A job's secrets on their way: encrypted parameters of AWS's store (SSM), until the job's end is seen."""
 
 from __future__ import annotations
 

@@ -44,6 +44,8 @@ _PLANNED = {
     "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
     "EnableManagedSpotTraining": "resources.spot",
     "Tags": "tags",
+    "CheckpointConfig.LocalPath": "checkpoint.uri",
+    "EnableNetworkIsolation": "sagemaker.network_isolation",
 }
 
 # 224 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
@@ -93,7 +95,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "hyperparameters": toolkit,
         # Without the toolkit it is in the spec, which has room for any length.
         "environment": {**config.env, "CLOUDTRAIN_SCRIPT": f"code/{config.script}"} if toolkit else {},
-        "channels": _channels(config, [] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
+        # The toolkit reads neither, but without its order no job must start.
+        "channels": _channels(config, [(JOB, job_uri)] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
         "output_uri": _output(config) or f"{home}/output",
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
@@ -111,7 +114,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "region": place.region,
         "profile": block.profile,
         "endpoints": dict(block.endpoints),
-        "is_default_bucket": block.bucket is None,
+        "default_of": place.role.split(":")[4] if block.bucket is None else None,  # the account
         "code_uri": code_uri,
         "job_uri": job_uri,
         "owner_uri": f"{home}/owner",
@@ -170,12 +173,21 @@ def _asked(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
-    """Raise ConfigError where `raw` changes what the price, the time limit or the name were worked out from."""
+    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
     faults = []
     for path, key in _PLANNED.items():
         if _at(planned, path) != _at(body, path):
             message = f"`raw` changes {path}, and with it what was planned"
             faults.append(Fault(message, key="sagemaker.raw", hint=f"set {key} instead"))
+    channels = body.get("InputDataConfig")
+    ours = [channel for channel in planned["InputDataConfig"] if channel["ChannelName"] in (CODE, JOB)]
+    if not isinstance(channels, list) or any(channel not in channels for channel in ours):
+        message = "`raw` takes away the channels `code` or `job`, by which the job gets its code and its order"
+        faults.append(Fault(message, key="sagemaker.raw", hint="repeat them, or use `inputs`"))
+    for path in ("CheckpointConfig.S3Uri", "OutputDataConfig.S3OutputPath"):
+        if not isinstance(_at(body, path), str):
+            hint = "leave it as it is, or name another place"
+            faults.append(Fault(f"`raw` takes away {path}", key="sagemaker.raw", hint=hint))
     if faults:
         raise ConfigError(faults)
 
@@ -273,8 +285,9 @@ def _require_reachable(config: Config) -> None:
             hint = "leave out sagemaker.network_isolation, or this"
             faults.append(Fault(f"{message}: network_isolation is on", key=key, hint=hint))
     if config.checkpoint.resume not in ("auto", "never"):
-        hint = "set checkpoint.uri to where they are, and leave `resume: auto`"
-        faults.append(Fault("SageMaker resumes from checkpoint.uri alone", key="checkpoint.resume", hint=hint))
+        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
+        message = "on SageMaker a job goes on from its own checkpoints alone"
+        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and not uri.startswith("s3://"):
             faults.append(

@@ -66,7 +66,9 @@ def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | Non
     if now in ("Training", "Stopping", ""):
         return None
     words = str(moves[-1].get("StatusMessage") or "") if moves else ""
-    again = "the spot machines were taken back; " if now in _BETWEEN or _restarts(moves) else ""
+    is_spot = described.get("EnableManagedSpotTraining")
+    lost = "the spot machines were taken back; " if is_spot else "it was begun anew on other machines; "
+    again = lost if now in _BETWEEN or _restarts(moves) else ""
     return f"{again}{now}: {words}" if words else f"{again}{now}"
 
 
@@ -120,13 +122,20 @@ def _restarts(moves: list[dict[str, Any]]) -> int:
 def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: float) -> float | None:
     """Return the seconds that each instance is billed for: SageMaker's own number, until then by its transitions."""
     if described.get("BillableTimeInSeconds") is not None:
-        return float(described["BillableTimeInSeconds"])
+        return float(described["BillableTimeInSeconds"]) + _kept_warm_s(described)
     total = 0.0
     for move in moves:
         if move["Status"] in _BILLED:
             begin_s, end_s = _seconds(move.get("StartTime")), _seconds(move.get("EndTime"))
             total += max(0.0, (now_s if end_s is None else end_s) - (begin_s or now_s))
     return total
+
+
+def _kept_warm_s(described: dict[str, Any]) -> float:
+    """Return the seconds that warm machines were billed for after the job, as far as SageMaker tells; else the most."""
+    most = described.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0
+    told = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+    return float(most if told is None else told)
 
 
 def _seconds(when: datetime | None) -> float | None:

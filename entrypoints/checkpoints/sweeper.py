@@ -6,7 +6,6 @@ would download every checkpoint there ever was, and fill the disk.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from pathlib import Path
@@ -45,9 +44,14 @@ class Sweeper:
         except TaskError as error:  # the image has no boto3
             print(f"checkpoints that are removed here stay in {self._uri}: {error}", flush=True)
             return
+        told = False
         while store is not None and not self._is_over.wait(SWEEP_S):
-            with contextlib.suppress(OSError, ValueError, KeyError, folders.CheckpointError):
+            try:
                 sweep(self._folder, store)
+            except (OSError, ValueError, KeyError, folders.CheckpointError) as error:
+                if not told:
+                    print(f"checkpoints that are removed here stay in the bucket for now: {error}", flush=True)
+                told = True
 
 
 def sweep(folder: Path, store: Mirror) -> list[str]:

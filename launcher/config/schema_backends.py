@@ -159,7 +159,7 @@ class SageMaker(Section):
         description=_ENDPOINTS,
         examples=[{"sagemaker": "https://vpce-1.api.sagemaker.eu-west-1.vpce.amazonaws.com"}],
     )
-    raw: dict[str, Any] = Field({}, description=_RAW, examples=[{"EnableNetworkIsolation": True}])
+    raw: dict[str, Any] = Field({}, description=_RAW, examples=[{"InfraCheckConfig": {"EnableInfraCheck": True}}])
 
 
 class AzureML(Section):

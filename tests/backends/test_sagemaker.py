@@ -246,8 +246,13 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (
             PLAIN,
             ("checkpoint.mirror=/x", "checkpoint.resume=s3://b/x"),
-            ("end with the container", "checkpoint.uri alone"),
+            ("end with the container", "from its own checkpoints alone"),
         ),
+        (PLAIN, ("sagemaker.raw={CheckpointConfig: null}",), ("changes CheckpointConfig.LocalPath", "S3Uri")),
+        (PLAIN, ("sagemaker.raw={CheckpointConfig: x}",), ("changes CheckpointConfig.LocalPath",)),
+        (PLAIN, ("sagemaker.raw={CheckpointConfig: {S3Uri: null}}",), ("takes away CheckpointConfig.S3Uri",)),
+        (PLAIN, ("sagemaker.raw={InputDataConfig: []}",), ("takes away the channels `code` or `job`",)),
+        (PLAIN, ("sagemaker.raw={EnableNetworkIsolation: true}",), ("set sagemaker.network_isolation instead",)),
         (PLAIN, ("distributed.nproc_per_node=16",), ("16 ranks on an instance with 4 GPUs",)),
         (
             PLAIN,

@@ -146,6 +146,34 @@ def test_machine_that_replaces_another_goes_on_with_its_own_stream(reader: Any, 
     assert set(asked) == {"j-1/algo-1-2"}
 
 
+def test_long_log_of_a_machine_that_was_replaced_is_read_to_its_end(reader: Any, aws: Aws) -> None:
+    """What its successor has written waits for it, and not the other way round as well."""
+    write(aws, 1, [f"{n}" for n in range(25_000)], at_s=1000)
+    write(aws, 1, ["after"], at_s=2000, epoch=2)
+    assert texts(reader(1).all()) == [*map(str, range(25_000)), "after"]
+
+
+def test_token_that_has_run_out_loses_and_repeats_nothing(reader: Any, aws: Aws) -> None:
+    """CloudWatch's hold for a day, a registry's cursor for as long as nobody asks."""
+    for second in range(3):
+        write(aws, 1, [f"{second} {n}" for n in range(3)], at_s=1000 + second)
+    tail = reader(1)
+    before = texts(tail.all())
+    [stream] = tail.cursor["streams"].values()
+    stream["token"] = "f/of-last-week/s"
+    write(aws, 1, ["same moment"], at_s=1002)
+    write(aws, 1, ["later"], at_s=1003)
+    assert before + texts(tail.all()) == [f"{s} {n}" for s in range(3) for n in range(3)] + ["same moment", "later"]
+
+
+def test_ranks_own_line_is_never_the_containers_last_word(reader: Any, aws: Aws) -> None:
+    """A script may print what looks like it."""
+    write(aws, 1, [f"[0] {END}", "[0] more"], at_s=1000)
+    tail = reader(1)
+    assert len(tail.all()) == 2
+    assert not any(tail.read(6.0).is_complete for _ in range(3))
+
+
 def test_last_words_of_all_hosts_make_it_complete(reader: Any, aws: Aws) -> None:
     """Nothing is waited for then; the words themselves are not shown. One machine's may be of its first life."""
     tail = reader(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,45 @@ def test_name_that_another_machine_has_taken(cli: Any, folder: Path, account: Aw
     assert jobs(account) == ["one-1"]
 
 
+def test_another_machines_job_is_not_adopted(
+    cli: Any, folder: Path, account: Aws, tmp_path: Path, wait_until: Any
+) -> None:
+    """A submit that died before it claimed the name has sent nothing: what there is by that name is somebody else's."""
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere")}
+    account.fault("HeadObject", "slow", delay_s=20.0)
+    before = len(account.journal("HeadObject"))
+    process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder, env=elsewhere)
+    wait_until(lambda: len(account.journal("HeadObject")) > before, 30, 0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    account.clear_faults()
+    [found] = cli("list", "--json", env=elsewhere).json["jobs"]
+    assert (found["state"], "nothing runs" in found["detail"]) == ("failed", True)
+    assert [key for key in keys(account) if key.endswith("attempt-1/spec.json")] != []
+    assert cli("status", "one", "--json").json["state"] in ("pending", "running")
+
+
+def test_refusal_of_the_sdks_second_try_is_no_refusal_of_the_first(cli: Any, folder: Path, account: Aws) -> None:
+    """The first call has started the job and taken the quota; its answer was lost."""
+    account.fault("CreateTrainingJob", "lost", count=1)
+    account.fault("CreateTrainingJob", "error", code="ResourceLimitExceeded", message="no more")
+    done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
+    assert (done.code, jobs(account)) == (0, ["one-1"]), done.stderr
+    assert cli("status", "one", "--json").json["state"] in ("pending", "running")
+
+
+@pytest.mark.parametrize("operation", ["DescribeLogStreams", "DeleteParameters", "ListObjectsV2"])
+def test_end_is_told_whatever_else_cannot_be_asked(cli: Any, folder: Path, account: Aws, operation: str) -> None:
+    """The log, the secrets' removal, the look for checkpoints: none may hide that the job is over."""
+    given = ("--set", "secrets=[TOKEN]", "--name", "one")
+    assert cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "x"}).code == 0
+    end(account, "one-1", status="Failed", failure_reason="AlgorithmError: x, exit code: 1")
+    account.fault(operation, "error", code="AccessDeniedException", message="not for you")
+    assert cli("status", "one", "--json").json["state"] == "failed"
+    assert cli("wait", "one").code == 1
+
+
 NO_QUOTA = "The account-level service limit 'ml.g5.xlarge for training job usage' is 0 Instances"
 
 
@@ -158,7 +198,7 @@ NO_QUOTA = "The account-level service limit 'ml.g5.xlarge for training job usage
 def test_refusal_is_one_sentence_with_what_to_do(
     cli: Any, folder: Path, account: Aws, code: str, message: str, exit_code: int, said: tuple[str, ...]
 ) -> None:
-    """Nothing stays: not the claim on the name, not the secret, and the attempt is closed."""
+    """Nothing stays: not the order, not the secret, and the attempt is closed."""
     account.fault("CreateTrainingJob", "error", code=code, message=message)
     done = cli("submit", "-d", "-y", "--set", "secrets=[TOKEN]", cwd=folder, env={"TOKEN": "sesame"})
     assert done.code == exit_code, done.stderr
@@ -204,7 +244,8 @@ def test_secrets_are_where_only_the_job_can_read_them_and_only_for_its_life(
     given = ("--set", "secrets=[TOKEN]", "--name", "one")
     assert cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "sesame-street"}).code == 0
     [parameter] = account.client("ssm").describe_parameters()["Parameters"]
-    assert (parameter["Name"], parameter["Type"]) == ("/cloudtrain/one-1/TOKEN", "SecureString")
+    assert re.fullmatch(r"/cloudtrain/one-1-[0-9a-f]{8}/TOKEN", parameter["Name"])
+    assert parameter["Type"] == "SecureString"
     assert "sesame-street" not in json.dumps(account.journal("CreateTrainingJob"))
     assert "sesame-street" not in json.dumps(account.describe("one-1"), default=str)
     for key in keys(account):

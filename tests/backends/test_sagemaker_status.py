@@ -65,7 +65,7 @@ def test_restart_on_other_machines_is_counted_and_told() -> None:
     """Spot machines that were taken back, and came again."""
     moves = [START, ("Training", 20, 30), ("Interrupted", 30, 40), ("Starting", 40, 50), ("Training", 50, None)]
     assert told(job("InProgress", "Training", *moves)).restarts == 1
-    waiting = told(job("InProgress", "Interrupted", *moves[:3]))
+    waiting = told(job("InProgress", "Interrupted", *moves[:3], EnableManagedSpotTraining=True))
     assert waiting.detail == "the spot machines were taken back; Interrupted: Interrupted it"
 
 
@@ -76,6 +76,10 @@ def test_spend_counts_what_is_billed() -> None:
     assert running.billed_s == 10 + 10 + 30
     done = told(job("Completed", "Completed", *moves, BillableTimeInSeconds=37, TrainingTimeInSeconds=90))
     assert done.billed_s == 37
+    warm: dict[str, Any] = {"ResourceConfig": {"KeepAlivePeriodInSeconds": 600}, "BillableTimeInSeconds": 37}
+    assert told(job("Completed", "Completed", *moves, **warm)).billed_s == 637
+    pool = {"WarmPoolStatus": {"ResourceRetainedBillableTimeInSeconds": 90}}
+    assert told(job("Completed", "Completed", *moves, **warm, **pool)).billed_s == 127
     attempt = Attempt("j", 1, "sent", {"hourly_usd": 36.0}, {}, 0.0, {}, state=done)
     assert attempt.cost_usd(0.0) == pytest.approx(0.37)
 

@@ -227,24 +227,27 @@ def test_overlap_of_boxes() -> None:
 def test_newest_own_first(tmp_path: Path) -> None:
     """`auto` tries the job's own, the newest first."""
     older, newer = write(tmp_path, 1, 2)
-    assert resume.choose(tmp_path, "auto", is_first=True) == [newer, older]
+    assert resume.choose(tmp_path, "auto", is_first=True, job="j") == [newer, older]
 
 
 def test_never_starts_afresh_once(tmp_path: Path) -> None:
     """`never` sets older checkpoints aside at the first start; after a restart the run's own are taken."""
     write(tmp_path, 7)
-    assert resume.choose(tmp_path, "never", is_first=True) == []
+    assert resume.choose(tmp_path, "never", is_first=True, job="j") == []
     (own,) = write(tmp_path, 2)
-    assert resume.choose(tmp_path, "never", is_first=False) == [own]
+    assert resume.choose(tmp_path, "never", is_first=False, job="j") == [own]
+    (theirs,) = write(tmp_path, 5)  # as a platform brings it back that has copied it
+    (theirs / "trainer.json").write_text('{"job": "another"}')
+    assert resume.choose(tmp_path, "never", is_first=False, job="j") == [own]
 
 
 def test_named_checkpoint_or_folder_of_them(tmp_path: Path) -> None:
     """A path is a checkpoint, or a folder whose newest is meant; a wrong one is the user's error."""
     first, second = write(tmp_path / "old", 1, 2)
-    assert resume.choose(tmp_path, str(first), is_first=True) == [first]
-    assert resume.choose(tmp_path, str(tmp_path / "old"), is_first=True) == [second, first]
+    assert resume.choose(tmp_path, str(first), is_first=True, job="j") == [first]
+    assert resume.choose(tmp_path, str(tmp_path / "old"), is_first=True, job="j") == [second, first]
     with pytest.raises(TaskError, match="does not exist"):
-        resume.choose(tmp_path, str(tmp_path / "nowhere"), is_first=True)
+        resume.choose(tmp_path, str(tmp_path / "nowhere"), is_first=True, job="j")
 
 
 def test_differences_are_said_in_words() -> None:

@@ -20,7 +20,9 @@ import pytest
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.container import FAILURE_BYTES, account
 from cloudtrain.entrypoints.node import identify
+from cloudtrain.entrypoints.places import has_checkpoint
 from cloudtrain.entrypoints.pump import Pump
+from cloudtrain.entrypoints.usedtime import Note, used_s
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -165,6 +167,18 @@ def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
             "inputs": {"train": "input/data/train"},
         },
     }
+
+
+def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:
+    """The note comes back with the checkpoints; another attempt's, or a broken one, counts nothing."""
+    note = Note(tmp_path, "j", 2, 100.0)
+    note.start()
+    note.finish()
+    assert 100 <= used_s(tmp_path, "j", 2) < 110
+    assert (used_s(tmp_path, "j", 3), used_s(tmp_path, "k", 2)) == (0, 0)
+    (tmp_path / ".used.json").write_text("[")
+    assert used_s(tmp_path, "j", 2) == 0
+    assert not has_checkpoint(tmp_path)
 
 
 @pytest.mark.slow
