@@ -76,10 +76,11 @@ def _helpers(spec: dict[str, Any], told: dict[str, Any]) -> list[Pump | Sweeper 
     found: list[Pump | Sweeper | Note] = [Pump(Path(told["root"]) / "log")]
     if told["node"] != 0:
         return found
-    checkpoints = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-    found.append(Note(checkpoints, spec["job"], spec["attempt"], spec["max_duration_s"] - told["max_duration_s"]))
-    if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
-        found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
+    if spec["run"]["kind"] == "task":  # a script's checkpoint folder is its own
+        checkpoints = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+        found.append(Note(checkpoints, spec["job"], spec["attempt"], spec["max_duration_s"] - told["max_duration_s"]))
+        if spec["places"].get("copied_to"):
+            found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
     return found
 
 

@@ -25,7 +25,7 @@ def approved(prepared: Prepared, *, yes: bool, more: bool = False) -> bool:
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
         return True
     cost = "at a price that is not known" if plan.worst_case_usd is None else f"up to {plan.worst_case_usd:.2f} USD"
-    if confirm(f"This may cost {cost}{' more' if more else ''}. Send it?", yes=yes):
+    if confirm(f"This may cost {cost}{', on top of what was spent' if more else ''}. Send it?", yes=yes):
         return True
     say("not sent")
     return False

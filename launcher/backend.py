@@ -135,12 +135,14 @@ class LogPage:
 class Pace:
     """How often a backend may be asked: seconds between looks for lines, and for the state.
 
-    `late_s`: how long after a job's end its last lines may still come, where no page is complete.
+    `late_s`: how long after a job's end its last lines may still come, where no page is complete. `can_kill`: whether
+    `stop --now` ends a job without letting it save.
     """
 
     lines_s: float = 0.1
     state_s: float = 0.2
     late_s: float = 0.0
+    can_kill: bool = True
 
 
 @dataclass(frozen=True)

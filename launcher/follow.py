@@ -118,15 +118,18 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
             told = job.attempt.state.detail
             say(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
         if not job.active and last_word is None:
-            last_word = LastWord(pace, job.attempt.state.ended_s)
+            last_word = LastWord(pace, job.attempt.state)
         page = backends.LogPage([], {})
         if job.attempt.ref is not None:
             pace = _pace(job)
             try:
                 page = backend.logs(job.attempt.ref, cursor, view.ranks)
             except UnreachableError as error:
-                say(f"the backend does not answer, the job is not touched: {error.message}")
+                hint = f" ({error.hint})" if error.hint else ""
+                say(f"the log cannot be read for now, the job is not touched: {error.message}{hint}")
                 time.sleep(BACK_OFF_S)
+                if last_word is not None and last_word.is_out_of_patience():
+                    return job
                 continue
             cursor = page.cursor
             print_lines([view.show(line) for line in page.lines if view.wants(line)])

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from cloudtrain.launcher.backend import LogPage, Pace
+from cloudtrain.launcher.job import State
 
 __all__ = ["LastWord"]
 
@@ -16,13 +17,13 @@ PATIENCE_S = 90.0  # with a log that can be read no further
 
 @dataclass
 class LastWord:
-    """One reader's patience, from the moment when it knows of the end (`ended_s`, unix seconds, where it is known).
+    """One reader's patience, from the moment when it knows of the end (`state`).
 
     It ends, too, where nothing could be read for PATIENCE_S: how the job ended must not wait for its log for ever.
     """
 
     pace: Pace
-    ended_s: float | None
+    state: State
     pages: int = 0
     quiet_since_s: float = field(default_factory=time.monotonic)
 
@@ -32,8 +33,16 @@ class LastWord:
             self.pages, self.quiet_since_s = 0, time.monotonic()
             return False
         if not page.is_clean:
-            return time.monotonic() - self.quiet_since_s > PATIENCE_S
-        is_old = self.ended_s is not None and time.time() - self.ended_s > LONG_OVER_S
-        if is_old or time.monotonic() - self.quiet_since_s >= self.pace.late_s:
+            return self.is_out_of_patience()
+        if time.monotonic() - self.quiet_since_s >= self._late_s():
             self.pages += 1
         return page.is_complete or self.pages >= CLEAN_PAGES
+
+    def is_out_of_patience(self) -> bool:
+        """Return whether the log could be read no further for too long."""
+        return time.monotonic() - self.quiet_since_s > PATIENCE_S
+
+    def _late_s(self) -> float:
+        """Return for how long there must be silence: not at all where nothing ran, or all is long over."""
+        is_old = self.state.ended_s is not None and time.time() - self.state.ended_s > LONG_OVER_S
+        return 0.0 if is_old or self.state.started_s is None else self.pace.late_s

@@ -89,7 +89,7 @@ def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
     if capacity.gpus and nproc > capacity.gpus:
         message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
-    cap_s, cap_reason = _cap(config, hourly, spent_usd, capacity.idle_s)
+    cap_s, cap_reason = _cap(config, hourly, spent_usd, capacity)
     return Plan(
         instances=instances,
         nproc_per_node=nproc,
@@ -105,17 +105,16 @@ def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
     )
 
 
-def _cap(config: Config, hourly_usd: float | None, spent_usd: float, idle_s: int) -> tuple[int, str]:
-    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone.
-
-    `idle_s` are billed after them.
-    """
+def _cap(config: Config, hourly_usd: float | None, spent_usd: float, capacity: Capacity) -> tuple[int, str]:
+    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
+    idle_s = capacity.idle_s
     longest_s = config.limits.max_duration
     budget = config.budget
     if budget is None or budget.on_limit == "alert" or hourly_usd == 0:
         return longest_s, "time_limit"
     if hourly_usd is None:
-        raise ConfigError([Fault("a budget needs a price, and this backend knows none", key="budget.limit")])
+        message = f"a budget needs a price: {capacity.price_source}"
+        raise ConfigError([Fault(message, key="budget.limit", hint=f"set {config.backend}.price_per_hour")])
     left_usd = budget.limit / 1e6 - spent_usd
     affordable_s = int(left_usd / hourly_usd * 3600) - idle_s
     if affordable_s < LEAST_RUN_S:

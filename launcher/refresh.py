@@ -20,7 +20,7 @@ from cloudtrain.launcher.registry import Registry, submitter_lives
 __all__ = ["NEVER_SENT", "refresh"]
 
 MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
-NEVER_SENT = "the submit was interrupted before the job was sent; nothing runs"
+NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
 
 
 def refresh(registry: Registry, job: Job) -> Job:
@@ -50,7 +50,7 @@ def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
         return replace(attempt, phase="sent", ref=ref)
     state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
     registry.mark_never_sent(attempt, state)
-    return replace(attempt, phase="never_sent", state=state)
+    return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
 
 
 def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
@@ -71,7 +71,7 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
-    last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state.ended_s)
+    last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state)
     progress = dict(attempt.progress)
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))

@@ -150,7 +150,7 @@ class Registry:
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that nothing was sent, and never will be; unless it has been, meanwhile."""
         self._execute(
-            "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?"
+            "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
             " WHERE job_id = ? AND number = ? AND phase = 'intent'",
             (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
         )

@@ -17,6 +17,7 @@ from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -34,12 +35,16 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a contai
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: spot bills fewer seconds at the same rate."""
     machine = choose(config)
-    warm_s = block_of(config).keep_alive or 0
+    warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
+    warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
+    spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
+    if own is not None:
+        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", warm_s)
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
         return Capacity(machine.count, None, f"no price of {machine.instance_type} in {region}", warm_s)
-    warm = f", with {warm_s} s kept warm" if warm_s else ""
-    return Capacity(machine.count, machine.hourly_usd, f"{machine.instance_type}, {machine.price_source}{warm}", warm_s)
+    source = f"{machine.instance_type}, {machine.price_source}{spot}{warm}"
+    return Capacity(machine.count, machine.hourly_usd, source, warm_s)
 
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
@@ -127,7 +132,7 @@ def logs(
 
 def pace(ref: JobRef) -> Pace:
     """Return how often to ask: each look costs a call a host."""
-    return Pace(lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S)
+    return Pace(lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:

@@ -87,7 +87,7 @@ def _role(access: Access, arn: str) -> Check:
         role = aws.client(access, "iam").get_role(RoleName=name)["Role"]
     except Exception as error:
         if aws.code_of(error) == "NoSuchEntity":
-            return Check("role", "fail", f"there is no role {name}", "`cloudtrain doctor sagemaker` lists those")
+            return Check("role", "fail", f"there is no role {name}", _roles(access).found)
         if aws.code_of(error) in ("AccessDenied", "AccessDeniedException"):
             return Check("role", "warn", f"{arn}, which you may not look at", "nothing, if it works")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | No
                 return
         except Exception as error:
             _explain(client, access, bucket, error, may_make=default_of is not None)
+            _require_same_region(client, access, bucket)
     with aws.answers(f"upload the code to {uri}"), bundle.path.open("rb") as file:
         client.put_object(Bucket=bucket, Key=key, Body=file, **owner)
 
@@ -130,6 +132,16 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
             raise ConfigError(f"there is no bucket {bucket}", where="sagemaker.bucket", hint=hint) from error
     place = {} if access.region == "us-east-1" else {"LocationConstraint": access.region}
     client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
+
+
+def _require_same_region(client: Any, access: Access, bucket: str) -> None:
+    """Raise ConfigError for a bucket that SageMaker would refuse; boto3 itself follows it into any region."""
+    region = None
+    with contextlib.suppress(Exception):  # who may not ask will hear it from SageMaker
+        region = client.head_bucket(Bucket=bucket).get("BucketRegion")
+    if region not in (None, access.region):
+        message = f"the bucket {bucket} is in {region}, the job in {access.region}"
+        raise ConfigError(message, where="sagemaker.bucket", hint="name one in the job's region")
 
 
 def _parts(uri: str) -> tuple[str, str]:

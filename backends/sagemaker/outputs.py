@@ -36,6 +36,6 @@ def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
     for words in left_out:
         say(f"left out: {words}")
     if not found:
-        hint = "it is uploaded when the job has ended"
-        raise CloudtrainError(f"there is no output of {job} yet", where=uri, hint=hint)
+        hint = "it is uploaded when the job has ended, where it has left anything"
+        raise CloudtrainError(f"there is no output of {job}", where=uri, hint=hint)
     return found

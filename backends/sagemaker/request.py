@@ -8,6 +8,7 @@ older modes run the image's own toolkit instead, which takes its orders as hyper
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
@@ -17,6 +18,7 @@ from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -123,7 +125,16 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
     carried = {"retry", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
-    return Request(name, body, text, files, beside, tuple(changes), frozenset(carried))
+    return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
+
+
+def _notes(config: Config) -> Iterator[str]:
+    """Yield what to know before."""
+    if config.resources.spot:
+        wait_s = config.limits.max_wait or WAIT_S
+        yield f"spot machines: it may wait for them up to {format_duration(wait_s)}, and begin anew on others"
+    if config.retry.max_attempts > 1 and "error" in config.retry.on:
+        yield "SageMaker begins anew after faults of its machines, not where the code fails: retry.on `error`"
 
 
 def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:

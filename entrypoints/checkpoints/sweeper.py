@@ -16,7 +16,7 @@ from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["Sweeper", "sweep"]
 
-SWEEP_S = 60.0
+SWEEP_S = 20.0
 
 _OURS = re.compile(r"(step-(\d{8,}))(\.tmp)?/")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -30,7 +31,11 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
     if found.active:
         say(f"{found.id} is still running: what is there may not be whole")
     folder = output or Path(f"{found.id}-output")
+    is_new = not folder.exists()
     files = backends.load(found.backend).artifacts(found.attempt.ref, folder)
+    if is_new:  # it may lie in the code folder, and is no code
+        with contextlib.suppress(OSError):
+            (folder / ".gitignore").write_text("*\n")
     if as_json:
         print_json({"job": found.id, "folder": str(folder), "files": [str(path) for path in files]})
         return 0

@@ -42,7 +42,10 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
         say(f"{found.id} is just being submitted; try again in a moment")
         return 1
     else:
-        how = "at once, without saving" if now else "after saving"
+        kills = now and backends.load(found.backend).pace(found.attempt.ref).can_kill
+        if now and not kills:
+            say(f"{found.backend} always lets a job save first")
+        how = "at once, without saving" if kills else "after saving"
         if not confirm(f"Stop {found.id} {how}?", yes=yes or not now):
             say("not stopped")
             return 1
@@ -60,12 +63,14 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
 
 def _see_it_stop(registry: Registry, job: Job) -> bool:
     """Wait for the end, explaining a long wait; return False where the user no longer wants to."""
+    from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.follow import wait
 
     try:
         if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True) == 124:
             say("it is saving, or does not listen; after two minutes it is killed")
-            say(f"  kill it now   cloudtrain stop --now {job.id}")
+            if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
+                say(f"  kill it now   cloudtrain stop --now {job.id}")
             wait(registry, [job], None, lambda _: None)
     except KeyboardInterrupt:
         say("no longer waiting; the stop goes on")

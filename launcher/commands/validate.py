@@ -12,6 +12,7 @@ from cloudtrain.launcher import config
 from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.options import Overrides, config_options, json_option
+from cloudtrain.launcher.prepare import DRY_SUFFIX
 
 __all__ = ["command"]
 
@@ -44,9 +45,14 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _require_a_plan(job: config.Config) -> None:
-    """Raise what `plan` would, the batch split above all; a backend that is not here yet cannot be asked."""
-    if job.backend not in backends.ANNOUNCED or job.backend in backends.names():
-        plans.make(job, backends.load(job.backend).capacity(job))
+    """Raise what `plan` and a dry run would; a backend that is not here yet cannot be asked."""
+    if job.backend in backends.ANNOUNCED and job.backend not in backends.names():
+        return
+    backend = backends.load(job.backend)
+    plan = plans.make(job, backend.capacity(job))
+    request = backend.request(plan, job, f"{job.name}-{DRY_SUFFIX}", 1, "0" * 64)
+    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
+        raise ConfigError(faults)
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

@@ -142,6 +142,11 @@ class SageMaker(Section):
     keep_alive: Duration | None = Field(
         None, description="Keep the instances warm for the next job this long; the time is billed.", examples=["30m"]
     )
+    price_per_hour: Money | None = Field(
+        None,
+        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        examples=["2.50 USD"],
+    )
     training_plan: Text | None = Field(
         None,
         description="ARN of a reserved training plan.",

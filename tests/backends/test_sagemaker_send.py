@@ -230,6 +230,36 @@ def test_what_is_missing_is_said(
     assert jobs(account) == []
 
 
+def test_credentials_that_have_expired_are_called_so(cli: Any, folder: Path, account: Aws) -> None:
+    """Though S3's first answer, to a HEAD, has no words."""
+    account.fault("*", "expired")
+    done = cli("submit", "-d", "-y", cwd=folder)
+    assert (done.code, "the AWS credentials have expired" in done.stderr) == (4, True), done.stderr
+
+
+def test_bucket_of_another_region_is_refused(cli: Any, folder: Path, account: Aws) -> None:
+    """boto3 would follow it there without a word; SageMaker would not."""
+    done = cli("submit", "-d", "-y", "--set", "sagemaker.region=eu-west-1", cwd=folder)
+    assert (done.code, "is in us-east-1, the job in eu-west-1" in done.stderr) == (3, True), done.stderr
+
+
+def test_validate_refuses_what_submit_would(cli: Any, folder: Path, account: Aws) -> None:
+    """All of the backend's own rules, without a network."""
+    for setting in ("inputs={train: ./data}", "tags={aws:x: y}", "limits.max_duration=40d", "sagemaker.role=nonsense"):
+        assert cli("validate", "--set", setting, cwd=folder).code == 3, setting
+    assert cli("validate", cwd=folder).code == 0
+    assert account.journal("CreateTrainingJob") == []
+
+
+def test_price_of_ones_own_carries_a_budget(cli: Any, folder: Path, account: Aws) -> None:
+    """For a type that the price list does not know."""
+    given = ("--set", "budget.limit=10 USD", "--instance-type", "ml.m5.xlarge", "--json")
+    refused = cli("plan", *given, cwd=folder)
+    assert (refused.code, "hint: set sagemaker.price_per_hour" in refused.stderr) == (3, True), refused.stderr
+    plan = cli("plan", *given, "--set", "sagemaker.price_per_hour=0.5 USD", cwd=folder).json
+    assert (plan["hourly_usd"], plan["cap_s"], plan["price_source"]) == (1.0, 3600, "sagemaker.price_per_hour")
+
+
 def test_default_bucket_is_made(cli: Any, folder: Path, account: Aws) -> None:
     """As AWS's own tools do it, under the name that they use."""
     assert cli("submit", "-d", "-y", "--set", "sagemaker.bucket=null", cwd=folder).code == 0

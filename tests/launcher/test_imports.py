@@ -40,7 +40,7 @@ COMMANDS = {
     "backends": LIGHT,
     "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,
-    "validate": {TEMPLATES, RICH, PATTERNS},
+    "validate": {RICH, PATTERNS},
     "explain": {TEMPLATES, RICH, PATTERNS},
     "schema": {TEMPLATES, RICH, PATTERNS},
     "submit --dry-run": {RICH},
