@@ -22,6 +22,7 @@ from cloudtrain.launcher.terminal import print_lines, say
 __all__ = ["follow", "show", "wait"]
 
 BACK_OFF_S = 5.0
+SAY_S = 3.0  # before a wait is explained
 PATIENCE_S = 60.0  # with lines that are there and cannot be read
 SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer lines is the last
 
@@ -108,7 +109,7 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
     cursor = show(job, job.attempt, view, tail=tail) if tail is not None else None
     state_due = 0.0
     last_word: LastWord | None = None
-    told = None
+    told, has_said = None, False
     while True:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
@@ -135,6 +136,9 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
             print_lines([view.show(line) for line in page.lines if view.wants(line)])
         if last_word is not None and last_word.has_come(page):
             return job
+        if last_word is not None and not has_said and time.monotonic() - last_word.quiet_since_s > SAY_S:
+            has_said = True
+            say("the job is over; looking for its last lines")
         if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)
 

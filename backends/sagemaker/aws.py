@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +21,7 @@ from cloudtrain.launcher.errors import (
 __all__ = ["Access", "answers", "client", "code_of", "is_expired", "is_refusal", "polls", "renew"]
 
 CONNECT_S, READ_S = 10, 60
+RENEW_S = 5.0
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "SignatureDoesNotMatch")
@@ -29,6 +33,8 @@ _BUSY = (
     *("ServiceUnavailable", "ServiceUnavailableException", "500", "502", "503", "504"),
 )
 
+_renewed_s = -math.inf
+_loaders: list[Any] = []  # botocore's, one for all sessions: it keeps the services' descriptions that it has read
 _clients: dict[tuple[Access, str, bool], Any] = {}
 
 
@@ -58,8 +64,13 @@ def client(access: Access, service: str, *, patient: bool = False) -> Any:
 
 
 def renew() -> None:
-    """Forget all clients: the next ones read the credentials anew."""
+    """Forget all clients, so that the next ones read the credentials anew; not again at once: it costs a second."""
+    global _renewed_s
+    if time.monotonic() - _renewed_s < RENEW_S:
+        return
+    _renewed_s = time.monotonic()
     _clients.clear()
+    gc.collect()  # their parts hold each other
 
 
 def _new_client(access: Access, service: str, *, patient: bool) -> Any:
@@ -73,7 +84,11 @@ def _new_client(access: Access, service: str, *, patient: bool) -> Any:
         user_agent_extra="cloudtrain",
     )
     try:
-        session = boto3.Session(profile_name=access.profile, region_name=access.region)
+        core = botocore.session.get_session()
+        if not _loaders:
+            _loaders.append(core.get_component("data_loader"))
+        core.register_component("data_loader", _loaders[0])
+        session = boto3.Session(botocore_session=core, profile_name=access.profile, region_name=access.region)
         return session.client(service, endpoint_url=dict(access.endpoints).get(service), config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise _translated(error, f"reach {service}") from error
@@ -86,6 +101,7 @@ def _sdk() -> tuple[Any, Any]:
         import botocore.config
         import botocore.exceptions
         import botocore.parsers
+        import botocore.session
     except ImportError as error:
         hint = "pip install 'cloudtrain[sagemaker]'"
         raise ConfigError(f"the AWS SDK is not installed here: {error}", hint=hint) from error

@@ -55,7 +55,8 @@ def reader(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]
     """Return a function that makes a reader of a job of so many nodes."""
     for key, value in aws.environ.items():
         monkeypatch.setenv(key, value)
-    clients.renew()
+    monkeypatch.setattr(clients, "_clients", {})
+    monkeypatch.setattr(clients, "RENEW_S", 0.0)
     return lambda nodes: Reader(aws, nodes)
 
 
