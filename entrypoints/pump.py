@@ -7,6 +7,7 @@ the platform has one stream a node; the node's own lines get nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -16,7 +17,10 @@ __all__ = ["Pump"]
 
 LOOK_S = 0.1
 PIECE_BYTES = 1 << 20  # of one file at once, so that all have their turn
+GIVE_BYTES = 64 << 20  # of what has been passed on, before its room on disk is given back
 MAX_LINE_BYTES = 1 << 16  # a longer one is passed on in pieces: CloudWatch takes no event over 256 KB
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 _RANK = re.compile(r"rank-(\d+)\.log")
 
@@ -28,6 +32,7 @@ class Pump:
         self._folder = folder
         self._out = out
         self._offsets: dict[Path, int] = {}
+        self._given: dict[Path, int] = {}  # up to where the room on disk was given back
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
 
@@ -61,6 +66,9 @@ class Pump:
                 tag = f"[{match[1]}] ".encode() if match else b""
                 _write(self._out, b"".join(tag + line + b"\n" for line in lines))
                 found = True
+            if self._offsets.get(path, 0) - self._given.get(path, 0) >= GIVE_BYTES:
+                _give_back(path, self._offsets[path])
+                self._given[path] = self._offsets[path]
         return found
 
 
@@ -76,6 +84,17 @@ def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:
         return [], offset
     lines = [line[at : at + MAX_LINE_BYTES] for line in whole.split(b"\n") for at in _starts(line)]
     return lines, offset + len(whole) + len(newline)
+
+
+def _give_back(path: Path, size: int) -> None:
+    """Make a hole of the file's first bytes (fallocate(2)): its length stays, and who writes to it notices nothing.
+
+    A job that talks for days must not fill the disk with what the platform keeps. Where it cannot be, nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError), path.open("r+b") as file:
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+        fallocate(file.fileno(), _PUNCH_HOLE | _KEEP_SIZE, 0, size)
 
 
 def _starts(line: bytes) -> range:

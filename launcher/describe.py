@@ -24,6 +24,7 @@ def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
         "resumable": state.resumable,
         "attempt": attempt.number,
         "restarts": state.restarts,
+        "platform_name": attempt.name,
         "instances": attempt.plan["instances"],
         "ranks": attempt.plan["ranks"],
         "step": progress.get("step"),
@@ -52,6 +53,8 @@ def as_lines(job: Job, spend_usd: float | None) -> list[str]:
     ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines.append(f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}")
+    if job.backend != "local":
+        lines.append(f"  there       {attempt.name}, as {job.backend} knows it")
     if text := shown(attempt.progress):
         lines.append(f"  progress    {text}{_pace(attempt.progress) if job.active else ''}")
     if metrics := attempt.progress.get("metrics"):

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints import pump as pump_module
 from cloudtrain.entrypoints.container import FAILURE_BYTES, account
 from cloudtrain.entrypoints.node import identify
 from cloudtrain.entrypoints.places import has_checkpoint
@@ -80,6 +81,23 @@ def test_pump_brings_every_line_once_with_its_rank(tmp_path: Path) -> None:
     long = [line.removeprefix("[0] ") for line in lines if line.startswith("[0] ")]
     assert ("".join(long[:-1]), long[-1], len(long)) == ("x" * 200_000, "no newline", 5)
     assert [line for line in lines if not line.startswith("[")] == ["node 0", ""]
+
+
+def test_pump_gives_the_room_of_what_it_has_passed_on_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's length stays, and every line comes once, over many holes."""
+    monkeypatch.setattr(pump_module, "GIVE_BYTES", 1 << 20)
+    (tmp_path / "rank-0.log").touch()
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "rank-0.log").open("ab", buffering=0) as log:
+        pump = Pump(tmp_path, out.fileno())
+        pump.start()
+        for number in range(80_000):
+            log.write(b"%06d %s\n" % (number, b"x" * 50))
+        pump.finish()
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert [int(line.split()[1]) for line in lines] == list(range(80_000))
+    kept = (tmp_path / "rank-0.log").stat()
+    assert kept.st_size == 80_000 * 58
+    assert kept.st_blocks * 512 < kept.st_size / 2
 
 
 @pytest.mark.parametrize("message", ["bad batch", "é" * 5000, 'it\'s "quoted"\nin two lines', "x" * 5000])
