@@ -19,7 +19,7 @@ from doubles.conftest import channel, request_of
 Submit = Callable[..., str]
 Change = Callable[[dict[str, Any]], Any]
 
-CAPTURED = Path(__file__).resolve().parents[3] / "shared/contracts/sagemaker/captured"
+CAPTURED = Path(__file__).resolve().parents[1] / "backends/captured"
 
 BROKEN: dict[str, tuple[Change, str]] = {
     "name": (
@@ -88,11 +88,11 @@ def test_broken_request_is_refused(case: str) -> None:
     assert words in error.message
 
 
-@pytest.mark.parametrize("path", sorted(CAPTURED.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CAPTURED.glob("sagemaker_*.json")), ids=lambda path: path.stem)
 def test_what_the_vendor_sends_is_taken(path: Path) -> None:
     """The requests recorded from SageMaker's own SDKs are fine."""
     request = json.loads(path.read_text())
-    if path.stem == "v2_everything":  # the SDK sends it; machines with local disks take no key
+    if path.stem == "sagemaker_v2_everything":  # the SDK sends it; machines with local disks take no key
         assert "VolumeKmsKeyId is not supported for ml.p4d.24xlarge" in str(refusal(request))
         del request["ResourceConfig"]["VolumeKmsKeyId"]
     assert refusal(request) is None
