@@ -1,0 +1,170 @@
+"""A job at SageMaker, once it is to be sent: the training job, its lines, its files. What a dry run does without."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
+from cloudtrain.backends.sagemaker import logs as streams
+from cloudtrain.backends.sagemaker import request as requests
+from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.home import identity
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import State
+
+__all__ = ["artifacts", "find", "logs", "send", "state", "stop"]
+
+
+def send(request: Request, shipment: Shipment) -> JobRef:
+    """Upload what is not there yet, claim the job's name, and start it.
+
+    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
+    has started, which `find` can tell later.
+    """
+    beside, owner = request.beside, identity(shipment.home)
+    access, ref = aws.Access.of(beside), _ref(request, owner)
+    files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
+    files.claim(access, beside["owner_uri"], owner)
+    files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref))
+    try:
+        if shipment.secrets:
+            parameters.put(access, ref["secrets_prefix"], shipment.secrets)
+        _create(access, request)
+    except UnreachableError:
+        raise
+    except CloudtrainError:  # refused: nothing of it may stay
+        with contextlib.suppress(CloudtrainError):
+            files.retract(access, beside["job_uri"] + requests.SPEC)
+            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+        raise
+    return ref
+
+
+def find(request: Request, home: Path) -> JobRef | None:
+    """Return the job that the request has started, or close the door to one that is still under way.
+
+    A name that another home has claimed, or none, is none of ours: then nothing was sent, and nothing is touched.
+    """
+    access, owner = aws.Access.of(request.beside), identity(home)
+    ref = _ref(request, owner)
+    with aws.polls(f"ask for {request.name}"):
+        if files.owner(access, request.beside["owner_uri"]) != owner:
+            return None
+        if not _is_ours(_described(access, request.name), request):
+            files.retract(access, request.beside["job_uri"] + requests.SPEC)
+            if not _is_ours(_described(access, request.name), request):
+                parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+                return None
+    return ref
+
+
+def state(ref: JobRef) -> State:
+    """Return what SageMaker says of the job; once it is over, its secrets are removed."""
+    access = aws.Access.of(ref)
+    with aws.polls(f"ask for {ref['name']}"):
+        described = _described(access, ref["name"])
+        if described is None or "TrainingJobStatus" not in described:
+            raise UnreachableError(f"SageMaker does not know {ref['name']} in {access.region}", hint="another account?")
+    has_checkpoint = False
+    if status.is_over(described):  # what is asked beside that must not hide it
+        if described["TrainingJobStatus"] != "Completed":
+            with contextlib.suppress(CloudtrainError):
+                has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+        with contextlib.suppress(CloudtrainError):
+            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+    return status.state_of(described, ref["limit_reason"], has_checkpoint=has_checkpoint)
+
+
+def logs(
+    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
+    """Return the lines after the cursor."""
+    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    connect = partial(aws.client, aws.Access.of(ref), "logs")
+    is_alone = now or ref["nodes"] == 1 or (only is not None and len(only) == 1)
+    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0 if is_alone else streams.HOLD_S)
+    if ranks is None:
+        return page
+    return page.only(ranks)
+
+
+def stop(ref: JobRef) -> None:
+    """Ask SageMaker to stop the job: it signals the containers, which save, and kills them after 120 s."""
+    access = aws.Access.of(ref)
+    with aws.answers(f"stop {ref['name']}"):
+        try:
+            aws.client(access, "sagemaker").stop_training_job(TrainingJobName=ref["name"])
+        except Exception as error:
+            described = _described(access, ref["name"]) if aws.code_of(error) == "ValidationException" else None
+            if described is None or described["TrainingJobStatus"] == "InProgress":
+                raise
+
+
+def artifacts(ref: JobRef, folder: Path) -> list[Path]:
+    """Download what the job has left in its output folder; return the files."""
+    return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
+
+
+def _ref(request: Request, owner: str) -> JobRef:
+    body, beside = request.body, request.beside
+    told = beside["spec"]["secrets"] or {"prefix": "", "names": []}
+    return {
+        **{key: beside[key] for key in ("region", "profile", "endpoints")},
+        "name": request.name,
+        "nodes": beside["spec"]["nodes"],
+        "nproc_per_node": beside["spec"]["nproc_per_node"],
+        "limit_reason": beside["spec"]["limit_reason"],
+        "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
+        "output_uri": body["OutputDataConfig"]["S3OutputPath"],
+        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # another machine's job may have the name elsewhere
+        "secrets": told["names"],
+    }
+
+
+def _order(request: Request, ref: JobRef) -> dict[str, Any]:
+    """Return what the containers are to do: the request's spec, with what only a send can know."""
+    spec = request.beside["spec"]
+    told = spec["secrets"] and {**spec["secrets"], "prefix": ref["secrets_prefix"]}
+    return {**spec, "secrets": told, "token": secrets.token_hex(16)}
+
+
+def _create(access: aws.Access, request: Request) -> None:
+    """Send the request. Where no answer has come, if only to the SDK's first try, look whether the job is there."""
+    with aws.answers("start the training job"):
+        try:
+            aws.client(access, "sagemaker", patient=True).create_training_job(**request.body)
+        except Exception as error:
+            code = aws.code_of(error)
+            if code != "ResourceInUse" and aws.is_refusal(error):
+                raise
+            found = _described(access, request.name)
+            if found is not None and not _is_ours(found, request):
+                message = f"there is a training job {request.name} of somebody else's in this account"
+                raise UsageError(message, hint="choose another --name") from error
+            if found is None:
+                raise
+
+
+def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
+    """Return whether the job is the request's: it reads its order from the folder that this home has claimed."""
+    if described is None:
+        return False
+    theirs = (channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in described.get("InputDataConfig", ()))
+    return request.beside["job_uri"] in theirs
+
+
+def _described(access: aws.Access, name: str) -> dict[str, Any] | None:
+    """Return DescribeTrainingJob's answer, None where there is no such job."""
+    try:
+        found: dict[str, Any] = aws.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
+    except Exception as error:
+        if aws.code_of(error) in ("ValidationException", "ResourceNotFound") and "not found" in str(error).lower():
+            return None
+        raise
+    return found
