@@ -144,7 +144,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
 
 def test_job_that_only_the_platform_ends(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
     """The time limit holds at SageMaker, with everything of ours dead: saved, resumable, and resume goes on."""
-    text = CONFIG.replace("limits: {max_duration: 1h}", "limits: {max_duration: 14s}").replace(
+    text = CONFIG.replace("limits: {max_duration: 1h}", "limits: {max_duration: 25s}").replace(
         "max_steps: 100", "max_steps: 3000"
     )
     (folder / "cloudtrain.yaml").write_text(text)
