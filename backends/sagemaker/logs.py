@@ -146,7 +146,8 @@ def _is_over(stream: _Stream, now_s: float) -> bool:
 
 def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int]) -> bool:
     """Take in the job's streams; return whether there are new ones. Raises UnreachableError."""
-    before, token = len(tail.streams), dict[str, str]()
+    before = len(tail.streams)
+    token: dict[str, str] = {}
     while True:
         query = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job}/", **token}
         answer = _call(connect, "describe_log_streams", query, "list the log streams") or {}

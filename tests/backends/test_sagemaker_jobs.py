@@ -51,17 +51,6 @@ sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
 
 
 @pytest.fixture
-def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """Return an account with role and bucket, where the command finds it."""
-    for key, value in aws.environ.items():
-        monkeypatch.setenv(key, value)
-    aws.role()
-    aws.bucket()
-    aws.settings(stop_grace_s=30, interrupt_grace_s=20)
-    return aws
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
     folder = tmp_path / "project"

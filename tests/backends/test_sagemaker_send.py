@@ -24,15 +24,10 @@ sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
 """
 
 
-@pytest.fixture
-def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """Return an account with role and bucket whose jobs never end by themselves, and where the command finds it."""
-    for key, value in aws.environ.items():
-        monkeypatch.setenv(key, value)
-    aws.role()
-    aws.bucket()
-    aws.settings(execute=False)
-    return aws
+@pytest.fixture(autouse=True)
+def jobs_never_end(account: Aws) -> None:
+    """Start nothing: a job is in progress until the test ends it."""
+    account.settings(execute=False)
 
 
 @pytest.fixture

@@ -64,9 +64,9 @@ STEPS = {
 }
 
 
-def submit_and_die(cli: Any, folder: Path, target: str, when: str) -> None:
+def submit_and_die(cli: Any, folder: Path, target: str, when: str, *more: str) -> None:
     """Submit, and be killed at that step."""
-    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "--instances", "2"]
+    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "--instances", "2", *more]
     done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
@@ -115,8 +115,7 @@ def test_submit_with_a_key_killed_before_the_answer_is_not_sent_twice(
 ) -> None:
     """A script that tries again with the same key gets the job that already runs."""
     folder = project(f"local: {{python: {idle_python}}}\n")
-    command = [sys.executable, "-c", DRIVER, *STEPS["after the send"][:2], "submit", "-d", "--idempotency-key", "k"]
-    subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, check=False)
+    submit_and_die(cli, folder, *STEPS["after the send"][:2], "--idempotency-key", "k")
     again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
     assert (again.code, again.json["new"]) == (0, False)
     assert [job["job"] for job in cli("list", "--json").json["jobs"]] == [again.json["job"]]
@@ -129,8 +128,7 @@ def test_key_of_a_submit_that_died_and_sent_nothing_is_free(
 ) -> None:
     """A script that tries again with the same key gets a job, though nobody has looked at the list in between."""
     folder = project(f"local: {{python: {idle_python}}}\n")
-    command = [sys.executable, "-c", DRIVER, *STEPS["before the starter"][:2], "submit", "-d", "--idempotency-key", "k"]
-    subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, check=False)
+    submit_and_die(cli, folder, *STEPS["before the starter"][:2], "--idempotency-key", "k")
     again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
     assert (again.code, again.json["new"]) == (0, True)
     assert len(cli("list", "--json", "--active").json["jobs"]) == 1
