@@ -283,7 +283,9 @@ class Config(Section):
         {}, description="Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", examples=[{"train": "s3://b/d"}]
     )
     outputs: dict[InputName, Text] = Field(
-        {}, description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>.", examples=[{"model": "s3://b/m"}]
+        {},
+        description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>; SageMaker: one, for all in an archive.",
+        examples=[{"model": "s3://b/m"}],
     )
     limits: Limits = Field(Limits.model_construct(), description="Time limits.", examples=[{"max_duration": "12h"}])
     budget: Budget | None = Field(
