@@ -284,7 +284,7 @@ class Config(Section):
     )
     outputs: dict[InputName, Text] = Field(
         {},
-        description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>; SageMaker: one, for all in an archive.",
+        description="Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>. On SageMaker one, for all.",
         examples=[{"model": "s3://b/m"}],
     )
     limits: Limits = Field(Limits.model_construct(), description="Time limits.", examples=[{"max_duration": "12h"}])
