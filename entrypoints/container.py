@@ -1,15 +1,18 @@
 """The first process in a managed platform's container: finds out who the node is, and supervises it.
 
     python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
+    python3 -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER checkpoints=/mnt/a/b input.train=/mnt/c
 
-The folder is the platform's; the spec in it is the request's, with the platform's places relative to that folder. The
-supervisor is the very agent of the other backends, so a job restarts, stops and fails here as it does there; only logs
-go to standard output, the account of a failure to where the platform looks for it, and the archive has come by itself.
+The folder is the platform's; the spec in it, or in a variable as base64, is the request's, with the platform's places
+relative to that folder, of which the last arguments know some better. The supervisor is the very agent of the other
+backends, so a job restarts, stops and fails here as it does there; only logs go to standard output, the account of a
+failure to where the platform looks for it, and the archive has come by itself.
 Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -36,16 +39,17 @@ CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
 def main(argv: list[str]) -> int:
     """Supervise this container's node to the job's end; return the container's exit code."""
-    root = Path(argv[0])
+    root = Path(argv[0]).absolute()
     stops: list[int] = []
     # As process 1 it would not even notice a signal without a handler.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
     failure: Path | None = None
     try:
-        spec = json.loads((root / argv[1]).read_text())
-        failure = root / spec["places"]["failure"]
-        told = _agent_spec(spec, root, nodes.identify({**os.environ, "CLOUDTRAIN_PLATFORM_ROOT": str(root)}))
+        spec = _spec(root, argv[1], argv[2:])
+        failure = root / spec["places"]["failure"] if spec["places"]["failure"] else None
+        about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
+        told = _agent_spec(spec, root, nodes.identify({**os.environ, **about}))
         (Path(told["root"]) / "log").mkdir(parents=True, exist_ok=True)
         _prefer_newer_driver()
         server = peers.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
@@ -65,15 +69,16 @@ def main(argv: list[str]) -> int:
     finally:
         for helper in helpers:
             helper.finish()
+    code = _leave(failure, verdict)
     # Whoever follows the log knows by it that nothing more will come.
     is_final = verdict.get("reason") != "preempted"  # else the platform may start the job on other machines
     events.emit("end", f"node {told['node']} has ended", node=told["node"], final=is_final)
-    return _leave(failure, verdict)
+    return code
 
 
 def _helpers(spec: dict[str, Any], told: dict[str, Any]) -> list[Pump | Sweeper | Note]:
     """Return what runs beside the agent."""
-    found: list[Pump | Sweeper | Note] = [Pump(Path(told["root"]) / "log")]
+    found: list[Pump | Sweeper | Note] = [Pump(Path(told["root"]) / "log", stamped=spec.get("stamped", False))]
     if told["node"] != 0:
         return found
     if spec["run"]["kind"] == "task":  # a script's checkpoint folder is its own
@@ -106,6 +111,32 @@ def _short(text: str, size: int) -> str:
     while len(json.dumps(text)) > size:
         text = text[: len(text) * 9 // 10]
     return text
+
+
+def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
+    """Return the spec, with the places that the platform has told on the command line. Raises ValueError."""
+    name = source.removeprefix("env:")
+    text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
+    spec: dict[str, Any] = json.loads(text)
+    if name != source:  # what only the sending could know
+        sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
+        spec["token"] = sent.get("token", spec["job"])
+        if spec["secrets"] and "vault" in sent:
+            spec["secrets"]["vault"] = sent["vault"]
+    for each in given:
+        place, _, path = each.partition("=")
+        if place.startswith("input."):
+            spec["places"]["inputs"][place.partition(".")[2]] = path
+        else:
+            _link(root / spec["places"][place], Path(path))
+            spec["places"][place] = path
+    return spec
+
+
+def _link(usual: Path, path: Path) -> None:
+    """Make the usual place lead to where the platform has put the folder: what was rendered knows no other."""
+    with contextlib.suppress(OSError):
+        usual.symlink_to(path, target_is_directory=True)
 
 
 def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
@@ -156,10 +187,12 @@ def _prefer_newer_driver() -> None:
 
 
 def _leave(failure: Path | None, verdict: dict[str, Any]) -> int:
-    """Say how it ended where the platform looks for it; return the container's exit code."""
+    """Say how it ended where the platform looks for it, else in the log; return the container's exit code."""
     if verdict["state"] == "succeeded":
         return EXIT_DONE
-    if failure is not None:
+    if failure is None:
+        print(account(verdict), flush=True)
+    else:
         with contextlib.suppress(OSError):  # a full disk: the log has it
             failure.parent.mkdir(parents=True, exist_ok=True)
             failure.write_text(account(verdict))

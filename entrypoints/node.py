@@ -119,4 +119,24 @@ def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
     return Node("SageMaker", hosts.index(name), len(hosts), hosts[0], HEAD_PORT, address, f"{path}: {name}")
 
 
-_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent, _from_sagemaker)
+def _from_azureml(environ: Mapping[str, str]) -> Node | None:
+    """Azure ML sets torch's variables, which with one process a node count nodes. CLOUDTRAIN_NODES is our own count."""
+    if "AZUREML_RUN_ID" not in environ:
+        return None
+    told = environ.get("NODE_RANK", environ.get("AZUREML_CR_NODE_RANK", ""))
+    count = int(environ.get("CLOUDTRAIN_NODES") or environ.get("AZUREML_NODE_COUNT") or 1)
+    if not told and count > 1:
+        raise ValueError("neither NODE_RANK nor AZUREML_CR_NODE_RANK says which of the nodes this is")
+    rank, head = int(told or 0), environ.get("MASTER_ADDR") or "127.0.0.1"
+    evidence = f"NODE_RANK {rank}, MASTER_ADDR {head}"
+    return Node("Azure ML", rank, count, head, HEAD_PORT, _towards(resolve(head, OWN_NAME_S)), evidence)
+
+
+def _towards(address: str) -> str:
+    """Return this machine's own address on the network by which the other one is reached; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+
+
+_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent, _from_sagemaker, _from_azureml)

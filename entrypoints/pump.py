@@ -1,7 +1,8 @@
 """Carries a node's log files to its standard output, which is all that a managed platform keeps of a container.
 
 Ranks write into files of their own and never wait for this. Each of their lines gets its rank in front, `[3] `, because
-the platform has one stream a node; the node's own lines get nothing.
+the platform has one stream a node; the node's own lines get nothing. Where the platform keeps no times, each line gets
+the one at which it was seen here, too: `2026-11-21T23:59:59.123Z [3] `.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import os
 import re
 import threading
+import time
 from pathlib import Path
 
 __all__ = ["Pump"]
@@ -22,15 +24,16 @@ MAX_LINE_BYTES = 1 << 16  # a longer one is passed on in pieces: CloudWatch take
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
-_RANK = re.compile(r"rank-(\d+)\.log")
+_LOG = re.compile(r"boot\.log|rank-(\d+)\.log")
 
 
 class Pump:
     """A thread that copies, from `start` to `finish`."""
 
-    def __init__(self, folder: Path, out: int = 1) -> None:
+    def __init__(self, folder: Path, out: int = 1, *, stamped: bool = False) -> None:
         self._folder = folder
         self._out = out
+        self._stamped = stamped
         self._offsets: dict[Path, int] = {}
         self._given: dict[Path, int] = {}  # up to where the room on disk was given back
         self._is_over = threading.Event()
@@ -56,20 +59,26 @@ class Pump:
         """Copy a piece of every file; return whether there was any."""
         found = False
         for path in sorted(self._folder.glob("*.log")):
-            match = _RANK.fullmatch(path.name)
-            if match is None and path.name != "boot.log":
+            match = _LOG.fullmatch(path.name)
+            if match is None:
                 continue
             lines: list[bytes] = []
             with contextlib.suppress(OSError):  # one file that cannot be read must not silence the others
                 lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
             if lines:
-                tag = f"[{match[1]}] ".encode() if match else b""
+                rank = f"[{match[1]}] " if match[1] else ""
+                tag = f"{_now() if self._stamped else ''}{rank}".encode()
                 _write(self._out, b"".join(tag + line + b"\n" for line in lines))
                 found = True
             if self._offsets.get(path, 0) - self._given.get(path, 0) >= GIVE_BYTES:
                 _give_back(path, self._offsets[path])
                 self._given[path] = self._offsets[path]
         return found
+
+
+def _now() -> str:
+    now_s = time.time()
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now_s))}.{int(now_s * 1000) % 1000:03d}Z "
 
 
 def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:

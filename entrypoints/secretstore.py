@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+import urllib.error
+import urllib.request
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 __all__ = ["SecretError", "fetch"]
 
 _BATCH = 10  # the most that SSM gives at once
+_TRIES, _PAUSE_S, _TIMEOUT_S = 5, 2.0, 30.0
 
 
 class SecretError(Exception):
@@ -14,12 +21,25 @@ class SecretError(Exception):
 
 
 def fetch(where: dict[str, Any] | None) -> dict[str, str]:
-    """Return the secrets by name. `where`: the store, the prefix of its keys and the names; None without secrets.
+    """Return the secrets by name. `where`: the names, and the store that has them; None without secrets.
 
-    Raises SecretError.
+    A `vault` is an entry of an Azure key vault, `prefix` and `region` lead into AWS's parameters. Raises SecretError.
     """
     if not where or not where["names"]:
         return {}
+    if "prefix" in where:
+        found, place = _from_parameters(where), str(where["prefix"])
+    elif "vault" in where:
+        found, place = _from_vault(where["vault"]), str(where["vault"])
+    else:
+        raise SecretError("who sent this job has not stored its secrets: send it with `cloudtrain submit`")
+    missing = sorted(set(where["names"]) - set(found))
+    if missing:
+        raise SecretError(f"the secrets {', '.join(missing)} are not below {place} any more")
+    return {name: found[name] for name in where["names"]}
+
+
+def _from_parameters(where: dict[str, Any]) -> dict[str, str]:
     try:
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
@@ -40,7 +60,60 @@ def fetch(where: dict[str, Any] | None) -> dict[str, str]:
             f"the job's secrets cannot be read: {error}; the execution role needs ssm:GetParameters on "
             f"parameter{where['prefix']}/*"
         ) from error
-    missing = sorted(set(where["names"]) - set(found))
-    if missing:
-        raise SecretError(f"the secrets {', '.join(missing)} are not below {where['prefix']} any more")
     return found
+
+
+def _from_vault(url: str) -> dict[str, str]:
+    """Return what one entry of an Azure key vault holds: a JSON object."""
+    host = urlsplit(url).netloc
+    try:
+        token = _azure_token(f"https://{host.partition('.')[2]}")
+        answer = _get(f"{url}?api-version=7.4", {"Authorization": f"Bearer {token}"})
+        found: dict[str, str] = json.loads(answer["value"])
+    except (OSError, ValueError, KeyError) as error:
+        raise SecretError(
+            f"the job's secrets cannot be read from {host}: {error}; whoever the job acts as (azureml.identity) needs "
+            "the right to get secrets there"
+        ) from error
+    return found
+
+
+def _azure_token(resource: str) -> str:
+    """Return a token of the identity that the job acts as, from the address that Azure ML gives its containers.
+
+    Source: azure-ai-ml 1.35 (on behalf of the user) and azure-identity 1.27 (managed identity).
+    """
+    query = {"resource": resource}
+    if url := os.environ.get("OBO_ENDPOINT"):
+        return _token_in(_get(f"{url}?{urlencode(query)}", {}))
+    if url := os.environ.get("MSI_ENDPOINT"):
+        query["api-version"] = "2017-09-01"
+        if own := os.environ.get("DEFAULT_IDENTITY_CLIENT_ID"):
+            query["clientid"] = own
+        return _token_in(_get(f"{url}?{urlencode(query)}", {"secret": os.environ.get("MSI_SECRET", "")}))
+    raise ValueError("Azure ML gives this container no identity")
+
+
+def _token_in(answer: dict[str, Any]) -> str:
+    return str(answer.get("access_token") or answer["token"])
+
+
+def _get(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Return the JSON object at the address, asked for a few times: at a job's start much is not there yet."""
+    request = urllib.request.Request(url, headers=headers)
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_PAUSE_S * number)
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except urllib.error.HTTPError as error:
+            with error:
+                words = " ".join(error.read(500).decode(errors="replace").split())
+            failure = OSError(f"HTTP {error.code}: {words}")
+            if error.code < 500 and error.code != 429:
+                break
+        except OSError as error:
+            failure = error
+    raise failure

@@ -40,9 +40,10 @@ GROUP = "cloudtrain.backends"
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend",
     "sagemaker": "cloudtrain.backends.sagemaker.backend",
+    "azureml": "cloudtrain.backends.azureml.backend",
 }
 # Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
-ANNOUNCED = ("ssh", "azureml", "vertex")
+ANNOUNCED = ("ssh", "vertex")
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 
@@ -67,7 +68,8 @@ class Request:
 
     `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML). `beside` is what the
     sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed. `carried`
-    names the config's keys, of those that not every backend carries out, that this request does.
+    names the config's keys, of those that not every backend carries out, that this request does. `archive` is where
+    `-o DIR` puts the code, for a vendor's CLI that uploads it by itself.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Request:
     beside: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     carried: frozenset[str] = frozenset()
+    archive: str | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return what a send needs, for JSON."""
@@ -136,13 +139,15 @@ class Pace:
     """How often a backend may be asked: seconds between looks for lines, and for the state.
 
     `late_s`: how long after a job's end its last lines may still come, where no page is complete. `can_kill`: whether
-    `stop --now` ends a job without letting it save.
+    `stop --now` ends a job without letting it save. `retries`: whether the platform itself makes the new attempts that
+    the config's `retry` asks for.
     """
 
     lines_s: float = 0.1
     state_s: float = 0.2
     late_s: float = 0.0
     can_kill: bool = True
+    retries: bool = False
 
 
 @dataclass(frozen=True)

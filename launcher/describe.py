@@ -35,6 +35,7 @@ def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
         "eta_s": progress.get("eta_s") if job.active else None,
         "checkpoint_step": progress.get("checkpoint_step"),
         "spend_usd": spend_usd,
+        "idle_usd": attempt.idle_usd,
         "error": state.error,
         "detail": state.detail,
         "created_s": job.created_s,
@@ -64,7 +65,8 @@ def as_lines(job: Job, spend_usd: float | None) -> list[str]:
     if state.started_s:
         took = (state.ended_s or time.time()) - state.started_s
         lines.append(f"  time        {format_duration(round(took))} of at most {format_duration(plan['cap_s'])}")
-    lines.append("  spend       " + ("unknown" if spend_usd is None else f"{spend_usd:.2f} USD"))
+    idle = f", and up to {attempt.idle_usd:.2f} USD while its machines idle after it" if attempt.idle_usd else ""
+    lines.append("  spend       " + ("unknown" if spend_usd is None else f"{spend_usd:.2f} USD{idle}"))
     if attempt.unreachable_since_s is not None:
         lines.append("  backend     does not answer; this is what it said last")
     lines += _error_lines(state.error)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import retry
 from cloudtrain.launcher.describe import as_lines
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, exit_code
@@ -30,10 +31,13 @@ SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer l
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
     """Print the job's lines until it ends, then its state on standard error; return its exit code.
 
-    Ctrl-C leaves the job running, says how to come back and how to stop it, and returns 130.
+    An attempt that the job's `retry` asks for is sent, and followed too. Ctrl-C leaves the job running, says how to
+    come back and how to stop it, and returns 130.
     """
     try:
         job = _stream(registry, job, view, tail)
+        while (again := retry.earned(registry, job)) is not None:
+            job = _stream(registry, again, replace(view, attempt=again.attempt.number), None)
     except KeyboardInterrupt:
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
@@ -90,7 +94,9 @@ def wait(
             job = refresh(registry, job)
             due[job.id] = time.monotonic() + _pace(job).state_s
             waiting = [job if other.id == job.id else other for other in waiting]
-            if not job.active:
+            if not job.active and (again := retry.earned(registry, job)) is not None:
+                waiting = [again if other.id == job.id else other for other in waiting]
+            elif not job.active:
                 waiting.remove(job)
                 codes[job.id] = exit_code(job.attempt.state)
                 tell(job)

@@ -20,7 +20,9 @@ class State:
     """What a backend says of an attempt; times in unix seconds. `error`: the first failing rank's account.
 
     `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words. `billed_s`: the
-    seconds that each instance costs, where the platform counts them otherwise than from start to end.
+    seconds that each instance costs, where the platform counts them otherwise than from start to end; `idle_s` those
+    that may follow, until the platform lets the machines go. `hourly_usd` is the price of all instances, where only the
+    platform knows which they are.
     """
 
     state: JobState
@@ -32,6 +34,8 @@ class State:
     restarts: int = 0
     detail: str | None = None
     billed_s: float | None = None
+    idle_s: float | None = None
+    hourly_usd: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,22 @@ class Attempt:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
 
+    @property
+    def hourly_usd(self) -> float | None:
+        """What its instances cost an hour together: as planned, else as the platform tells; None where nobody knows."""
+        planned: float | None = self.plan["hourly_usd"]
+        return self.state.hourly_usd if planned is None else planned
+
+    @property
+    def idle_usd(self) -> float | None:
+        """What its machines may cost after its end, at most, until the platform lets them go; None where not known."""
+        if not self.state.idle_s or self.hourly_usd is None or self.state.started_s is None:
+            return None
+        return self.hourly_usd * self.state.idle_s / 3600
+
     def cost_usd(self, now_s: float) -> float | None:
         """Return what its running time has cost until `now_s`, None where the price is unknown."""
-        hourly: float | None = self.plan["hourly_usd"]
+        hourly = self.hourly_usd
         if hourly is not None and self.state.billed_s is not None:
             return hourly * self.state.billed_s / 3600
         if hourly is None or self.state.started_s is None:

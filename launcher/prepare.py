@@ -70,10 +70,11 @@ def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
     """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
     asked = {
         "notify": bool(config.notify),
-        "retry": config.retry.max_attempts > 1,
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
         "resources.spot": config.resources.spot,
     }
+    if config.retry.max_attempts > 1 and "retry" not in request.carried:
+        yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f or wait"
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"not carried out on {config.backend} by this version: {', '.join(names)}"

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["as_json", "overlaid", "render_json"]
+__all__ = ["as_json", "as_yaml", "overlaid", "render_json", "render_yaml"]
+
+# What a YAML reader takes only as an escape (YAML 1.1, "c-printable").
+_UNPRINTABLE = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+YAML_WIDTH = 120
 
 
-def render_json(template: str, **values: Any) -> tuple[str, dict[str, Any]]:
-    """Return the rendered text and the JSON object in it. The template says `{{ value | json }}` for every value.
+def render_json(template: str, **values: Any) -> dict[str, Any]:
+    """Return the JSON object that the rendered text holds. The template says `{{ value | json }}` for every value.
 
     A value that a template names and nobody gives is an error of ours: jinja2.UndefinedError.
     """
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    body: dict[str, Any] = json.loads(_rendered(template, values))
+    return body
 
-    environment = Environment(
-        loader=FunctionLoader(_source),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["json"] = _json
-    text = environment.get_template(template).render(**values)
-    body: dict[str, Any] = json.loads(text)
-    return as_json(body), body
+
+def render_yaml(template: str, **values: Any) -> dict[str, Any]:
+    """Return the YAML mapping that the rendered text holds. The template says `{{ value | yaml }}` for every value."""
+    import yaml
+
+    body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return body
 
 
 def as_json(body: dict[str, Any]) -> str:
     """Return the object as a dry run prints it."""
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_yaml(body: dict[str, Any]) -> str:
+    """Return the mapping as a dry run prints it, in its own order."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(body, Dumper=dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)
+    return text
 
 
 def overlaid(body: dict[str, Any], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -60,9 +70,30 @@ def _overlaid(body: dict[str, Any], raw: dict[str, Any], path: str, changes: lis
     return merged
 
 
+def _rendered(template: str, values: dict[str, Any]) -> str:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_source),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["json"] = _json
+    environment.filters["yaml"] = _yaml
+    return environment.get_template(template).render(**values)
+
+
 def _source(name: str) -> str:
     return files("cloudtrain.templates").joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _yaml(value: Any) -> str:
+    """Return the value as JSON, which is YAML but for characters that YAML wants escaped."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))

@@ -21,7 +21,7 @@ __all__ = ["build"]
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths in it count from the config file's folder."""
     name = platform_name(job_id, attempt)
-    text, body = render.render_json(
+    body = render.render_json(
         "local/request.json",
         name=name,
         plan=plan,
@@ -36,6 +36,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         outputs={key: _plain(value) for key, value in config.outputs.items()},
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )
+    text = render.as_json(body)
     return Request(name, body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
 
 

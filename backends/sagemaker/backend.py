@@ -84,7 +84,9 @@ def logs(
 
 def pace(ref: JobRef) -> Pace:
     """Return how often to ask: each look costs a call a host."""
-    return Pace(lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False)
+    return Pace(
+        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False, retries=True
+    )
 
 
 def stop(ref: JobRef, *, now: bool) -> None:

@@ -105,7 +105,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "instance_type": machine.instance_type,
         "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt))],
     }
-    _, body = render.render_json("sagemaker/request.json", job=job)
+    body = render.render_json("sagemaker/request.json", job=job)
     planned = body
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body)

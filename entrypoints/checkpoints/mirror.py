@@ -19,7 +19,10 @@ __all__ = ["LATEST", "MODULES", "Mirror", "fetch", "latest", "of_job", "open_mir
 LATEST = "latest.json"
 # Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A further store adds its line, here and in
 # launcher/config/rules.py, which refuses what is not here.
-MODULES = {"s3": "cloudtrain.entrypoints.checkpoints.s3"}
+MODULES = {
+    "s3": "cloudtrain.entrypoints.checkpoints.s3",
+    **dict.fromkeys(("https", "abfss", "wasbs"), "cloudtrain.entrypoints.checkpoints.azureblob"),
+}
 
 
 class Mirror(Protocol):

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
@@ -34,13 +33,12 @@ def command(
     as_json: bool,
 ) -> int:
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher import config as configs
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs import View
-    from cloudtrain.launcher.prepare import prepare
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.retry import prepare_next
 
     registry = Registry()
     found = refresh(registry, registry.find(job))
@@ -48,17 +46,9 @@ def command(
     if registry.never_ran(found):
         raise UsageError(f"{found.id} was never sent", hint="submit it again")
     typed = [f"resources.instances={instances}"] if instances is not None else []
-    stored = configs.stored(found.config, overrides=[*settings, *typed])
     if not found.attempt.state.resumable:
         say("nothing was saved to go on from: it starts from step 0")
-    prepared = prepare(
-        stored,
-        Path(found.config_file),
-        registry.folder / "bundles",
-        dry=False,
-        shipped=None if update_code else _shipped(found),
-        spent_usd=registry.spent_usd(found) or 0.0,
-    )
+    prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
     if not approved(prepared, yes=yes, more=True):
         return 1
     found = submit.resend(registry, found, prepared)
@@ -66,17 +56,6 @@ def command(
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
     return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
-
-
-def _shipped(job: Job) -> Bundle:
-    bundle = Bundle.load(job.bundle)
-    if not bundle.path.exists():
-        raise ConfigError(
-            "the code as it was submitted is no longer here",
-            where=bundle.path,
-            hint="--update-code takes the code folder as it is now",
-        )
-    return bundle
 
 
 def _require_ended(job: Job) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,9 @@ from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import print_json, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["command", "render"]
 
@@ -114,7 +118,10 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
             say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
         say("dry run: nothing was sent")
         if output is not None:
-            _write(output / config.backend if len(chosen) > 1 else output, dict(request.files))
+            folder = output / config.backend if len(chosen) > 1 else output
+            _write(folder, dict(request.files))
+            if request.archive is not None:
+                _pack(config, overrides.file, folder / request.archive)
         if as_json:
             plan = prepared.plan.dump()
             job_id = request.name.rpartition("-")[0]
@@ -136,6 +143,23 @@ def _configured(overrides: Overrides) -> list[str | None]:
     if missing := [name for name in wanted if name not in there]:
         say(f"left out, not part of this version: {', '.join(missing)}")
     return [name for name in wanted if name in there]
+
+
+def _pack(config: Config, config_file: Path, target: Path) -> None:
+    """Write the code's archive, which a vendor's CLI uploads by itself."""
+    from tempfile import TemporaryDirectory
+
+    from cloudtrain.launcher import bundle as bundles
+
+    with TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
+        packed = bundles.pack(code, config.code.exclude, most, Path(scratch))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(packed.path, target)
+        except OSError as error:
+            raise ConfigError(f"the files cannot be written: {error.strerror}", where=error.filename) from error
+    say(f"wrote {target}")
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

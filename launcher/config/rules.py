@@ -18,7 +18,9 @@ from cloudtrain.launcher.errors import Fault, Place
 __all__ = ["STORES", "faults_of", "given"]
 
 # What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/checkpoints/mirror.py.
-STORES = ("file", "s3")
+STORES = ("file", "s3", "https", "abfss", "wasbs")
+_SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
+_AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
 # What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
 _SET_BY_TORCHRUN = frozenset(
@@ -201,12 +203,41 @@ def _mirror(root: Node) -> Iterator[Fault]:
     if node is None or scheme is None:
         return
     store, rest = scheme[1].lower(), scheme.string[scheme.end() :]
-    hint = "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, or s3://BUCKET/PREFIX"
+    message, hint = "", ""
     if store not in STORES:
+        close = get_close_matches(store, STORES, 1, 0.75)
         message = f"the trainer knows no `{scheme[1]}:` store to copy checkpoints to"
-        yield Fault(message, "checkpoint.mirror", node.place, hint)
+        hint = f"a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, s3://BUCKET/PREFIX, or {_AZURE}"
+        hint = f"did you mean `{close[0]}://`?" if close else hint
     elif store == "s3" and not re.match(r"//[A-Za-z0-9._-]{3,255}(/|$)", rest):
-        yield Fault(f"`{named(node)}` names no bucket", "checkpoint.mirror", node.place, "as in s3://BUCKET/PREFIX")
+        message, hint = f"`{named(node)}` names no bucket", "as in s3://BUCKET/PREFIX"
+    elif store not in ("file", "s3"):
+        message, hint = _at_azure(store, rest)
+    if message:
+        yield Fault(message, "checkpoint.mirror", node.place, hint)
+
+
+def _at_azure(store: str, rest: str) -> tuple[str, str]:
+    """Return what is wrong with an address of Azure's blob storage and how to mend it, two empty texts if nothing."""
+    if "?" in rest:  # not said back: it may hold a signature
+        return "the address goes on with a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
+    first, _, path = rest.removeprefix("//").partition("/")
+    container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
+    form = _AZURE if store == "https" else f"{store}://CONTAINER@ACCOUNT.{_SERVICE[store]}.core.windows.net/PREFIX"
+    services = "blob" if store == "https" else "blob|dfs"
+    label = r"[a-z0-9-]+"
+    if not rest.startswith("//") or not at:
+        return "this is no address of Azure's blob storage", f"as in {form}"
+    if not re.fullmatch(rf"{label}(\.{label})*\.({services})(\.{label})+", host, re.IGNORECASE):
+        message = f"`{host}` is no host of Azure's blob storage"
+        if bucket := re.fullmatch(r"(.+)\.s3[.-].*amazonaws\.com", host):
+            return message, f"did you mean `s3://{bucket[1]}/{path}`?"
+        near = re.fullmatch(rf"({label})\.{label}\.(core(\.{label})+)", host, re.IGNORECASE)
+        return message, f"did you mean `{near[1]}.{_SERVICE[store]}.{near[2]}`?" if near else f"as in {form}"
+    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", container) or len(container) > 63:
+        told = f"`{container}` is no container's name" if container else "the address names no container"
+        return told, f"3 to 63 of a-z, 0-9 and -, as in {form}"
+    return "", ""
 
 
 def _notify(root: Node) -> Iterator[Fault]:

@@ -171,11 +171,16 @@ class AzureML(Section):
     """Azure Machine Learning command jobs."""
 
     subscription: Text | None = Field(
-        None, description="Subscription id.", examples=["00000000-0000-0000-0000-000000000000"]
+        None,
+        description="Subscription id. Default: AZURE_SUBSCRIPTION_ID.",
+        examples=["00000000-0000-0000-0000-000000000000"],
     )
     resource_group: Text | None = Field(None, description="Resource group of the workspace.", examples=["ml"])
     workspace: Text | None = Field(None, description="Workspace.", examples=["research"])
-    region: Text | None = Field(None, description="Region, for prices and serverless compute.", examples=["eastus"])
+    region: Text | None = Field(None, description="The workspace's region, for prices.", examples=["eastus"])
+    cloud: Literal["AzureCloud", "AzureUSGovernment", "AzureChinaCloud"] = Field(
+        "AzureCloud", description="Which Azure, by the names of `az cloud list`.", examples=["AzureUSGovernment"]
+    )
     compute: Text | None = Field(
         None, description="Cluster to run on. Default: serverless compute.", examples=["gpu-cluster"]
     )
@@ -187,18 +192,36 @@ class AzureML(Section):
             "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest",
         ],
     )
+    conda: dict[str, Any] | None = Field(
+        None,
+        description="Conda environment that Azure builds on top of `image`, as a conda file says it.",
+        examples=[{"dependencies": ["python=3.11", {"pip": ["torch==2.8.0"]}]}],
+    )
     experiment: Text | None = Field(None, description="Experiment. Default: the job's name.", examples=["resnet"])
     datastore: Text = Field(
         "workspaceblobstore", description="Datastore for checkpoints and outputs.", examples=["workspaceblobstore"]
     )
+    prefix: Text = Field("cloudtrain", description="Folder in the datastore.", examples=["teams/vision"])
+    input_mode: Literal["ro_mount", "download"] = Field(
+        "ro_mount", description="How inputs reach the job: streamed as files, or copied first.", examples=["download"]
+    )
     identity: Literal["user", "managed", "aml_token"] | None = Field(
         None, description="Who the job acts as. Default: the compute's identity.", examples=["managed"]
     )
-    shm_gb: SizeGb | None = Field(
-        None, description="Shared memory of the container, in GB; Azure gives 2.", examples=[64]
+    services: Many[Literal["tensorboard", "jupyter_lab", "vs_code"]] = Field(
+        (), description="Interactive endpoints into the running job, on every node.", examples=[["tensorboard"]]
     )
-    endpoints: dict[str, Text] = Field({}, description=_ENDPOINTS, examples=[{"arm": "https://management.azure.com"}])
-    raw: dict[str, Any] = Field({}, description=_RAW, examples=[{"properties": {"displayName": "night run"}}])
+    shm_gb: SizeGb | None = Field(
+        None,
+        description="Shared memory of the container, in GB, of which Azure gives 2. Default: 8 for each rank.",
+        examples=[64],
+    )
+    price_per_hour: Money | None = Field(
+        None,
+        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        examples=["2.50 USD"],
+    )
+    raw: dict[str, Any] = Field({}, description=_RAW, examples=[{"description": "night run"}])
 
 
 class Vertex(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from doubles.aws.handle import Aws
+from doubles.azure.handle import Azure
 
 
 @pytest.fixture
@@ -16,3 +17,10 @@ def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
     aws.bucket()
     aws.settings(stop_grace_s=30, interrupt_grace_s=20)
     return aws
+
+
+@pytest.fixture
+def azure_account(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
+    """Return a workspace at Azure, where the command finds it."""
+    azure.apply(monkeypatch)
+    return azure

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import BUILT_IN
+from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +27,15 @@ backend: sagemaker
 resources: {instances: 2, instance_type: ml.m5.xlarge}
 sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
 """,
+    "azureml": f"""\
+backend: azureml
+resources: {{instances: 2, instance_type: Standard_D4s_v5}}
+azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
+""",
 }
-STAND_INS = {"sagemaker": "aws"}  # fixtures whose `environ` leads the command there
-WITHOUT_KILL = {"sagemaker"}  # a platform that always lets a job save before it ends
+STAND_INS = {"sagemaker": "aws", "azureml": "azure"}  # fixtures whose `environ` leads the command there
+WITHOUT_KILL = {"sagemaker", "azureml"}  # a platform that always lets a job save before it ends
+SHORTEST_S = {"azureml": 60}  # the least time limit that a platform takes, where it is more than 18 s
 
 # Prints who it is; then runs on until told to stop, and saves before it leaves.
 SCRIPT = """
@@ -160,12 +167,13 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str, wai
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-def test_time_limit_holds_by_itself(cli: Any, job: Any) -> None:
+def test_time_limit_holds_by_itself(cli: Any, job: Any, backend: str) -> None:
     """The cap needs no launcher: SIGTERM with time to save before it, and the reason is said."""
-    done = cli("submit", "-y", cwd=job("args: [loop]\nlimits: {max_duration: 18s}\n"))
+    limit_s = SHORTEST_S.get(backend, 18)
+    done = cli("submit", "-y", cwd=job(f"args: [loop]\nlimits: {{max_duration: {limit_s}s}}\n"))
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), done.stderr
-    assert (done.code, status["ended_s"] - status["started_s"] < 30) == (1, True)
+    assert (done.code, status["ended_s"] - status["started_s"] < limit_s + 12) == (1, True)
 
 
 def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any, wait_until: Any) -> None:

@@ -179,10 +179,44 @@ BAD_VALUES = [
     ("backend: sagemakr", "no backend `sagemakr`", "did you mean `sagemaker`?"),
     ("backend: Azure ML", "a backend's name", ""),
     ("image: ''", "text that is not empty", ""),
-    ("checkpoint: {mirror: 'gs://b/x'}", "knows no `gs:` store", "or s3://BUCKET/PREFIX"),
+    ("checkpoint: {mirror: 'gs://b/x'}", "knows no `gs:` store", "s3://BUCKET/PREFIX, or https://ACCOUNT.blob."),
     ("checkpoint: {mirror: 'nas:/x'}", "knows no `nas:` store", "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt"),
     ("checkpoint: {mirror: 's3://'}", "`s3://` names no bucket", "s3://BUCKET/PREFIX"),
     ("checkpoint: {mirror: 's3:b/x'}", "`s3:b/x` names no bucket", "s3://BUCKET/PREFIX"),
+    ("checkpoint: {mirror: 'abfs://c@a.dfs.core.windows.net'}", "knows no `abfs:` store", "did you mean `abfss://`?"),
+    ("checkpoint: {mirror: 'http://a.blob.core.windows.net/con'}", "no `http:` store", "did you mean `https://`?"),
+    (
+        "checkpoint: {mirror: 'https://example.com/con'}",
+        "`example.com` is no host of Azure's",
+        "as in https://ACCOUNT.b",
+    ),
+    (
+        "checkpoint: {mirror: 'https://a.dfs.core.windows.net/con'}",
+        "`a.dfs.core.windows.net` is no host of Azure's blob storage",
+        "did you mean `a.blob.core.windows.net`?",
+    ),
+    (
+        "checkpoint: {mirror: 'abfss://con@a.file.core.windows.net/x'}",
+        "is no host of Azure's blob storage",
+        "did you mean `a.dfs.core.windows.net`?",
+    ),
+    (
+        "checkpoint: {mirror: 'https://bucket.s3.eu-west-1.amazonaws.com/x'}",
+        "is no host of Azure's blob storage",
+        "did you mean `s3://bucket/x`?",
+    ),
+    ("checkpoint: {mirror: 'https://a.blob.core.windows.net'}", "the address names no container", "as in https://ACC"),
+    ("checkpoint: {mirror: 'https://a.blob.core.windows.net/Up'}", "`Up` is no container's name", "3 to 63 of a-z"),
+    (
+        "checkpoint: {mirror: 'wasbs://a.blob.core.windows.net/x'}",
+        "no address of Azure's blob",
+        "wasbs://CONTAINER@ACC",
+    ),
+    (
+        "checkpoint: {mirror: 'https://a.blob.core.windows.net/con?sv=1&sig=x'}",
+        "the address goes on with a `?`",
+        "AZURE_STORAGE_SAS_TOKEN in `secrets`",
+    ),
 ]
 
 
@@ -196,7 +230,13 @@ def test_bad_values_are_explained(load: Load, rest: str, message: str, hint: str
     assert fault.place.line == 3
 
 
-@pytest.mark.parametrize("uri", ["/mnt/x", "x/y", "file:///mnt/x", "s3://bucket", "s3://bucket/a b/c", "S3://b-1.x/a"])
+PLACES = ["/mnt/x", "x/y", "file:///mnt/x", "s3://bucket", "s3://bucket/a b/c", "S3://b-1.x/a"]
+PLACES += ["https://a1.blob.core.windows.net/con", "HTTPS://A1.Blob.core.chinacloudapi.cn/con-1/a b/c"]
+PLACES += ["https://a1.z01.blob.storage.azure.net/con/x", "abfss://con@a1.dfs.core.windows.net/x/y"]
+PLACES += ["wasbs://con@a1.blob.core.usgovcloudapi.net"]
+
+
+@pytest.mark.parametrize("uri", PLACES)
 def test_places_for_checkpoints_are_known(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the trainer opens passes as it was written, and its table of stores is the config's."""
     assert load(task(f"checkpoint: {{mirror: '{uri}'}}")).checkpoint.mirror == uri

@@ -16,7 +16,7 @@ from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 FROM_ENTRYPOINTS = {"events", "durable", "processes", "logtimes"}  # what the launcher's side may use
-SDKS = {"boto3", "botocore"}  # what entrypoints may use besides, on its first use
+SDKS = {"azure", "boto3", "botocore"}  # what entrypoints may use besides, on its first use
 
 
 def imports(folder: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,216 @@
+"""The body of the PUT that becomes of a command job's file, without the SDK that makes it: a pure function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["SINGLE_BRACKETS", "WORKSPACE", "body_of", "duration"]
+
+Job = Mapping[str, Any]
+
+WORKSPACE = (
+    "/subscriptions/{subscription}/resourceGroups/{resource_group}"
+    "/providers/Microsoft.MachineLearningServices/workspaces/{workspace}"
+)
+# Under this name a workspace keeps the environments that stand in the job itself. Source: azure-ai-ml 1.35.2.
+_ANONYMOUS = "CliV2AnonymousEnvironment"
+_MODES = {
+    "mount": "ReadWriteMount",
+    "rw_mount": "ReadWriteMount",
+    "ro_mount": "ReadOnlyMount",
+    "upload": "Upload",
+    "download": "Download",
+    "direct": "Direct",
+    "eval_mount": "EvalMount",
+    "eval_download": "EvalDownload",
+}
+_DISTRIBUTIONS = {"pytorch": "PyTorch", "mpi": "Mpi", "tensorflow": "TensorFlow", "ray": "Ray"}
+_IDENTITIES = {
+    "managed": "Managed",
+    "managed_identity": "Managed",
+    "user_identity": "UserIdentity",
+    "aml_token": "AMLToken",
+}
+_SERVICES = {"ssh": "SSH", "tensor_board": "TensorBoard", "vs_code": "VSCode", "jupyter_lab": "JupyterLab"}
+_PRIORITIES = {"low": 1, "medium": 2, "high": 3}
+# The SDK still takes the older {inputs.x} for ${{inputs.x}}, and rewrites it wherever it stands in the command.
+SINGLE_BRACKETS = re.compile(r"(?<!\{)\{(inputs|outputs|search_space)\.([^}]*)\}(?!\})")
+_ASSET = re.compile(r"azureml:(?P<name>[^/:@]+)(?::(?P<version>[^@]+)|@(?P<label>.+))")
+
+
+def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
+    """Return what azure-ai-ml 1.35 would PUT for the job's file; compared with the SDK's own in the tests.
+
+    The job is one that load_job takes: check.faults says so first. `workspace` is the workspace's ARM id.
+    What only a submit finds out stands in braces: `codes/{upload}` (the id of the uploaded code), an inline
+    environment's `{hash}`, and the version behind a label, as `{latest}`. A local input keeps its path, which a submit
+    uploads. Left out are the git properties that the SDK adds from the current folder, and the experiment's name where
+    the file has none, which the SDK takes from that folder too. The name is not in the body but in the URL.
+    """
+    body = {
+        "description": job.get("description"),
+        "properties": dict(job.get("properties", {})),
+        "tags": dict(job.get("tags", {})),
+        "computeId": _compute_id(job.get("compute"), workspace),
+        "displayName": job.get("display_name") or job.get("name"),
+        "experimentName": job.get("experiment_name"),
+        "identity": _identity(job.get("identity")),
+        "isArchived": False,
+        "services": _services(job.get("services")),
+        "codeId": _asset_id(job.get("code"), "codes", workspace, local=f"{workspace}/codes/{{upload}}/versions/1"),
+        "command": SINGLE_BRACKETS.sub(r"${{\1.\2}}", job["command"]),
+        "distribution": _distribution(job.get("distribution")),
+        "environmentId": _environment_id(job["environment"], workspace),
+        "environmentVariables": dict(job.get("environment_variables", {})),
+        "inputs": {name: _input(value, workspace) for name, value in job.get("inputs", {}).items()},
+        "limits": _limits(job.get("limits")),
+        "outputs": {name: _output(value or {}) for name, value in job.get("outputs", {}).items()},
+        "parentJobName": job.get("parent_job_name"),
+        "queueSettings": _queue(job.get("queue_settings")),
+        "resources": _resources(job.get("resources")),
+        "jobType": "Command",
+    }
+    return {"properties": _present(body)}
+
+
+def duration(seconds: int) -> str:
+    """Return the seconds as an ISO 8601 duration, as the SDK writes it: 43200 is PT12H, 90061 is P1DT1H1M1S."""
+    minutes, second = divmod(abs(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    time = "".join(f"{count}{unit}" for count, unit in ((hour, "H"), (minute, "M"), (second, "S")) if count)
+    text = "P" + (f"{days}D" if days else "") + (f"T{time}" if time else "")
+    return ("-" if seconds < 0 else "") + (text if seconds else "P0D")
+
+
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _asset_id(text: str | None, kind: str, workspace: str, local: str | None) -> str | None:
+    """Return the ARM id of a registered asset (`azureml:NAME:VERSION`), `local` for what is none."""
+    if text is None:
+        return None
+    if text.startswith("azureml:/subscriptions/"):
+        return text.removeprefix("azureml:")
+    found = _ASSET.fullmatch(text)
+    if found is None:
+        return local
+    version = found["version"] or f"{{{found['label']}}}"
+    return f"{workspace}/{kind}/{found['name']}/versions/{version}"
+
+
+def _environment_id(environment: Any, workspace: str) -> str | None:
+    if isinstance(environment, Mapping):
+        return f"{workspace}/environments/{_ANONYMOUS}/versions/{{hash}}"
+    return _asset_id(environment, "environments", workspace, local=environment)
+
+
+def _compute_id(compute: str | None, workspace: str) -> str | None:
+    if compute is None or compute == "local":
+        return None
+    name = compute.removeprefix("azureml:")
+    return name if name.startswith("/") else f"{workspace}/computes/{name}"
+
+
+def _input(value: Any, workspace: str) -> dict[str, Any]:
+    if isinstance(value, Mapping) and "value" in value:
+        value = value["value"]
+    if not isinstance(value, Mapping):
+        return {"jobInputType": "literal", "value": str(value)}
+    kind, mode = value.get("type", "uri_folder").lower(), value.get("mode")
+    assets = "models" if kind in ("mlflow_model", "custom_model") else "data"
+    return _present(
+        {
+            "jobInputType": kind,
+            "mode": _MODES[mode.lower()] if mode else None,
+            "uri": _asset_id(value.get("path"), assets, workspace, local=value.get("path")),
+        }
+    )
+
+
+def _output(value: Job) -> dict[str, Any]:
+    mode = value.get("mode")
+    return _present(
+        {
+            "jobOutputType": value.get("type", "uri_folder").lower(),
+            "mode": _MODES[mode.lower()] if mode else None,
+            "uri": value.get("path"),
+            "assetName": value.get("name"),
+            "assetVersion": value.get("version"),
+        }
+    )
+
+
+def _identity(identity: Job | None) -> dict[str, Any] | None:
+    if identity is None:
+        return None
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", identity["type"]).lower()
+    ids = {"clientId": identity.get("client_id"), "objectId": identity.get("object_id")}
+    return _present({"identityType": _IDENTITIES[kind], **ids})
+
+
+def _services(services: Job | None) -> dict[str, Any] | None:
+    if services is None:
+        return None
+    return {name: _service(service) for name, service in services.items()}
+
+
+def _service(service: Job) -> dict[str, Any]:
+    own = _present({"logDir": service.get("log_dir"), "sshPublicKeys": service.get("ssh_public_keys")})
+    properties = {**service.get("properties", {}), **own}
+    return _present(
+        {
+            "jobServiceType": _SERVICES.get(service.get("type", "").lower()),
+            "nodes": {"nodesValueType": "All"} if service.get("nodes") else None,
+            "port": service.get("port"),
+            "properties": properties or service.get("properties"),
+        }
+    )
+
+
+def _distribution(distribution: Job | None) -> dict[str, Any] | None:
+    if distribution is None:
+        return None
+    kind = distribution["type"].lower()
+    rest = {_camel(name): value for name, value in distribution.items() if name != "type"}
+    servers = {"parameterServerCount": 0} if kind == "tensorflow" else {}
+    return {"distributionType": _DISTRIBUTIONS[kind], **servers, **rest}
+
+
+def _limits(limits: Job | None) -> dict[str, Any] | None:
+    if limits is None:
+        return None
+    # A timeout of 0 is no timeout to the SDK: it leaves the field out.
+    timeout = limits.get("timeout")
+    return {"jobLimitsType": "Command", **({"timeout": duration(timeout)} if timeout else {})}
+
+
+def _queue(settings: Job | None) -> dict[str, Any] | None:
+    if settings is None:
+        return None
+    tier, priority = settings.get("job_tier"), settings.get("priority")
+    return _present(
+        {
+            "jobTier": tier.capitalize() if tier else None,
+            "priority": _PRIORITIES[priority.lower()] if priority else None,
+        }
+    )
+
+
+def _resources(resources: Job | None) -> dict[str, Any] | None:
+    if resources is None:
+        return None
+    found = {_camel(name): value for name, value in resources.items()}
+    if isinstance(found.get("dockerArgs"), list):
+        found["dockerArgsList"] = found.pop("dockerArgs")
+        # The SDK leaves these two out beside a list of arguments.
+        found = {name: value for name, value in found.items() if name not in ("locations", "maxInstanceCount")}
+    return {"properties": {}, **found}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(other.capitalize() for other in others)

@@ -1,0 +1,485 @@
+"""What Azure ML or its SDK would refuse of a command job, found without both: two tables, and rules between fields.
+
+rules.json holds what the SDK reads from a job's file, and what the body of its PUT may hold (tools/azureml_table.py
+writes both from azure-ai-ml). What neither looks at until the job has started, or ever, stands below as rules of our
+own. What is newer than the table is let through with a warning: a job tier, not a misspelt field.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib.resources import files
+from typing import Any
+
+from cloudtrain.backends.azureml import arm
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["faults", "violations"]
+
+Found = tuple[str, str, bool]
+Job = Mapping[str, Any]
+
+# Enumerations that Azure adds to: an unknown word may be newer than the table.
+_GROWING = ("JobTier",)
+# How each type of the table is said, and what JSON makes of it.
+_TYPES: dict[str, tuple[str, Any]] = {
+    "object": ("a mapping", Mapping),
+    "choice": ("a mapping", Mapping),
+    "map": ("a mapping", Mapping),
+    "list": ("a list", list),
+    "string": ("a string", str),
+    "duration": ("a duration", str),
+    "boolean": ("true or false", bool),
+    "integer": ("an integer", int),
+    "number": ("a number", (int, float)),
+    "any": ("anything", object),
+}
+
+# What a run may carry. Source: learn.microsoft.com, azure/machine-learning/resource-limits-capacity, "Runs" and
+# "Experiments", 2023-09-13.
+_LENGTHS = {"display_name": 256, "experiment_name": 256, "description": 5000}
+_ENTRIES = {"tags": 50, "properties": 50, "inputs": 200, "outputs": 20}
+_KEY_LENGTH, _VALUE_LENGTH = 100, 1000
+# How long a job may live. Source: learn.microsoft.com, azure/machine-learning/how-to-manage-quotas, "Job lifetime".
+MAX_RUNTIME_S, MAX_SPOT_RUNTIME_S = 21 * 86_400, 7 * 86_400
+MIN_RUNTIME_S = 60  # ours: an image alone takes longer to pull
+# Source: the published ARM schema, resourceDefinitions.workspaces_computes.
+_COMPUTE = re.compile(r"[a-zA-Z](?![a-zA-Z0-9-]*-\d+\Z)[a-zA-Z0-9-]{2,23}")
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # as the SDK wants inputs and outputs, and the shell its variables
+_EXPRESSION = re.compile(r"\$\{\{\s*([^}]*?)\s*\}\}")
+_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?")
+_ENVIRONMENT = re.compile(
+    r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)"
+    r"|//registries/[^/\s]+/environments/[^/\s]+/(versions|labels)/[^/\s]+"
+    r"|/subscriptions/\S+/environments/[^/\s]+/versions/[^/\s]+)"
+)
+# Source: github.com/distribution/reference, regexp.go.
+_IMAGE = re.compile(
+    r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+_CLOUD_PATH = re.compile(
+    r"(azureml://(datastores|subscriptions|registries|locations)/.|(https?|wasbs?|abfss?|adl)://.)"
+)
+_ASSET_PATH = re.compile(r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)|/subscriptions/\S+)")
+# Azure sets these on each process of a job with `distribution`. Source: learn.microsoft.com,
+# azure/machine-learning/how-to-train-distributed-gpu.
+_AZURES_OWN = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
+MAX_VARIABLE_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, `NAME=value` and its end: beyond it no process starts
+_SERVICES = ("jupyter_lab", "ssh", "tensor_board", "vs_code")
+
+# Where in the config the parts of the job come from, the longest first; of the file and of the body.
+_KEYS = {
+    "name": "name",
+    "resources.instance_type": "resources.instance_type",
+    "resources.instance_count": "resources.instances",
+    "resources.shm_size": "azureml.shm_gb",
+    "queue_settings.job_tier": "resources.spot",
+    "environment.image": "image",
+    "environment_variables": "env",
+    "environment": "azureml.environment",
+    "environment_id": "azureml.environment",
+    "compute": "azureml.compute",
+    "compute_id": "azureml.compute",
+    "experiment_name": "azureml.experiment",
+    "identity": "azureml.identity",
+    "limits": "limits.max_duration",
+    "inputs": "inputs",
+    "outputs.checkpoints": "checkpoint.uri",
+    "outputs": "outputs",
+    "tags": "tags",
+}
+# How to mend what a table refuses, by the config's key.
+_HINTS = {
+    "resources.instances": "a whole number",
+    "resources.spot": "true or false",
+    "azureml.shm_gb": "a whole number of GB, such as 64",
+    "azureml.identity": "user, managed or aml_token",
+    "limits.max_duration": "such as 12h",
+    "inputs": "a value, or {type: uri_folder, path: azureml://..., mode: ro_mount}",
+    "outputs": "{type: uri_folder, path: azureml://..., mode: rw_mount}",
+    "checkpoint.uri": "{type: uri_folder, path: azureml://..., mode: rw_mount}",
+    "env": "text alone: quote numbers, true and false",
+    "tags": "text alone: quote numbers, true and false",
+    "azureml.raw": "cloudtrain renders this part by itself: look at what azureml.raw changes",
+}
+
+
+def faults(job: Job) -> Iterator[Fault]:
+    """Yield what is wrong with a job's file, each under the config's key where one leads there, else under `raw`'s."""
+    in_file = list(_shape(_table()["yaml"], job, "", {}))
+    for path, message, is_warning in in_file:
+        yield _by_table(path, path or "the job", message, is_warning)
+    if not isinstance(job, Mapping):
+        return
+    if not in_file:  # no body comes of what load_job refuses
+        for path, message, is_warning in violations(arm.body_of(job)):
+            yield _by_table(_snake(path), path, message, is_warning)
+    for rules in (_naming, _sizes, _command, _machines, _time, _processes, _environment, _variables, _mounts, _rest):
+        yield from rules(job)
+
+
+def violations(body: Job) -> Iterator[Found]:
+    """Yield (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
+    table = _table()
+    yield from _shape({"ref": table["root"]}, body, "", table["shapes"])
+
+
+def _shape(rule: dict[str, Any], value: Any, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
+    name = rule.get("ref", "")
+    rule = shapes[name] if name else rule
+    kind = rule["type"]
+    if kind == "either":
+        yield from _either(rule["of"], value, path, shapes)
+        return
+    if value is None and rule.get("nullable"):
+        return
+    said, expected = _TYPES[kind]
+    if not isinstance(value, expected) or (isinstance(value, bool) and kind in ("integer", "number")):
+        yield path, f"expected {said}, found {json.dumps(value, default=str)}", False
+        return
+    yield from ((path, message, False) for message in _limits(rule, value))
+    if kind == "object":
+        yield from _members(rule, value, path, shapes)
+    elif kind == "choice":
+        yield from _case(rule, value, path, shapes)
+    elif kind == "list":
+        for index, item in enumerate(value):
+            yield from _shape(rule["of"], item, f"{path}[{index}]", shapes)
+    elif kind == "map":
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"{path}.{key}", "expected a string for a name", False
+            yield from _shape(rule["of"], item, f"{path}.{key}", shapes)
+    elif "enum" in rule and _folded(value, rule.get("fold")) not in rule["enum"]:
+        is_new = name in _GROWING
+        yield path, f"`{value}` is none of {', '.join(rule['enum'])}{'; Azure may know it' if is_new else ''}", is_new
+
+
+def _either(rules: list[dict[str, Any]], value: Any, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
+    """Yield the least that is wrong, by one of the rules; `type` says which is meant, where the value has one."""
+    fitting = [rule for rule in rules if isinstance(value, _TYPES[rule["type"]][1])]
+    if not fitting:
+        said = " or ".join(dict.fromkeys(_TYPES[rule["type"]][0] for rule in rules))
+        yield path, f"expected {said}, found {json.dumps(value, default=str)}", False
+        return
+    tried = []
+    for rule in fitting:
+        found = list(_shape(rule, value, path, shapes))
+        tried.append((any(each[0] == f"{path}.type" for each in found), len(found), found))
+    is_other_type, _, best = min(tried, key=lambda each: each[:2])
+    words = [word for rule in fitting for word in rule.get("members", {}).get("type", {}).get("enum", ())]
+    if is_other_type and words:
+        said = f"`{value['type']}` is none of" if "type" in value else "is required: one of"
+        yield f"{path}.type", f"{said} {', '.join(words)}", False
+    else:
+        yield from best
+
+
+def _case(rule: dict[str, Any], value: Job, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
+    """Yield what is wrong with a value of several kinds, by the kind that it says it is."""
+    word = value.get(rule["by"])
+    if word is None:
+        yield f"{path}.{rule['by']}", "is required", False
+    elif not isinstance(word, str) or word not in rule["cases"]:
+        yield f"{path}.{rule['by']}", f"`{word}` is none of {', '.join(rule['cases'])}", False
+    else:
+        yield from _members(shapes[rule["cases"][word]], value, path, shapes)
+
+
+def _members(rule: dict[str, Any], value: Job, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
+    prefix = f"{path}." if path else ""
+    for name in rule["required"]:
+        if name not in value:
+            yield f"{prefix}{name}", "is required", False
+    for name, item in value.items():
+        if name in rule["members"]:
+            yield from _shape(rule["members"][name], item, f"{prefix}{name}", shapes)
+        elif name in rule["read_only"]:
+            yield f"{prefix}{name}", "is Azure's to say; a job that is sent has it not", False
+        else:
+            yield f"{prefix}{name}", f"is no field of a command job{_meant(name, rule['members'])}", False
+
+
+def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
+    if not isinstance(value, str):
+        return
+    if len(value) < rule.get("min", 0):
+        yield f"{len(value)} characters is less than {rule['min']}"
+    if "max" in rule and len(value) > rule["max"]:
+        yield f"{len(value)} characters is more than {rule['max']}"
+    # As the schema means it: found anywhere, unless the pattern has anchors.
+    if "pattern" in rule and not re.search(rule["pattern"], value):
+        yield f"`{value}` does not match {rule['pattern']}"
+    if rule["type"] == "duration" and not _DURATION.fullmatch(value):
+        yield f"`{value}` is no ISO 8601 duration in whole seconds, such as PT3600S"
+
+
+def _naming(job: Job) -> Iterator[Fault]:
+    """Yield faults of the name, which stands in the URL and not in the body, and of what the folder would decide."""
+    name = job.get("name")
+    if name is None:
+        yield _at("name", "without a name Azure makes one up, and a job sent twice is two jobs", "set name")
+    elif isinstance(name, str):
+        rule = _table()["shapes"]["JobName"]
+        for message in _limits(rule, name):
+            yield _at("name", f"the job's name: {message}", "letters, digits, `-` and `_`, at most 255")
+    if "experiment_name" not in job:
+        message = "without experiment_name the SDK takes the name of the folder that submits"
+        yield _at("experiment_name", message, "set azureml.experiment")
+    if job.get("type") != "command":
+        yield _at("type", f"`{job.get('type')}` is no command job", "leave `type: command`")
+    code = job.get("code")
+    if code is None:
+        yield _at("code", "without `code` nothing of ours reaches the job", "leave `code` as it is")
+    elif isinstance(code, str) and code.startswith("git+"):
+        yield _at("code", "the SDK takes no git path", "leave `code` as it is")
+
+
+def _sizes(job: Job) -> Iterator[Fault]:
+    for name, most in _LENGTHS.items():
+        if isinstance(job.get(name), str) and not 0 < len(job[name]) <= most:
+            yield _at(name, f"{name} has {len(job[name])} characters; Azure keeps 1 to {most}", "shorten it")
+    for name, most in _ENTRIES.items():
+        if len(_part(job, name)) > most:
+            yield _at(name, f"{name} has {len(_part(job, name))} entries; Azure keeps {most}", "leave some out")
+    for name in ("tags", "properties"):
+        for key, value in _part(job, name).items():
+            if not 0 < len(str(key)) <= _KEY_LENGTH:
+                yield _at(name, f"{name}: `{str(key)[:40]}` has {len(str(key))} characters, not 1 to {_KEY_LENGTH}")
+            if len(str(value)) > _VALUE_LENGTH:
+                message = f"{name}.{key} has {len(str(value))} characters, more than {_VALUE_LENGTH}"
+                yield _at(name, message, "shorten it")
+
+
+def _command(job: Job) -> Iterator[Fault]:
+    """Yield references that lead nowhere, which Azure would hand to the shell, and mounts that nobody reads."""
+    command = job.get("command")
+    if not isinstance(command, str):
+        return
+    seen = set()
+    for expression in _EXPRESSION.findall(arm.SINGLE_BRACKETS.sub(r"${{\1.\2}}", command)):
+        kind, _, name = expression.partition(".")
+        seen.add((kind, name))
+        if kind not in ("inputs", "outputs"):
+            hint = "a command job knows inputs.NAME and outputs.NAME"
+            yield _at("command", f"command: ${{{{{expression}}}}} belongs to other kinds of job", hint)
+        elif name not in _part(job, kind):
+            message = f"command: ${{{{{expression}}}}} leads nowhere{_meant(name, _part(job, kind))}"
+            yield _at(kind, message, f"add `{name}` to {kind}")
+    for kind in ("inputs", "outputs"):
+        for name in _part(job, kind):
+            if (kind, name) not in seen:
+                message = f"{kind}.{name}: the command does not speak of it"
+                yield _at(f"{kind}.{name}", message, f"${{{{{kind}.{name}}}}} in the command", is_warning=True)
+
+
+def _machines(job: Job) -> Iterator[Fault]:
+    resources, compute = _part(job, "resources"), job.get("compute")
+    kind, count = resources.get("instance_type"), resources.get("instance_count", 1)
+    if compute is None and kind is None:
+        hint = "set resources.instance_type, or azureml.compute"
+        yield _at("resources.instance_type", "neither a cluster nor an instance type says what to run on", hint)
+    if compute is None and isinstance(kind, str) and not kind.lower().startswith("standard_"):
+        hint = f"did you mean `Standard_{kind}`?"
+        yield _at("resources.instance_type", f"`{kind}` is no size of Azure's machines: Standard_...", hint)
+    if isinstance(count, int) and count < 1:
+        yield _at("resources.instance_count", f"{count} instances run nothing", "at least 1")
+    if isinstance(compute, str):
+        name = compute.removeprefix("azureml:")
+        if name == "local":
+            yield _at("compute", "`local` runs on this machine, in Docker, and not on Azure", "name a cluster")
+        elif not _COMPUTE.fullmatch(name) and not name.startswith("/subscriptions/"):
+            hint = "3 to 24 letters, digits and `-`, a letter first, and no `-` with a number last"
+            yield _at("compute", f"`{name}` cannot be a cluster's name", hint)
+        if "queue_settings" in job:
+            message = (
+                f"a job tier is for serverless compute; whether `{name}` is low-priority was said when it was made"
+            )
+            yield _at("queue_settings.job_tier", message, "leave out azureml.compute, or resources.spot")
+    shm = resources.get("shm_size")
+    if isinstance(shm, str) and re.fullmatch(r"0+[bkmgBKMG]", shm):
+        yield _at("resources.shm_size", f"shared memory of `{shm}` is none", "leave shm_gb out for Azure's 2g")
+    arguments = resources.get("docker_args")
+    words = " ".join(map(str, arguments)) if isinstance(arguments, list) else str(arguments or "")
+    if re.search(r"--shm-size\b", words):
+        yield _at("resources.docker_args", "--shm-size in docker_args and shm_size overrule each other", "set shm_gb")
+
+
+def _time(job: Job) -> Iterator[Fault]:
+    timeout = _part(job, "limits").get("timeout")
+    is_spot = str(_part(job, "queue_settings").get("job_tier")).lower() == "spot"
+    most, whom = (MAX_SPOT_RUNTIME_S, "spot machines") if is_spot else (MAX_RUNTIME_S, "a job")
+    if timeout is None:
+        yield _at("limits", "without limits.timeout nothing ends the job in time", "set limits.max_duration")
+    elif isinstance(timeout, int) and timeout < MIN_RUNTIME_S:
+        # 0 is no limit at all: the SDK leaves it out of what it sends.
+        yield _at("limits", f"a timeout of {timeout} s is less than {MIN_RUNTIME_S}", "raise limits.max_duration")
+    elif isinstance(timeout, int) and timeout > most:
+        message = f"a timeout of {timeout} s is more than the {most // 86_400} days that Azure gives {whom}"
+        yield _at("limits", message, "lower limits.max_duration")
+
+
+def _processes(job: Job) -> Iterator[Fault]:
+    """Yield faults of the distribution: our agent runs once on each node, and starts the ranks itself."""
+    distribution, hint = _part(job, "distribution"), "{type: pytorch, process_count_per_instance: 1}"
+    kind, processes = str(distribution.get("type")).lower(), distribution.get("process_count_per_instance", 1)
+    if "distribution" not in job:
+        count = _part(job, "resources").get("instance_count", 1)
+        if isinstance(count, int) and count > 1:
+            yield _at("distribution", f"without a distribution only one of {count} nodes starts anything", hint)
+    elif kind in ("mpi", "tensorflow", "ray"):
+        yield _at("distribution", f"`{kind}` sets no NODE_RANK and MASTER_ADDR, which our agent reads", hint)
+    elif isinstance(processes, int) and processes != 1:
+        yield _at("distribution", f"{processes} agents on each node, where one starts all ranks", hint)
+
+
+def _environment(job: Job) -> Iterator[Fault]:
+    environment = job.get("environment")
+    if isinstance(environment, str) and not _ENVIRONMENT.fullmatch(environment):
+        if environment.startswith("azureml:"):
+            hint = "azureml:NAME:VERSION, azureml:NAME@latest, or azureml://registries/.../environments/NAME/versions/V"
+            yield _at("environment", f"`{environment}` says no version of an environment", hint)
+        elif "/" in environment:
+            yield _at("environment", f"`{environment}` is an image, not an environment", "set `image` instead")
+        else:
+            hint = f"azureml:{environment}" + ("" if re.search("[:@]", environment) else "@latest")
+            yield _at("environment", f"`{environment}` lacks the `azureml:` before it", hint)
+    if not isinstance(environment, Mapping):
+        return
+    image = environment.get("image")
+    if ("image" in environment) == ("build" in environment):
+        said = "both an image and a build" if image else "no image"
+        yield _at("environment.image", f"the environment has {said}", "set image, or azureml.environment")
+    if isinstance(image, str) and not _IMAGE.fullmatch(image):
+        yield _at("environment.image", f"`{image}` is no image's name", "such as mcr.microsoft.com/azureml/x:1")
+    for key in ("name", "version"):
+        if key in environment:
+            message = f"environment.{key}: the SDK drops it from an environment that stands in the job"
+            yield _at("environment", message, f"leave {key} out", is_warning=True)
+
+
+def _variables(job: Job) -> Iterator[Fault]:
+    for name, value in _part(job, "environment_variables").items():
+        if not _NAME.fullmatch(str(name)):
+            yield _at("environment_variables", f"`{name}` is no variable's name", "letters, digits and `_`")
+        elif name in _AZURES_OWN:
+            yield _at("environment_variables", f"Azure sets {name} itself, on each node its own", "leave it out")
+        size = len(f"{name}={value}".encode(errors="replace")) + 1
+        if size > MAX_VARIABLE_BYTES:
+            message = f"{name} has {size} bytes, and Linux starts nothing with more than {MAX_VARIABLE_BYTES}"
+            yield _at("environment_variables", message, "put it into a file of the code folder")
+        if isinstance(value, str) and _EXPRESSION.search(value):
+            message = f"{name}: Azure is known to fill in expressions in the command alone"
+            yield _at("environment_variables", message, "", is_warning=True)
+
+
+def _mounts(job: Job) -> Iterator[Fault]:
+    places: dict[str, str] = {}
+    names: dict[str, str] = {}
+    for kind in ("inputs", "outputs"):
+        for name, value in _part(job, kind).items():
+            path, full = value.get("path") if isinstance(value, Mapping) else None, f"{kind}.{name}"
+            if not _NAME.fullmatch(str(name)):
+                yield _at(full, f"`{name}` cannot name one of the {kind}", "letters, digits and `_`, no digit first")
+            if names.setdefault(str(name).lower(), full) != full:
+                message = f"{full} and {names[str(name).lower()]} have one name"
+                yield _at(full, message, "the variables that Azure sets for them would overwrite each other")
+            if kind == "outputs" and isinstance(path, str):
+                if places.setdefault(path.rstrip("/"), full) != full:
+                    yield _at(full, f"{full} and {places[path.rstrip('/')]} are one place", "give each its own")
+                if not _CLOUD_PATH.match(path):
+                    yield _at(full, f"`{path}` is nowhere in Azure", "azureml://datastores/NAME/paths/...")
+            elif kind == "inputs" and isinstance(value, Mapping) and "value" not in value:
+                yield from _input(full, path)
+    if "checkpoints" in _part(job, "outputs"):
+        yield from _checkpoints(_part(job, "outputs"))
+    elif str(_part(job, "queue_settings").get("job_tier")).lower() == "spot":
+        message = "a spot job without checkpoints starts from nothing each time"
+        yield _at("outputs.checkpoints", message, "set checkpoint.uri")
+
+
+def _input(full: str, path: Any) -> Iterator[Fault]:
+    hint = "azureml://datastores/NAME/paths/..., azureml:NAME:VERSION, or an address of Azure's storage"
+    if not path:
+        yield _at(full, f"{full} has no path", hint)
+    elif isinstance(path, str) and path.startswith("azureml://") and re.search("[:@]", path[10:]):
+        # load_job drops the `azureml:` before what it takes for NAME:VERSION, and then looks for a local folder.
+        yield _at(full, f"{full}: the SDK takes what follows `:` or `@` in `{path}` for a version", "rename the folder")
+    elif isinstance(path, str) and not _CLOUD_PATH.match(path) and not _ASSET_PATH.fullmatch(path):
+        yield _at(full, f"{full}: `{path}` is nowhere in Azure", hint)
+
+
+def _checkpoints(outputs: Job) -> Iterator[Fault]:
+    """Yield what would keep the next attempt from finding what this one has saved."""
+    output, hint = _part(outputs, "checkpoints"), "a place of the job's own, the same for each attempt"
+    path = output.get("path")
+    if not path:
+        yield _at("outputs.checkpoints", "without a path each run's checkpoints lie elsewhere", hint)
+    elif "name" in _EXPRESSION.findall(str(path)):
+        yield _at("outputs.checkpoints", f"`{path}` is another place in each run", hint)
+    mode, kind = (str(output.get(*each)).lower() for each in (("mode", "rw_mount"), ("type", "uri_folder")))
+    if mode not in ("rw_mount", "mount"):
+        message = f"with `mode: {mode}` checkpoints reach the store at the end, or never"
+        yield _at("outputs.checkpoints", message, "mode: rw_mount")
+    if kind != "uri_folder":
+        yield _at("outputs.checkpoints", "checkpoints are a folder", "type: uri_folder")
+
+
+def _rest(job: Job) -> Iterator[Fault]:
+    """Yield what load_job trips over, or drops without a word."""
+    for name, service in _part(job, "services").items():
+        kind, nodes = service.get("type") if isinstance(service, Mapping) else None, "nodes"
+        if str(kind).lower() not in _SERVICES:
+            yield _at("services", f"services.{name}: `{kind}` is none of {', '.join(_SERVICES)}", "name one of them")
+        if isinstance(service, Mapping) and service.get(nodes, "all") != "all":
+            yield _at("services", f"services.{name}.nodes is `all` or left out", "left out means node 0")
+    if "msi_resource_id" in _part(job, "identity"):
+        yield _at("identity", "load_job breaks on identity.msi_resource_id", "give client_id")
+
+
+def _by_table(path: str, said: str, message: str, is_warning: bool) -> Fault:
+    key = _key_of(path)
+    return Fault(f"{said}: {message}", key, hint=_HINTS.get(key, ""), is_warning=is_warning)
+
+
+def _at(path: str, message: str, hint: str = "", *, is_warning: bool = False) -> Fault:
+    return Fault(message, _key_of(path), hint=hint, is_warning=is_warning)
+
+
+def _part(job: Job, name: str) -> Job:
+    found = job.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _meant(word: Any, known: Iterable[Any]) -> str:
+    close = get_close_matches(str(word), [str(each) for each in known], 1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _folded(word: str, fold: str | None) -> str:
+    if fold == "snake":
+        word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word)
+    return word.lower() if fold else word
+
+
+def _snake(path: str) -> str:
+    """Return the file's name for a path in the body."""
+    return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", path.removeprefix("properties."))
+
+
+def _key_of(path: str) -> str:
+    for prefix, key in _KEYS.items():
+        if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
+            return key
+    return "azureml.raw"
+
+
+@functools.lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    text = files("cloudtrain.backends").joinpath("azureml").joinpath("rules.json").read_text()
+    table: dict[str, Any] = json.loads(text)
+    return table

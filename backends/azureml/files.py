@@ -1,0 +1,132 @@
+"""Files of a job in blob storage, read past any mount: what it has saved, what it has left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.entrypoints import places
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+
+__all__ = ["download", "has_checkpoint"]
+
+WORKERS = 8
+CONNECT_S, READ_S = 10, 60
+_PART = ".cloudtrain-part"
+
+_DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
+_HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)/?(.*)")
+
+_T = TypeVar("_T")
+
+
+def has_checkpoint(workspace: Workspace, uri: str) -> bool:
+    """Return whether there is something to go on from, as the node itself would say (entrypoints/places.py)."""
+
+    def look(container: Any, prefix: str) -> bool:
+        names = (name.removeprefix(prefix) for name in container.list_blob_names(name_starts_with=prefix))
+        return any(places.is_whole(name.partition("/")[0]) for name in names if name)
+
+    return _with_container(workspace, uri, look)
+
+
+def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
+    """Copy all files below the uri to the folder, several at once; return them.
+
+    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written.
+    """
+
+    def fetch(container: Any, prefix: str) -> list[Path]:
+        sizes = {item.name: item for item in container.list_blobs(name_starts_with=prefix)}
+        names = [name for name in sizes if not _is_folder(sizes[name]) and _is_inside(name.removeprefix(prefix))]
+        if not names:
+            raise CloudtrainError("there is no output", where=uri, hint="it is there once the job has left anything")
+
+        def one(name: str) -> Path:
+            target = folder / name.removeprefix(prefix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_name(target.name + _PART)
+            with partial.open("wb") as file:
+                container.download_blob(name).readinto(file)
+            partial.replace(target)
+            return target
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            return sorted(pool.map(one, names))
+
+    try:
+        return _with_container(workspace, uri, fetch)
+    except OSError as error:
+        raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a blob's name, which may hold anything, stays below the folder that it is copied to."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and not name.endswith("/")
+
+
+def _is_folder(item: Any) -> bool:
+    """Return whether it stands for a folder, as storage with a hierarchy has them and mounts leave them."""
+    return (item.metadata or {}).get("hdi_isfolder") == "true"
+
+
+def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T]) -> _T:
+    """Return what `use(container, prefix)` does, with the caller's own right to it, else with the datastore's.
+
+    Raises CredentialError, UnreachableError, ConfigError.
+    """
+    try:
+        from azure.core import exceptions as core
+        from azure.storage.blob import ContainerClient
+    except ImportError as error:
+        hint = "pip install 'cloudtrain[azureml]'"
+        raise ConfigError(f"the Azure libraries are not installed here: {error}", hint=hint) from error
+    doing = f"look into {uri}"
+    with rest.answers(doing):
+        url, container, prefix, datastore = _place(workspace, uri)
+        own = rest.credential(workspace.cloud)
+        limits: dict[str, Any] = {"connection_timeout": CONNECT_S, "read_timeout": READ_S}
+        try:
+            try:
+                return use(ContainerClient(url, container, credential=own, **limits), prefix)
+            except core.HttpResponseError as error:
+                if datastore is None or error.status_code not in (401, 403):
+                    raise
+                secret = _secret(workspace, datastore)
+                return use(ContainerClient(url, container, credential=secret, **limits), prefix)
+        except core.HttpResponseError as error:
+            code = str(getattr(error, "error_code", "") or "")
+            raise rest.AzureError(error.status_code or 0, code, " ".join(str(error.message).split())[:300]) from error
+        except core.AzureError as error:
+            raise rest.AzureError(0, "", " ".join(str(error).split())[:300]) from error
+
+
+def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:
+    """Return account url, container, prefix with a slash at its end, and the datastore that the uri names."""
+    if found := _DATASTORE.fullmatch(uri):
+        told = rest.get_json(workspace, f"/datastores/{found[1]}")["properties"]
+        host = f"{told['accountName']}.blob.{told.get('endpoint') or 'core.windows.net'}"
+        return (
+            f"{told.get('protocol') or 'https'}://{host}",
+            str(told["containerName"]),
+            f"{found[2].strip('/')}/",
+            found[1],
+        )
+    if found := _HADOOP.fullmatch(uri):
+        return f"https://{found[2]}.blob.{found[3]}", found[1], f"{found[4].strip('/')}/", None
+    split = urlsplit(uri)
+    container, _, prefix = split.path.strip("/").partition("/")
+    return f"{split.scheme}://{split.netloc}", container, f"{prefix}/", None
+
+
+def _secret(workspace: Workspace, datastore: str) -> str:
+    """Return the datastore's own key or SAS. Raises AzureError."""
+    told = rest.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets").json()
+    return str(told.get("sasToken") or told.get("key") or "")

@@ -1,0 +1,201 @@
+"""A job's lines out of its nodes' log files: none lost, none repeated, each byte fetched once.
+
+Every node's container has one file, which grows. A file is read on from where it ended, by range; the place of each is
+in the cursor. entrypoints/pump.py has put time and rank in front of each line.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.history import Details
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.errors import UnreachableError
+
+__all__ = ["last_event", "node_of", "page"]
+
+PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and of each at least: memory is bounded by it
+MAX_LINE_BYTES = 1 << 20  # a longer one is taken as it is
+TAIL_BYTES = 64 << 10  # of a file, where its last words are looked for
+WORKERS = 8
+FRESH_S, SOON_S = 10.0, 1.0  # how old the list of files may be, and where some are missing yet
+
+_FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
+_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
+_TAG = re.compile(r"\[(\d+)\] ")
+_OWN = ("end", "ended")  # of entrypoints/container.py: for readers of the log's end, not of its lines
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file's place in the cursor: bytes read, when the file was made, the last line's time.
+
+    `pending`: bytes after the last whole line, when they were last seen. `has_ended`: the container has said its last
+    word there; once the run is over, none follows it.
+    """
+
+    at: int = 0
+    born: str = ""
+    last_s: float = 0.0
+    pending: int = 0
+    has_ended: bool = False
+    at_end: bool = False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a read has brought: whole lines, and the file's place after them; `failure` where it could not be read."""
+
+    place: _File
+    lines: list[bytes]
+    failure: rest.AzureError | None = None
+
+
+def node_of(name: str) -> int | None:
+    """Return the node whose log the file is, None for other files."""
+    match = _FILE.fullmatch(name)
+    return None if match is None else int(match[1] or 0)
+
+
+def page(
+    ask: Callable[[float], Details],
+    nodes: int,
+    cursor: dict[str, Any] | None,
+    only: frozenset[int] | None = None,
+) -> LogPage:
+    """Return the lines after the cursor, of all nodes or `only` of some, in the order of their times.
+
+    `ask` gives the run's details, no older than so many seconds: their addresses run out. Raises UnreachableError where
+    nothing could be read at all; where only some files could not, the page is not clean.
+    """
+    wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
+    places = {name: _File(**place) for name, place in (cursor or {}).get("files", {}).items()}
+    told = ask(FRESH_S)
+    if len(_urls(told, wanted)) < len(wanted) and not told.is_over:
+        told = ask(SOON_S)
+    urls = _urls(told, wanted)
+    pieces = _read_all(urls, places, told)
+    if any(piece.failure is not None and piece.failure.status in (401, 403) for piece in pieces.values()):
+        told = ask(0.0)
+        refused = {name for name, piece in pieces.items() if piece.failure is not None}
+        pieces |= _read_all({name: url for name, url in _urls(told, wanted).items() if name in refused}, places, told)
+    failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
+    if failures and len(failures) == len(pieces):
+        raise UnreachableError(f"cannot read the log: {failures[0].words}")
+    places |= {name: piece.place for name, piece in pieces.items()}
+    lines = sorted(
+        (line for name in pieces for line in _lines(name, pieces[name], places)), key=lambda line: line.time_s
+    )
+    is_clean = not lines and not failures and all(places[name].at_end for name in urls)
+    seen = {node_of(name) for name in urls if places[name].has_ended}
+    return LogPage(
+        lines,
+        {"files": {name: place.__dict__ for name, place in places.items()}},
+        is_clean=is_clean,
+        is_complete=is_clean and wanted <= seen,
+    )
+
+
+def last_event(url: str, kind: str) -> dict[str, Any] | None:
+    """Return the last event of a kind in the end of a log file, None without one. Raises AzureError."""
+    size = int(rest.call("HEAD", url).headers.get("Content-Length", 0))
+    if not size:
+        return None
+    # Blob storage knows no ranges that count from the end.
+    text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
+        errors="replace"
+    )
+    for line in reversed(text.splitlines()):
+        if events.MARK in line:
+            fields = events.parse(line)[1]
+            if fields is not None and fields["e"] == kind:
+                return fields
+    return None
+
+
+def _urls(told: Details, wanted: frozenset[int]) -> dict[str, str]:
+    return {name: url for name, url in sorted(told.log_files.items()) if node_of(name) in wanted}
+
+
+def _read_all(urls: Mapping[str, str], places: Mapping[str, _File], told: Details) -> dict[str, _Piece]:
+    limit = max(FEWEST_BYTES, PAGE_BYTES // max(1, len(urls)))
+
+    def read(item: tuple[str, str]) -> tuple[str, _Piece]:
+        name, url = item
+        return name, _read(url, places.get(name, _File()), limit, is_over=told.is_over)
+
+    if len(urls) < 2:
+        return dict(map(read, urls.items()))
+    with ThreadPoolExecutor(min(WORKERS, len(urls))) as pool:
+        return dict(pool.map(read, urls.items()))
+
+
+def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
+    try:
+        answer = rest.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
+    except rest.AzureError as error:
+        if error.status == 416:
+            return _at_the_end(url, place, limit, error, is_over=is_over)
+        if error.status == 404:  # named before it is written
+            return _Piece(replace(place, at_end=True), [])
+        return _Piece(replace(place, at_end=False), [], error)
+    born = answer.headers.get("x-ms-creation-time", "")
+    if place.born and born != place.born:  # another file of that name: the platform has begun the node anew
+        return _read(url, _File(born=born, last_s=place.last_s), limit, is_over=is_over)
+    data: bytes = answer.content
+    is_full = len(data) >= limit
+    whole, newline, rest_of_it = data.rpartition(b"\n")
+    is_stuck = is_over and not is_full and place.pending == len(rest_of_it)  # nobody will end that line any more
+    if rest_of_it and (is_stuck or (is_full and not newline and len(data) >= min(limit, MAX_LINE_BYTES))):
+        whole, newline, rest_of_it = data, b"", b""
+    lines = whole.split(b"\n") if whole or newline else []
+    taken = len(whole) + len(newline)
+    at_end = not is_full and not (is_over and rest_of_it)
+    return _Piece(replace(place, at=place.at + taken, born=born, pending=len(rest_of_it), at_end=at_end), lines)
+
+
+def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
+    """Return nothing new, unless the file is another, shorter one than before."""
+    size = error.headers.get("Content-Range", "").rpartition("/")[2]
+    try:
+        if not size.isdigit():
+            size = rest.call("HEAD", url).headers.get("Content-Length", "0")
+    except rest.AzureError as failure:
+        return _Piece(replace(place, at_end=False), [], failure)
+    if int(size) < place.at:
+        return _read(url, _File(last_s=place.last_s), limit, is_over=is_over)
+    return _Piece(replace(place, pending=0, at_end=True), [])
+
+
+def _lines(name: str, piece: _Piece, places: dict[str, _File]) -> Iterator[LogLine]:
+    """Yield the piece's lines, and note in `places` what they tell of the file."""
+    node, place = node_of(name) or 0, piece.place
+    for raw in piece.lines:
+        text = raw.decode("utf-8", "replace").removesuffix("\r")
+        stamp = _STAMP.match(text)
+        if stamp:
+            text = text[stamp.end() :]
+        # A node's own order is the file's, whatever its clock does.
+        last_s = max(place.last_s, _seconds(stamp)) if stamp else place.last_s or time.time()
+        place = replace(place, last_s=last_s)
+        tag = _TAG.match(text)
+        fields = events.parse(text)[1] if events.MARK in text and tag is None else None
+        if fields is not None and fields["e"] in _OWN:
+            place = replace(place, has_ended=place.has_ended or fields["e"] == "end")
+            continue
+        place = replace(place, has_ended=False) if place.has_ended else place  # the platform has begun it anew
+        yield LogLine(text[tag.end() :] if tag else text, node, int(tag[1]) if tag else None, last_s)
+    places[name] = place
+
+
+def _seconds(stamp: re.Match[str]) -> float:
+    year, month, day, hour, minute, second, milli = map(int, stamp.groups())
+    return calendar.timegm((year, month, day, hour, minute, second)) + milli / 1000

@@ -1,0 +1,108 @@
+"""Which Azure machine a config asks for, and where: type, price, workspace."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import catalog
+from cloudtrain.launcher.catalog import Machine
+from cloudtrain.launcher.config.schema_backends import AzureML
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["Workspace", "block_of", "choose", "workspace_of"]
+
+_TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
+# General purpose, compute and memory: the families without accelerators that clusters are made of.
+_CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where jobs live; `cloud` is the name that `az cloud list` gives it."""
+
+    subscription: str
+    resource_group: str
+    name: str
+    cloud: str = "AzureCloud"
+
+    @property
+    def arm_id(self) -> str:
+        """The workspace's id, with a slash at its start and none at its end."""
+        group = f"/subscriptions/{self.subscription}/resourceGroups/{self.resource_group}"
+        return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{self.name}"
+
+
+def block_of(config: Config) -> AzureML:
+    """Return the config's block, with its defaults where there is none."""
+    return config.azureml or AzureML()
+
+
+def choose(config: Config) -> Machine:
+    """Return the machine type that the config asks for. Raises ConfigError where it does not say, or there is none.
+
+    Of a cluster that is named alone nothing is known here: its type stays empty, and the run says it later.
+    """
+    resources, block = config.resources, block_of(config)
+    if resources.instance_type is not None:
+        return _named(resources.instance_type, block.region, config.distributed.nproc_per_node)
+    if resources.accelerators is not None:
+        found = catalog.by_accelerators("azureml", resources.accelerators, block.region)
+        if not found:
+            message = f"no Azure machine of our table has `{resources.accelerators}`"
+            raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])
+        return found[0]
+    if block.compute is None:
+        hint = "write `accelerators: A100:4`, `instance_type: Standard_NC96ads_A100_v4`, or `azureml.compute`"
+        raise ConfigError([Fault("Azure ML needs to know which machines", key="resources", hint=hint)])
+    if config.distributed.nproc_per_node == "auto":
+        message = f"how many GPUs the machines of `{block.compute}` have is not known here"
+        hint = "say `resources.instance_type`, or distributed.nproc_per_node"
+        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)])
+    return Machine("", "", int(config.distributed.nproc_per_node), None, "", is_derived=False)
+
+
+def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
+    key = "resources.instance_type"
+    if not _TYPE.fullmatch(instance_type):
+        hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
+        raise ConfigError([Fault(f"`{instance_type}` is no Azure machine size", key=key, hint=hint)])
+    known = catalog.by_type("azureml", instance_type, region)
+    if known is not None:
+        return known
+    if _CPU_FAMILY.fullmatch(instance_type):
+        return Machine(instance_type, "CPU", 0, None, "", is_derived=False)
+    if nproc == "auto":
+        message = f"how many GPUs `{instance_type}` has is not in our table"
+        raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
+    return Machine(instance_type, "GPU", int(nproc), None, "", is_derived=False)
+
+
+def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:
+    """Return the workspace. Raises ConfigError with all that is missing."""
+    subscription = block.subscription or environ.get("AZURE_SUBSCRIPTION_ID")
+    parts = {
+        "subscription": (subscription, "`az account show --query id`, or export AZURE_SUBSCRIPTION_ID"),
+        "resource_group": (block.resource_group, "`az ml workspace list` shows yours with their groups"),
+        "workspace": (block.workspace, "`az ml workspace list` shows yours"),
+    }
+    words = {
+        "subscription": "no Azure subscription",
+        "resource_group": "no resource group",
+        "workspace": "no workspace",
+    }
+    faults = [Fault(words[key], key=f"azureml.{key}", hint=hint) for key, (value, hint) in parts.items() if not value]
+    faults += [
+        Fault(f"`{value}` cannot be part of an Azure id", key=f"azureml.{key}", hint="the name alone, without a path")
+        for key, (value, _) in parts.items()
+        if value and re.search(r"[/?#\s]", value)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return Workspace(str(subscription), str(block.resource_group), str(block.workspace), block.cloud)

@@ -1,0 +1,255 @@
+"""The command job, in the form that `az ml job create -f` takes, and what travels beside it.
+
+The code folder of the job holds the bundle alone, so that Azure keeps it once for all jobs with the same code. What the
+containers are to do, the order, is a variable: base64 of JSON, because nobody promises what becomes of quotes and
+`${{...}}` in one. The variable CLOUDTRAIN_SENT with what only a send knows is added then, and a tag with the sender.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
+from cloudtrain.launcher import render
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.spec import job_spec
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["BUNDLE", "SENT", "build", "encoded"]
+
+BUNDLE = "bundle.tar.gz"
+ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
+CHECKPOINTS, OUTPUT = "checkpoints", "output"
+# Of Azure's own registry, seen in its public examples in 2026; PyTorch 2.8 runs the trainer (docs/azureml.md).
+ENVIRONMENT = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
+SHM_GB_A_RANK = 8
+GRACE_S = 25  # from the signal to the kill; Azure documents none, 30 s is what containers usually get
+JOIN_TIMEOUT_S = 1800  # the slowest node's image, which Azure may have to build
+
+# A shell, tar and python3 are all that an image needs to have. `-u`: what is printed is in the log at once.
+COMMAND = (
+    "mkdir -p /tmp/cloudtrain && tar -xzf bundle.tar.gz -C /tmp/cloudtrain && "
+    "exec env PYTHONPATH=/tmp/cloudtrain/runtime python3 -u -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER"
+)
+
+_URI = re.compile(r"azureml:|https://[^/]+/.|abfss?://|wasbs?://")
+_BLOB = re.compile(r"https://[^/]+\.blob\.|abfss?://|wasbs?://")
+_IDENTITIES = {"user": "user_identity", "managed": "managed", "aml_token": "aml_token"}
+_SERVICES = {"tensorboard": "tensor_board", "jupyter_lab": "jupyter_lab", "vs_code": "vs_code"}
+
+# What `raw` must leave alone, and the config's key for it.
+_PLANNED = {
+    "name": "name",
+    "code": "code",
+    "command": "args",
+    "compute": "azureml.compute",
+    "resources.instance_type": "resources.instance_type",
+    "resources.instance_count": "resources.instances",
+    "distribution": "distributed",
+    "limits.timeout": "limits.max_duration",
+    "queue_settings.job_tier": "resources.spot",
+    f"environment_variables.{ORDER}": "env",
+    f"outputs.{CHECKPOINTS}": "checkpoint.uri",
+    "tags.cloudtrain\0job": "tags",
+    "tags.cloudtrain\0attempt": "tags",
+}
+
+
+def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    block, workspace = block_of(config), workspace_of(block_of(config))
+    _require_reachable(config)
+    name, machine = platform_name(job_id, attempt), choose(config)
+    prefix = f"{block.prefix.strip('/')}/".lstrip("/")
+    home = f"azureml://datastores/{block.datastore}/paths/{prefix}jobs/{job_id}"
+    outputs = _outputs(config, home)
+    order = {**job_spec(plan, config, job_id, attempt), **_for_container(plan, config), "bundle_sha256": bundle_sha256}
+    inputs = [{"name": key, "type": _type_of(uri), "uri": uri} for key, uri in config.inputs.items()]
+    job = {
+        "name": name,
+        "display_name": f"{job_id}, attempt {attempt}",
+        "experiment": block.experiment or config.name,
+        "tags": {**config.tags, "cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt)},
+        "command": _command(inputs, outputs),
+        "environment": _environment(config),
+        "order": encoded(order),
+        "compute": f"azureml:{block.compute}" if block.compute else None,
+        "instances": plan.instances,
+        "instance_type": machine.instance_type,
+        "shm_size": f"{block.shm_gb or SHM_GB_A_RANK * plan.nproc_per_node}g",
+        "timeout_s": plan.cap_s,
+        "spot": config.resources.spot,
+        "inputs": inputs,
+        "input_mode": block.input_mode,
+        "outputs": [{"name": key, "uri": uri} for key, uri in outputs.items()],
+        "identity": _IDENTITIES[block.identity] if block.identity else None,
+        "services": [_service(kind) for kind in block.services],
+    }
+    planned = render.render_yaml("azureml/job.yml", job=job)
+    body, changes = render.overlaid(planned, block.raw)
+    _require_as_planned(planned, body)
+    beside = {
+        "workspace": {
+            "subscription": workspace.subscription,
+            "resource_group": workspace.resource_group,
+            "name": workspace.name,
+            "cloud": workspace.cloud,
+        },
+        "compute": block.compute,
+        "instance_type": machine.instance_type,
+        "code_dir": config.code.dir,
+        "checkpoint_uri": outputs.get(CHECKPOINTS),
+        "output_uri": outputs[OUTPUT],
+        "secrets": list(config.secrets),
+        "nodes": plan.instances,
+        "nproc_per_node": plan.nproc_per_node,
+        "limit_s": plan.cap_s,
+        "limit_reason": plan.cap_reason,
+        "region": block.region,
+        "has_price": block.price_per_hour is not None,
+    }
+    text = render.as_yaml(body)
+    files = {"job.yml": text, "order.json": render.as_json(order)}
+    carried = frozenset({"resources.spot"})
+    return Request(name, body, text, files, beside, (*changes, *_notes(config)), carried, archive=f"code/{BUNDLE}")
+
+
+def encoded(data: dict[str, Any]) -> str:
+    """Return the object as a variable can carry it through anybody's hands."""
+    return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
+
+
+def _notes(config: Config) -> Iterator[str]:
+    """Yield what to know before."""
+    if block_of(config).conda:
+        yield "a conda environment is built into an image first, which takes Azure 10 to 45 minutes, once"
+    if config.secrets:
+        yield "secrets go through the workspace's key vault, until the job's end is seen"
+
+
+def _command(inputs: list[dict[str, str]], outputs: dict[str, str]) -> str:
+    """Return the nodes' command; the service puts the folders' places in."""
+    places = [f'{name}="${{{{outputs.{name}}}}}"' for name in outputs]
+    places += [f'input.{each["name"]}="${{{{inputs.{each["name"]}}}}}"' for each in inputs]
+    return " ".join([COMMAND, *places])
+
+
+def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
+    """Return what entrypoints/container.py needs beside the job's spec; its places count from the code's folder."""
+    return {
+        "environment": dict(config.env),
+        "secrets": {"names": list(config.secrets)} if config.secrets else None,
+        "deadline_s": plan.deadline_s,
+        "max_duration_s": plan.cap_s,
+        "limit_reason": plan.cap_reason,
+        "grace_s": GRACE_S,
+        "join_timeout_s": JOIN_TIMEOUT_S,
+        "stamped": True,
+        "places": {
+            "own": "cloudtrain",
+            "bundle": BUNDLE,
+            "checkpoints": "cloudtrain-checkpoints",
+            "output": "cloudtrain-output",
+            "failure": None,
+            "inputs": {},
+        },
+    }
+
+
+def _environment(config: Config) -> Any:
+    block = block_of(config)
+    if block.environment is None and config.image is None and block.conda is None:
+        return ENVIRONMENT
+    if block.environment is not None:
+        if config.image is not None or block.conda is not None:
+            key = "image" if config.image is not None else "azureml.conda"
+            message = f"`{key}` and `azureml.environment` exclude each other"
+            raise ConfigError([Fault(message, key="azureml.environment", hint="keep one")])
+        return block.environment
+    if config.image is None:
+        message = "a conda environment needs an `image` to be built upon"
+        hint = "as in image: mcr.microsoft.com/azureml/openmpi5.0-cuda12.6-ubuntu24.04"
+        raise ConfigError([Fault(message, key="azureml.conda", hint=hint)])
+    return {"image": config.image, **({"conda_file": block.conda} if block.conda else {})}
+
+
+def _outputs(config: Config, home: str) -> dict[str, str]:
+    """Return name -> uri. Without a mount the trainer copies its checkpoints to the mirror, and back."""
+    if len(config.outputs) > 1:
+        names = ", ".join(config.outputs)
+        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
+        raise ConfigError([Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint)])
+    output = next(iter(config.outputs.values()), None) or f"{home}/output"
+    is_mirrored = config.checkpoint.uri is None and bool(_BLOB.match(config.checkpoint.mirror or ""))
+    if is_mirrored:
+        return {OUTPUT: output}
+    return {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints", OUTPUT: output}
+
+
+def _require_reachable(config: Config) -> None:
+    """Raise ConfigError for places that a container on Azure does not have."""
+    faults = []
+    told = {"checkpoint.uri": config.checkpoint.uri}
+    told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
+    told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
+    for key, uri in told.items():
+        if uri is not None and not _URI.match(uri):
+            hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
+            faults.append(Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint))
+    mirror = config.checkpoint.mirror
+    if mirror is not None and "://" not in mirror:
+        hint = "name a place in blob storage, or leave it out: checkpoint.uri is mounted from there anyway"
+        faults.append(Fault("a mirror on Azure ML would end with the container", key="checkpoint.mirror", hint=hint))
+    if config.checkpoint.resume not in ("auto", "never"):
+        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
+        message = "on Azure ML a job goes on from its own checkpoints alone"
+        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
+    if config.resources.spot and block_of(config).compute:
+        message = "whether a cluster's machines are low priority is the cluster's own, not a job's"
+        hint = (
+            "leave out `spot` for a low-priority cluster, or leave out azureml.compute: serverless machines can be spot"
+        )
+        faults.append(Fault(message, key="resources.spot", hint=hint))
+    if config.secrets and block_of(config).identity not in ("managed", "user"):
+        message = "to read its secrets from the key vault the job must act as somebody"
+        faults.append(Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
+    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
+    faults = []
+    for path, key in _PLANNED.items():
+        if _at(planned, path) != _at(body, path):
+            shown = path.replace("\0", ".")
+            hint = f"set {key} instead"
+            faults.append(Fault(f"`raw` changes {shown}, and with it what was planned", key="azureml.raw", hint=hint))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _at(body: Any, path: str) -> Any:
+    for name in path.split("."):
+        body = body.get(name.replace("\0", ".")) if isinstance(body, dict) else None
+    return body
+
+
+def _type_of(uri: str) -> str:
+    """Return whether an input is a file or a folder, by its name's ending: `v1.0` is a folder's, `labels.csv` a file's."""
+    _, slash, last = uri.partition("://")[2].rpartition("/")
+    return "uri_file" if slash and re.search(r"\.[A-Za-z][A-Za-z0-9]*$", last) else "uri_folder"
+
+
+def _service(kind: str) -> dict[str, str | None]:
+    log_dir = "cloudtrain-output/tensorboard" if kind == "tensorboard" else None
+    return {"name": kind, "type": _SERVICES[kind], "log_dir": log_dir}

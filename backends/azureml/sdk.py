@@ -1,0 +1,129 @@
+"""Sending a job with Azure's own SDK, which uploads the code and registers the environment; imported here alone."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.request import BUNDLE
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+__all__ = ["create"]
+
+RETRIES = 4
+
+
+def create(workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path) -> dict[str, Any]:
+    """Upload the code, unless it is there, and start the job; return its services, as Azure names them.
+
+    Runs with `folder`, the user's own of the code, as current directory: of it the SDK notes the commit. Raises
+    AzureError, ConfigError for what the SDK itself refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        code = Path(scratch, "code")
+        code.mkdir()
+        shutil.copyfile(bundle, code / BUNDLE)
+        with _quiet(), _inside(folder):
+            return _create(workspace, {**job, "code": str(code)}, Path(scratch))
+
+
+def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    try:
+        from azure.ai.ml import MLClient, load_job
+        from azure.ai.ml.exceptions import MlException
+        from azure.core import exceptions as core
+        from marshmallow.exceptions import ValidationError
+    except ImportError as error:
+        hint = "pip install 'cloudtrain[azureml]'"
+        raise ConfigError(f"the Azure ML SDK is not installed here: {error}", hint=hint) from error
+    from cloudtrain.launcher.render import as_yaml
+
+    path = scratch / "job.yml"
+    path.write_text(as_yaml(job), encoding="utf-8")
+    try:
+        client = MLClient(
+            rest.credential(workspace.cloud),
+            workspace.subscription,
+            workspace.resource_group,
+            workspace.name,
+            cloud=workspace.cloud,
+            enable_telemetry=False,
+            retry_total=RETRIES,
+            logging_enable=False,
+        )
+        sent = client.jobs.create_or_update(load_job(path))
+    except core.HttpResponseError as error:
+        raise _of_response(error) from error
+    except core.ClientAuthenticationError as error:
+        raise rest.AzureError(401, "credentials", _line(error)) from error
+    except (core.ServiceRequestError, core.ServiceResponseError) as error:
+        raise rest.AzureError(0, "", _line(error)) from error
+    except core.AzureError as error:
+        raise _of_cause(error) from error
+    except (MlException, ValidationError) as error:
+        if isinstance(error.__cause__ or error.__context__, core.AzureError):
+            raise _of_cause(error) from error
+        raise ConfigError([Fault(f"Azure's SDK refuses the job: {_line(error)}", key="azureml")]) from error
+    return {name: {"endpoint": getattr(each, "endpoint", None)} for name, each in (sent.services or {}).items()}
+
+
+def _of_response(error: Any) -> rest.AzureError:
+    code = getattr(getattr(error, "error", None), "code", None) or ""
+    message = getattr(getattr(error, "error", None), "message", None) or getattr(error, "message", "")
+    if not error.status_code:
+        return rest.AzureError(0, "", _line(error))
+    return rest.AzureError(error.status_code, str(code), _line(message or error))
+
+
+def _of_cause(error: BaseException) -> rest.AzureError:
+    """Return the answer that the SDK's own error was made of."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if getattr(inner, "status_code", None):
+            return _of_response(inner)
+        inner = inner.__cause__ or inner.__context__
+    return rest.AzureError(0, "", _line(error))
+
+
+def _line(error: object) -> str:
+    line = " ".join(str(error).split())
+    return line if len(line) < 600 else f"{line[:600]}..."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the SDK's progress bars, warnings of experimental classes and log lines off the terminal."""
+    logger = logging.getLogger("azure.ai.ml")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Change the current directory for a while; contextlib has its own from Python 3.11 on."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

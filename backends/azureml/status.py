@@ -1,0 +1,163 @@
+"""What Azure says of a run, in our words: state, reason, cause, and the seconds that it bills."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from cloudtrain.backends.azureml.history import OVER, WAITING, Details
+from cloudtrain.launcher.job import JobState, State
+
+__all__ = ["duration_s", "is_preempted", "machine_of", "seconds", "state_of"]
+
+_OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
+# Machines are there, and paid; the image is brought to them.
+_STARTING = ("Preparing", "Starting")
+_PREEMPTED = re.compile(r"pre-?empt", re.IGNORECASE)
+_FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+_SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
+LIMIT_MARGIN_S = 15.0  # between the limit and the start that Azure tells
+
+
+def state_of(
+    told: Details,
+    account: Mapping[str, Any] | None,
+    *,
+    limit_s: float,
+    limit_reason: str,
+    has_checkpoint: bool | None,
+    idle_s: float = 0.0,
+    now_s: float | None = None,
+) -> State:
+    """Return the state. `account` is the container's own of its end; `limit_reason` what set the limit of `limit_s`.
+
+    `has_checkpoint`: None where nobody could look, then the account's word counts.
+    """
+    data = told.data
+    started_s = seconds(data.get("startTimeUtc"))
+    common: dict[str, Any] = {"started_s": started_s, "billed_s": _billed_s(data, now_s), "idle_s": idle_s or None}
+    if not told.is_over:
+        return State(_running(told.status), detail=_detail(told), **common)
+    common["ended_s"] = seconds(data.get("endTimeUtc")) or started_s or time.time()
+    account = account or {}
+    is_resumable = bool(account.get("resumable")) if has_checkpoint is None else has_checkpoint
+    if account.get("restarts"):
+        common["restarts"] = account["restarts"]
+    words = _words(data)
+    if told.status == "Completed":
+        return State("succeeded", **common)
+    if is_preempted(data):
+        error = {"rank": None, "kind": "preempted", "message": words}
+        return State("failed", "preempted", is_resumable, error, **common)
+    if told.status == "Canceled":
+        return State("stopped", _why_stopped(common, account, limit_s, limit_reason), is_resumable, **common)
+    return _failed(account, words, is_resumable, common)
+
+
+def is_preempted(data: Mapping[str, Any]) -> bool:
+    """Return whether the run has ended because its machines were taken back (`PreemptionError`)."""
+    return bool(_PREEMPTED.search(f"{_error(data).get('code', '')} {_words(data)}"))
+
+
+def machine_of(data: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """Return the machines' type, region, and whether they are of low priority, each empty where it is not told."""
+    compute = data.get("compute") or {}
+    priority = str(compute.get("priority") or "")
+    return (
+        str(compute.get("vmSize") or ""),
+        str(compute.get("region") or ""),
+        priority.lower() in ("lowpriority", "spot"),
+    )
+
+
+def seconds(when: Any) -> float | None:
+    """Return unix seconds of a time in ISO 8601, None where there is none."""
+    if not isinstance(when, str) or not when:
+        return None
+    try:
+        plain = re.sub(r"(\.\d{1,6})\d*", r"\1", when.replace("Z", "+00:00"))
+        found = datetime.fromisoformat(plain) if "." not in plain else _with_fraction(plain)
+    except ValueError:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def duration_s(text: Any) -> float | None:
+    """Return the seconds of a duration in ISO 8601, such as PT2M, None where it is none."""
+    found = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return None
+    days, hours, minutes, rest = (float(part or 0) for part in found.groups())
+    return days * 86_400 + hours * 3600 + minutes * 60 + rest
+
+
+def _with_fraction(text: str) -> datetime:
+    """Return the time; Python 3.10 reads fractions of three or six digits only."""
+    whole, _, rest = text.partition(".")
+    digits = re.match(r"\d+", rest)
+    fraction = digits[0] if digits else ""
+    return datetime.fromisoformat(f"{whole}.{fraction:0<6}{rest[len(fraction) :]}")
+
+
+def _running(status: str) -> JobState:
+    if status in ("CancelRequested", "Canceling"):
+        return "stopping"
+    return "pending" if status in WAITING or status in _STARTING else "running"
+
+
+def _detail(told: Details) -> str | None:
+    """Return what is going on where it is not plain training."""
+    warnings = told.data.get("warnings") or ()
+    words = next((str(each.get("message")) for each in warnings if each.get("message")), "")
+    if told.status in ("Running", "CancelRequested", *OVER):
+        return words or None
+    return f"{told.status}: {words}" if words else told.status
+
+
+def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: float, limit_reason: str) -> str:
+    if account.get("reason") in ("time_limit", "budget"):
+        return str(account["reason"])
+    begun, ended = times.get("started_s"), times["ended_s"]
+    is_out_of_time = begun is not None and ended - begun >= limit_s - LIMIT_MARGIN_S
+    return limit_reason if is_out_of_time else "user"
+
+
+def _failed(account: Mapping[str, Any], words: str, is_resumable: bool, common: dict[str, Any]) -> State:
+    """Return the end that the container's own account tells, else what Azure says."""
+    if account:
+        error = {key: account.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+        state: JobState = "stopped" if account.get("state") == "stopped" else "failed"
+        is_plain = state == "stopped" and account.get("kind") is None
+        return State(state, account.get("reason"), is_resumable, None if is_plain else error, **common)
+    reason = "node_failure" if _FAULTS.search(words) else "error"
+    return State("failed", reason, is_resumable, {"rank": None, "kind": "platform", "message": words}, **common)
+
+
+def _billed_s(data: Mapping[str, Any], now_s: float | None) -> float | None:
+    """Return the seconds for which the machines were the job's: Azure's own number, until then by its times."""
+    span = _SPAN.fullmatch(str(data.get("computeDuration") or ""))
+    if span is not None and data.get("endTimeUtc"):
+        days, hours, minutes, rest = span.groups()
+        return int(days or 0) * 86_400 + int(hours) * 3600 + int(minutes) * 60 + float(rest)
+    begun = seconds(data.get("startTimeUtc"))
+    if begun is None:
+        return 0.0
+    end = seconds(data.get("endTimeUtc")) or (time.time() if now_s is None else now_s)
+    return max(0.0, end - begun)
+
+
+def _error(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    told = data.get("error") or {}
+    inner: Mapping[str, Any] = told.get("error") or told
+    return inner
+
+
+def _words(data: Mapping[str, Any]) -> str:
+    """Return the cause in one line, without what Azure says of itself."""
+    told = _error(data)
+    words = str(told.get("message") or told.get("code") or "Azure gives no reason")
+    return " ".join(words.split())

@@ -1,0 +1,51 @@
+"""A job's secrets on their way: one entry of the workspace's key vault, until the job's end is seen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+__all__ = ["put", "remove", "url_of"]
+
+VERSION = "7.4"
+MAX_BYTES = 25_000  # of one entry
+
+
+def url_of(workspace: Workspace, job: str) -> str:
+    """Return the entry's address: a vault may serve several workspaces. Raises AzureError, ConfigError."""
+    properties = rest.get_json(workspace, "").get("properties") or {}
+    vault = str(properties.get("keyVault") or "").rpartition("/")[2]
+    if not vault:
+        raise ConfigError(f"the workspace {workspace.name} has no key vault for secrets", hint="leave `secrets` out")
+    name = hashlib.sha256(f"{workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
+    return f"https://{vault}.{rest.hosts(workspace.cloud)[2]}/secrets/cloudtrain-{name}"
+
+
+def put(workspace: Workspace, url: str, secrets: Mapping[str, str]) -> None:
+    """Store the values. Raises AzureError, ConfigError where they are too long together."""
+    text = json.dumps(dict(secrets))
+    if len(text.encode()) > MAX_BYTES:
+        message = f"the secrets have more than the {MAX_BYTES} bytes that a key vault takes together"
+        raise ConfigError([Fault(message, key="secrets", hint="put long ones into a file of your own in blob storage")])
+    _call(workspace, "PUT", url, {"value": text})
+
+
+def remove(workspace: Workspace, url: str) -> None:
+    """Remove the entry, if it is there. Raises AzureError."""
+    try:
+        _call(workspace, "DELETE", url)
+    except rest.AzureError as error:
+        if not rest.is_absent(error):
+            raise
+
+
+def _call(workspace: Workspace, method: str, url: str, body: Any = None) -> None:
+    audience = f"https://{rest.hosts(workspace.cloud)[2]}"
+    params = {"api-version": VERSION}
+    rest.call(method, url, cloud=workspace.cloud, audience=audience, params=params, body=body)

@@ -1,0 +1,247 @@
+"""Azure ML: the command job that a config becomes, what it cannot become, and what it costs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cloudtrain.backends.azureml import backend, files, machine
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema_backends import AzureML
+from cloudtrain.launcher.errors import ConfigError
+
+HERE = Path(__file__).parent
+TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+WHERE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research, region: eastus"
+
+# The least that makes a job, and one with everything.
+PLAIN = f"""
+name: digits
+backend: azureml
+task: task.py
+resources: {{instances: 2, accelerators: "A100:4"}}
+training: {{global_batch_size: 64, max_steps: 100}}
+azureml: {{{WHERE}}}
+"""
+EVERYTHING = """
+name: digits
+backend: azureml
+task: task.py
+params: {hidden: 128, note: "it's \\"quoted\\" $${{inputs.train}}"}
+env: {NCCL_DEBUG: WARN}
+secrets: [WANDB_API_KEY]
+image: mcr.microsoft.com/azureml/openmpi5.0-cuda12.6-ubuntu24.04
+resources: {instances: 2, instance_type: Standard_ND96isr_H100_v5, spot: true}
+training: {global_batch_size: 64, max_steps: 100, tensorboard: true}
+checkpoint: {uri: azureml://datastores/fast/paths/ck}
+inputs: {train: azureml://datastores/data/paths/train, labels: https://acc.blob.core.windows.net/c/labels.csv}
+outputs: {model: azureml://datastores/fast/paths/out}
+limits: {max_duration: 12h}
+budget: {limit: 5000 USD}
+retry: {max_attempts: 3}
+tags: {team: vision}
+azureml:
+  subscription: 00000000-0000-0000-0000-000000000000
+  resource_group: ml
+  workspace: research
+  region: eastus
+  conda: {dependencies: ["python=3.11", {pip: ["torch==2.8.0"]}]}
+  experiment: nightly
+  input_mode: download
+  identity: managed
+  services: [tensorboard, jupyter_lab]
+  shm_gb: 64
+  raw: {description: night run, environment_variables: {EXTRA: "1"}}
+"""
+
+Render = Callable[..., Request]
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Render:
+    """Return a function that renders a config's text, with settings as `key=value`."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+
+    def make(text: str, *overrides: str) -> Request:
+        (tmp_path / "cloudtrain.yaml").write_text(text)
+        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
+        plan = plans.make(config, backend.capacity(config))
+        return backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+
+    return make
+
+
+def order(request: Request) -> dict[str, Any]:
+    """Return what the containers are told."""
+    found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
+def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
+    """Compared whole, so that no field comes or goes unseen; and Azure would take it."""
+    golden = yaml.safe_load((HERE / "golden" / f"azureml_{name}.yml").read_text())
+    request = render(text)
+    body = {**request.body, "environment_variables": {**request.body["environment_variables"]}}
+    assert order(request) == golden["environment_variables"].pop("CLOUDTRAIN_ORDER")
+    body["environment_variables"].pop("CLOUDTRAIN_ORDER")
+    assert body == golden
+    assert backend.check(request) == []
+    assert yaml.safe_load(request.text) == request.body
+    assert next(iter(request.body)) == "$schema"
+    assert render(text).text == request.text
+
+
+def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
+    """No quote and no `${{...}}` of a config stands in the request, where somebody might replace it."""
+    request = render(EVERYTHING)
+    assert order(request)["params"]["note"] == "it's \"quoted\" ${{inputs.train}}"
+    assert json.loads(request.files["order.json"]) == order(request)
+    assert set("${}'\"") & set(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]) == set()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        (["azureml.subscription=null"], "azureml.subscription", "no Azure subscription"),
+        (["azureml.workspace=a/b"], "azureml.workspace", "cannot be part of an Azure id"),
+        (["resources.accelerators=null"], "resources", "which machines"),
+        (["resources.accelerators=B300:8"], "resources.accelerators", "no Azure machine"),
+        (
+            ["resources.accelerators=null", "resources.instance_type=NC96ads_A100_v4"],
+            "resources.instance_type",
+            "is no Azure machine size",
+        ),
+        (
+            ["resources.accelerators=null", "resources.instance_type=Standard_NX9_v9"],
+            "resources.instance_type",
+            "how many GPUs",
+        ),
+        (["resources.accelerators=null", "azureml.compute=gpus"], "azureml.compute", "not known here"),
+        (["azureml.compute=gpus", "resources.spot=true"], "resources.spot", "the cluster's own"),
+        (["inputs.train=/data/x"], "inputs.train", "cannot mount"),
+        (["outputs.a=azureml://datastores/a/paths/b", "outputs.b=azureml://datastores/a/paths/c"], "outputs", "one place"),
+        (["checkpoint.uri=s3://b/c"], "checkpoint.uri", "cannot mount"),
+        (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "end with the container"),
+        (["checkpoint.resume=azureml://datastores/a/paths/b"], "checkpoint.resume", "its own checkpoints"),
+        (["secrets=[TOKEN]"], "azureml.identity", "act as somebody"),
+        (["azureml.environment=azureml:e:1", "image=x:1"], "azureml.environment", "exclude each other"),
+        (["azureml.conda={dependencies: [pip]}"], "azureml.conda", "needs an `image`"),
+        (["azureml.raw={limits: {timeout: 99}}"], "azureml.raw", "limits.timeout"),
+        (["azureml.raw={tags: {cloudtrain.job: null}}"], "azureml.raw", "tags.cloudtrain.job"),
+        (["azureml.raw={outputs: {checkpoints: null}}"], "azureml.raw", "outputs.checkpoints"),
+    ],
+    ids=str,
+)
+def test_config_that_makes_no_job(settings: list[str], key: str, words: str, render: Render) -> None:
+    """Each is said at its key, before anything is sent."""
+    with pytest.raises(ConfigError) as caught:
+        render(PLAIN, *settings)
+    [fault] = caught.value.faults
+    assert (fault.key, words in fault.message, bool(fault.hint)) == (key, True, True), fault
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["limits.max_duration=30s"], "limits.max_duration"),
+        (["limits.max_duration=30d"], "limits.max_duration"),
+        (["azureml.environment=my-env"], "azureml.environment"),
+        (["azureml.raw={resources: {shm_size: 16 GiB}}"], "azureml.shm_gb"),
+        (["azureml.raw={queue_settings: {priority: 3}}"], "azureml.raw"),
+        (["azureml.raw={inputs: {x: 1}}"], "inputs"),
+        (["azureml.raw={resorces: {}}"], "azureml.raw"),
+    ],
+    ids=str,
+)
+def test_what_azure_would_refuse(settings: list[str], key: str, render: Render) -> None:
+    """What becomes a request that Azure refuses is found offline, at the config's key."""
+    assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
+
+
+def test_mirror_needs_no_mount(render: Render) -> None:
+    """With a place in blob storage to copy to, the checkpoint folder is the container's own."""
+    uri = "https://acc.blob.core.windows.net/ckpt/x"
+    request = render(PLAIN, f"checkpoint.mirror={uri}")
+    assert list(request.body["outputs"]) == ["output"]
+    assert "checkpoints=" not in request.body["command"]
+    assert order(request)["checkpoint"]["mirror"] == uri
+    assert backend.check(request) == []
+
+
+def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Render) -> None:
+    """The place is the same for all attempts, so that the next one goes on from it; and names no run."""
+    path = render(PLAIN).body["outputs"]["checkpoints"]["path"]
+    assert path == "azureml://datastores/workspaceblobstore/paths/cloudtrain/jobs/digits-abcde/checkpoints"
+    assert render(PLAIN, "azureml.prefix=a/b/").body["outputs"]["checkpoints"]["path"] == path.replace("cloudtrain", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("settings", "hourly", "idle_s", "words"),
+    [
+        ([], 14.692, 0, "list price"),
+        (["azureml.region=westus2"], 14.692, 0, "list price"),
+        (["azureml.region=null"], None, 0, "an unknown region"),
+        (["azureml.compute=gpus"], 14.692, 120, "idles"),
+        (["resources.spot=true"], 14.692, 0, "spot machines cost less"),
+        (["azureml.price_per_hour=2.50 USD"], 2.5, 0, "azureml.price_per_hour"),
+        (
+            ["azureml.compute=gpus", "resources.accelerators=null", "distributed.nproc_per_node=4"],
+            None,
+            120,
+            "the machines of gpus",
+        ),
+    ],
+    ids=str,
+)
+def test_price_of_a_machine(
+    settings: list[str], hourly: float | None, idle_s: int, words: str, tmp_path: Path
+) -> None:
+    """What is not known is None, never 0; where it is from is said."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
+    config = configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={})
+    found = backend.capacity(config)
+    assert (found.hourly_usd, found.idle_s, found.gpus) == (hourly, idle_s, 4)
+    assert words in found.price_source
+
+
+def test_workspace_may_come_from_the_environment() -> None:
+    """The subscription is AZURE_SUBSCRIPTION_ID's where the config has none."""
+    block = AzureML(resource_group="ml", workspace="research")
+    found = machine.workspace_of(block, {"AZURE_SUBSCRIPTION_ID": "s"})
+    assert found.arm_id == (
+        "/subscriptions/s/resourceGroups/ml/providers/Microsoft.MachineLearningServices/workspaces/research"
+    )
+
+
+def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., Path]) -> None:
+    """`-o` writes the file with the code beside it, as `az ml job create -f` uploads it."""
+    folder = project(f"backend: azureml\nresources: {{accelerators: 'T4:1'}}\nazureml: {{{WHERE}}}\n")
+    out = folder.parent / "out"
+    done = cli("submit", "--dry-run", "-o", out, cwd=folder)
+    assert done.code == 0, done.stderr
+    job = yaml.safe_load((out / "job.yml").read_text())
+    assert yaml.safe_load(done.stdout) == job
+    with tarfile.open(out / job["code"] / "bundle.tar.gz") as archive:
+        assert "code/loop.py" in archive.getnames()
+    told = cli("submit", "--dry-run", "--json", cwd=folder).json
+    assert (told["request"], told["plan"]["ranks"]) == (job, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_safe"), [("a/b.txt", True), ("../x", False), ("/etc/x", False), ("a/../../x", False), ("a/", False)]
+)
+def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
+    """Names in blob storage may be anything, and what is fetched must not leave the folder that it is fetched to."""
+    assert files._is_inside(name) is is_safe

@@ -1,0 +1,144 @@
+"""What Azure says of a run, in our words: states, reasons, causes, seconds and prices."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.azureml import status
+from cloudtrain.backends.azureml.history import Details, root_of
+from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.launcher.job import Attempt, State, exit_code
+
+BEGIN_S = 1_000_000.0
+ACCOUNT = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
+PREEMPTED = {
+    "code": "UserError",
+    "message": "AzureMLCompute job failed. PreemptionError: Nodes of this job got pre-empted. Check if the run has "
+    "failed or restarted. Reason: Received pre-emption warning signal",
+}
+
+
+def at(seconds: float) -> str:
+    """Return a time as run history writes it."""
+    return datetime.fromtimestamp(BEGIN_S + seconds, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f0Z")
+
+
+def told(run_status: str, ended: float | None = None, **more: Any) -> State:
+    """Return the state of a run that began at 0, at second 100."""
+    account, saved = more.pop("account", None), more.pop("saved", None)
+    data = {"status": run_status, "startTimeUtc": at(0), "endTimeUtc": None if ended is None else at(ended), **more}
+    return status.state_of(
+        Details(run_status, data, {}, 0.0),
+        account,
+        limit_s=3600,
+        limit_reason="budget",
+        has_checkpoint=saved,
+        idle_s=120.0,
+        now_s=BEGIN_S + 100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("run_status", "state"),
+    [
+        *((name, "pending") for name in ("NotStarted", "Queued", "Provisioning", "Preparing", "Starting")),
+        *((name, "running") for name in ("Running", "Finalizing", "NotResponding", "SomethingNew")),
+        ("CancelRequested", "stopping"),
+    ],
+)
+def test_run_that_is_not_over(run_status: str, state: str) -> None:
+    """A status that nobody has heard of is of a run that runs: nothing is thrown away because of it."""
+    found = told(run_status)
+    assert (found.state, found.ended_s, found.billed_s) == (state, None, pytest.approx(100))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"run_status": "Completed"}, ("succeeded", None, False)),
+        ({"run_status": "Canceled", "saved": True}, ("stopped", "user", True)),
+        ({"run_status": "Canceled", "ended": 3590, "saved": True}, ("stopped", "budget", True)),
+        ({"run_status": "Canceled", "account": {"reason": "time_limit", "resumable": True}}, ("stopped", "time_limit", True)),
+        ({"run_status": "Failed", "account": ACCOUNT}, ("failed", "error", False)),
+        ({"run_status": "Failed", "account": {**ACCOUNT, "resumable": True}}, ("failed", "error", True)),
+        (
+            {"run_status": "Failed", "account": {"state": "stopped", "reason": "budget", "kind": None}, "saved": True},
+            ("stopped", "budget", True),
+        ),
+        ({"run_status": "Failed", "error": {"error": PREEMPTED}, "saved": True}, ("failed", "preempted", True)),
+        ({"run_status": "Failed", "error": {"error": PREEMPTED}, "account": ACCOUNT}, ("failed", "preempted", False)),
+        ({"run_status": "Failed", "error": {"error": {"code": "ServiceError", "message": "NodeFailure"}}}, ("failed", "node_failure", False)),
+        ({"run_status": "Failed", "error": {"error": {"code": "UserError", "message": "image not found"}}}, ("failed", "error", False)),
+        ({"run_status": "Failed"}, ("failed", "error", False)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_how_a_run_ended(given: dict[str, Any], expected: tuple[str, str | None, bool]) -> None:
+    """The containers' own account counts before Azure's words, but not against a preemption."""
+    found = told(**{"ended": 50, **given})
+    assert (found.state, found.reason, found.resumable) == expected
+    assert found.ended_s == pytest.approx(BEGIN_S + given.get("ended", 50))
+
+
+def test_first_failing_rank_is_named() -> None:
+    """Not the shell's exit code, which is all that Azure tells."""
+    error = {"error": {"code": "UserError", "message": "Execution failed. User process 'bash' exited with status 70"}}
+    found = told("Failed", 50, error=error, account=ACCOUNT)
+    assert found.error is not None
+    assert (found.error["rank"], found.error["type"], found.error["message"]) == (3, "ValueError", "boom")
+    assert told("Failed", 50, error=error).error == {
+        "rank": None,
+        "kind": "platform",
+        "message": "Execution failed. User process 'bash' exited with status 70",
+    }
+
+
+def test_seconds_that_are_billed() -> None:
+    """Azure's own number at the end, its times until then; a run without machines costs nothing."""
+    assert told("Completed", 50, computeDuration="00:01:15.5000000").billed_s == 75.5
+    assert told("Completed", 50, computeDuration="1.02:00:00").billed_s == 93_600
+    assert told("Completed", 50).billed_s == pytest.approx(50)
+    assert status.state_of(
+        Details("Queued", {"status": "Queued"}, {}, 0.0), None, limit_s=1, limit_reason="budget", has_checkpoint=None
+    ) == State("pending", detail="Queued", billed_s=0.0)
+
+
+def test_idle_time_is_shown_apart() -> None:
+    """What a cluster's machines cost until they are let go is no part of what the job has cost."""
+    plan = {"hourly_usd": 36.0}
+    attempt = Attempt("j", 1, "sent", plan, {}, 0.0, {}, {}, told("Completed", 50, computeDuration="00:01:40"))
+    assert (attempt.cost_usd(0.0), attempt.idle_usd) == (1.0, 1.2)
+    unknown = Attempt("j", 1, "sent", {"hourly_usd": None}, {}, 0.0, {}, {}, told("Completed", 50))
+    assert (unknown.cost_usd(0.0), unknown.idle_usd) == (None, None)
+
+
+def test_exit_code_of_a_run_that_ran_out_of_budget() -> None:
+    """A run that Azure ends when the money's time is over is the budget's end, as on every backend."""
+    assert exit_code(told("Canceled", 3600)) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2026-11-21T00:00:00Z", 0), ("2026-11-21T00:00:00.1234567+00:00", 0.123456), ("2026-11-21T00:00:01.5Z", 1.5)],
+)
+def test_times_of_any_precision(text: str, seconds: float) -> None:
+    """.NET writes seven digits of a second, Python 3.10 reads six."""
+    assert status.seconds(text) == pytest.approx(1_795_219_200 + seconds)
+    assert status.seconds(None) is status.seconds("soon") is None
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("PT120S", 120), ("PT2M", 120), ("P1DT1H", 90_000), ("2m", None)])
+def test_durations(text: str, seconds: float | None) -> None:
+    """As scale settings say them."""
+    assert status.duration_s(text) == seconds
+
+
+def test_run_history_is_where_the_job_says() -> None:
+    """Its host is the region's; a job that has told nothing yet has none."""
+    workspace = Workspace("s", "g", "w")
+    services = {"Tracking": {"endpoint": "azureml://eastus.api.azureml.ms/mlflow/v1.0/subscriptions/s"}}
+    assert root_of(workspace, services) == f"https://eastus.api.azureml.ms/history/v1.0{workspace.arm_id}"
+    assert root_of(workspace, {}) is None

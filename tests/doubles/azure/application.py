@@ -1,0 +1,198 @@
+"""Which operation a request is; journal, faults and the right to do it before it is executed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from xml.sax.saxutils import escape
+
+from doubles.azure import blobs, containers
+from doubles.azure.arm import check_workspace
+from doubles.azure.faults import Called, Fault
+from doubles.azure.names import ACCOUNT, REGION, TENANT, VAULT
+from doubles.azure.routes import BLOBS, ROUTES, Route
+from doubles.azure.wire import Answer, AzureError, HangUp, Request, json_answer
+from doubles.azure.world import World
+
+__all__ = ["Application", "service_of"]
+
+SERVICES = {
+    "login.microsoftonline.com": "login",
+    "management.azure.com": "arm",
+    f"{REGION}.api.azureml.ms": "data",
+    f"{ACCOUNT}.blob.core.windows.net": "blob",
+    f"{VAULT}.vault.azure.net": "vault",
+    "prices.azure.com": "prices",
+}
+UNSERVED = "unserved"
+OPEN = ("openid", "instance", "keys", "token", "prices", "discovery", UNSERVED)  # without authorization
+VAULT_CHALLENGE = (
+    f'Bearer authorization="https://login.microsoftonline.com/{TENANT}", resource="https://vault.azure.net"'
+)
+
+Operation = Callable[[], Answer]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a request is."""
+
+    service: str
+    name: str
+    execute: Operation
+
+
+def service_of(host: str) -> str | None:
+    """Return the service that answers under this name, or None."""
+    return SERVICES.get(host)
+
+
+class Application:
+    """Answers requests."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, request: Request) -> Answer:
+        """Answer one request. Raises HangUp where the connection is to end."""
+        world, found = self._world, self._find(request)
+        entry = _entry(request, found)
+        world.journal.append(entry)
+        authorization = request.headers.get("authorization", "")
+        token = world.tokens.serial(authorization) if authorization.lower().startswith("bearer ") else None
+        signature = world.serial_of_sas(request.query.get("sig"))
+        fault = world.faults.take(Called(found.name, request.is_from_container, token, signature))
+        if fault is not None:
+            entry["outcome"] = fault.kind
+        try:
+            answer = self._answer(request, found, fault)
+        except AzureError as error:
+            entry["outcome"] = fault.kind if fault is not None else error.code
+            answer = _error(found.service, error)
+        except (ArithmeticError, AssertionError, LookupError, OSError, TypeError, ValueError) as error:  # our own fault
+            traceback.print_exc()
+            entry["outcome"] = repr(error)
+            answer = _error(found.service, AzureError(500, "StandInError", repr(error)))
+        entry |= {"status": answer.status, "sent": len(answer.body) if request.method != "HEAD" else 0}
+        if fault is not None and fault.kind == "lost":
+            raise HangUp("on purpose")
+        if fault is not None and fault.kind == "cut":
+            answer.length, answer.is_last = len(answer.body), True
+            answer.body = answer.body[: len(answer.body) // 2]
+        return answer
+
+    def _answer(self, request: Request, found: Found, fault: Fault | None) -> Answer:
+        if fault is not None:
+            if fault.kind == "drop":
+                raise HangUp("on purpose")
+            error = fault.error(found.service)
+            if error is not None:
+                raise error
+            time.sleep(fault.delay_s)
+        if found.name not in OPEN:
+            self._authorize(request, found)
+        return found.execute()
+
+    def _authorize(self, request: Request, found: Found) -> None:
+        if found.service == "blob":
+            blobs.authorize(self._world, request, found.name)
+            return
+        try:
+            claims = self._world.tokens.claims(request.headers.get("authorization", ""), found.service)
+        except AzureError as error:
+            challenge = VAULT_CHALLENGE if found.service == "vault" else "Bearer"
+            raise AzureError(error.status, error.code, error.message, {"WWW-Authenticate": challenge}) from None
+        request.headers["x-stand-in-client"] = claims["appid"]
+
+    def _find(self, request: Request) -> Found:
+        service = service_of(request.host)
+        if service is None:
+            return Found(UNSERVED, UNSERVED, lambda: Answer(502, body=b"no such host in the stand-in"))
+        found = self._blob(request) if service == "blob" else self._route(service, request)
+        if found is not None:
+            return found
+
+        def refuse() -> Answer:
+            raise AzureError(404, "NotServed", f"the stand-in has no {request.method} {request.host}{request.path}")
+
+        return Found(service, UNSERVED, refuse)
+
+    def _route(self, service: str, request: Request) -> Found | None:
+        for route in ROUTES[service]:
+            matched = re.fullmatch(route.pattern, request.path.rstrip("/") or "/", re.IGNORECASE)
+            if matched and route.method == request.method:
+                groups = {name: value for name, value in matched.groupdict().items() if value is not None}
+                return Found(service, route.name, partial(self._execute, route, request, groups))
+        return None
+
+    def _execute(self, route: Route, request: Request, groups: dict[str, str]) -> Answer:
+        subscription, group = groups.pop("subscription", None), groups.pop("group", None)
+        if group is not None:
+            check_workspace(subscription or "", group, groups.pop("workspace"))
+        return route.function(self._world, request, **groups)
+
+    def _blob(self, request: Request) -> Found | None:
+        name = blobs.operation(request)
+        if name is None:
+            return None
+        container, _, blob = request.path.lstrip("/").partition("/")
+        function = BLOBS[name]
+        if name == "container.list":
+            return Found("blob", name, lambda: containers.list_all(self._world, request))
+        arguments = (container,) if name.startswith("container.") or name == "blob.list" else (container, blob)
+        return Found("blob", name, lambda: function(self._world, request, *arguments))
+
+
+def _entry(request: Request, found: Found) -> dict[str, Any]:
+    """Return the journal's line about a call."""
+    return {
+        "service": found.service,
+        "operation": found.name,
+        "host": request.host,
+        "method": request.method,
+        "path": request.path,
+        "query": {name: value for name, value in request.query.items() if name != "sig"},
+        "range": request.headers.get("x-ms-range") or request.headers.get("range"),
+        "body": _shown(request, found),
+        "received": len(request.body),
+        "is_from_container": request.is_from_container,
+        "time": time.time(),
+        "outcome": "ok",
+        "status": None,
+        "sent": 0,
+    }
+
+
+def _shown(request: Request, found: Found) -> Any:
+    """Return the body where it is JSON and no secret."""
+    if found.service not in ("arm", "data") or not request.body:
+        return None
+    try:
+        return json.loads(request.body)
+    except ValueError:
+        return request.body.decode(errors="replace")
+
+
+def _error(service: str, error: AzureError) -> Answer:
+    """Return the error in the service's shape."""
+    if service == "blob":
+        text = f"<Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message>"
+        data = f'<?xml version="1.0" encoding="utf-8"?><Error>{text}</Error>'.encode()
+        headers = {"Content-Type": "application/xml", "x-ms-error-code": error.code, **error.headers}
+        return Answer(error.status, headers, data)
+    if service == "login":
+        told: dict[str, Any] = {"error": error.code, "error_description": error.message, "error_codes": []}
+        return json_answer(told, error.status, error.headers)
+    told = {"code": error.code, "message": error.message}
+    if service == "data":
+        told |= {"details": [], "innerError": {"code": error.code, "innerError": None}}
+        told["code"] = "UserError" if error.status < 500 else "ServiceError"
+        told["severity"] = None
+    headers = {**error.headers, "x-ms-failure-cause": "gateway"} if service == "arm" else error.headers
+    return json_answer({"error": told}, error.status, headers)

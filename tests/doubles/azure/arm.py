@@ -1,0 +1,178 @@
+"""management.azure.com: the workspace, its clusters, datastores and usages."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs
+
+from doubles.azure.names import (
+    ACCOUNT,
+    ACCOUNT_KEY,
+    ARTIFACTS,
+    CONTAINER,
+    REGION,
+    SUBSCRIPTION,
+    TENANT,
+    VAULT,
+    WORKSPACE,
+    WORKSPACE_ID,
+    provider_id,
+    workspace_id,
+)
+from doubles.azure.wire import Answer, AzureError, Request, json_answer
+from doubles.azure.world import World
+
+__all__ = [
+    *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_datastores"),
+    *("list_secrets", "list_usages", "resource"),
+]
+
+DATASTORES = {"workspaceblobstore": CONTAINER, "workspaceartifactstore": ARTIFACTS}
+_SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
+
+
+def check_workspace(subscription: str, group: str, workspace: str) -> None:
+    """Raise AzureError unless this is our workspace."""
+    if subscription.lower() != SUBSCRIPTION:
+        message = f"The subscription '{subscription}' could not be found."
+        raise AzureError(404, "SubscriptionNotFound", message)
+    expected = workspace_id().split("/")
+    if group.lower() != expected[4].lower():
+        raise AzureError(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
+    if workspace.lower() != WORKSPACE:
+        message = (
+            f"The Resource 'Microsoft.MachineLearningServices/workspaces/{workspace}' under resource group '{group}' "
+            "was not found. For more details please go to https://aka.ms/ARMResourceNotFoundFix"
+        )
+        raise AzureError(404, "ResourceNotFound", message)
+
+
+def resource(kind: str, path: str, properties: Any, **more: Any) -> dict[str, Any]:
+    """Return a resource of the workspace as ARM shows it; `path` as in computes/NAME."""
+    name = path.rpartition("/")[2]
+    full = f"Microsoft.MachineLearningServices/workspaces/{kind}"
+    return {"id": f"{workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
+
+
+def get_workspace(world: World, request: Request) -> Answer:
+    """Return the workspace."""
+    host = f"https://{REGION}.api.azureml.ms"
+    properties = {
+        "friendlyName": WORKSPACE,
+        "description": "",
+        "storageAccount": provider_id("Microsoft.Storage", "storageAccounts", ACCOUNT),
+        "keyVault": provider_id("Microsoft.Keyvault", "vaults", VAULT),
+        "applicationInsights": provider_id("Microsoft.insights", "components", f"{WORKSPACE}-insights"),
+        "containerRegistry": None,
+        "hbiWorkspace": False,
+        "tenantId": TENANT,
+        "imageBuildCompute": None,
+        "provisioningState": "Succeeded",
+        "creationTime": "2026-01-01T00:00:00.0000000Z",
+        "v1LegacyMode": False,
+        "softDeleteEnabled": False,
+        "workspaceId": WORKSPACE_ID,
+        "discoveryUrl": f"{host}/discovery",
+        "mlFlowTrackingUri": f"azureml://{REGION}.api.azureml.ms/mlflow/v1.0{workspace_id()}",
+        "sdkTelemetryAppInsightsKey": None,
+        "enableDataIsolation": False,
+        "publicNetworkAccess": "Enabled",
+        "systemDatastoresAuthMode": "identity" if world.settings.datastore_credentials == "none" else "accesskey",
+    }
+    identity = {"type": "SystemAssigned", "principalId": WORKSPACE_ID, "tenantId": TENANT}
+    return json_answer(
+        {
+            "id": workspace_id(),
+            "name": WORKSPACE,
+            "type": "Microsoft.MachineLearningServices/workspaces",
+            "location": REGION,
+            "tags": {},
+            "kind": "Default",
+            "sku": {"name": "Basic", "tier": "Basic"},
+            "identity": identity,
+            "properties": properties,
+        }
+    )
+
+
+def get_compute(world: World, request: Request, name: str) -> Answer:
+    """Return a cluster."""
+    found = next((one for one in world.computes if one.lower() == name.lower()), None)
+    if found is None:
+        raise AzureError(404, "ResourceNotFound", f"Compute with name {name} was not found in workspace {WORKSPACE}.")
+    return json_answer(_compute(world, found))
+
+
+def list_computes(world: World, request: Request) -> Answer:
+    """Return all clusters."""
+    return json_answer({"value": [_compute(world, name) for name in world.computes]})
+
+
+def get_datastore(world: World, request: Request, name: str) -> Answer:
+    """Return a datastore."""
+    _check_datastore(name)
+    return json_answer(_datastore(world, name))
+
+
+def list_datastores(world: World, request: Request) -> Answer:
+    """Return all datastores, or the default one."""
+    is_default = request.query.get("isDefault", "").lower() == "true"
+    names = [name for name in DATASTORES if not is_default or name == "workspaceblobstore"]
+    return json_answer({"value": [_datastore(world, name) for name in names]})
+
+
+def list_secrets(world: World, request: Request, name: str) -> Answer:
+    """Return the datastore's key or a SAS of its container."""
+    _check_datastore(name)
+    kind = world.settings.datastore_credentials
+    told: dict[str, Any] = {"secretsType": _SECRETS[kind]}
+    if kind == "key":
+        told["key"] = ACCOUNT_KEY
+    elif kind == "sas":
+        told["sasToken"] = world.sas_uri(DATASTORES[name.lower()], None, "racwdl").partition("?")[2]
+        assert parse_qs(told["sasToken"])
+    return json_answer(told)
+
+
+def list_usages(world: World, request: Request) -> Answer:
+    """Return used cores and limits."""
+    prefix = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/{REGION}"
+    values = [
+        {
+            "id": f"{prefix}/usages/{family}",
+            "amlWorkspaceLocation": REGION,
+            "type": "Microsoft.MachineLearningServices/vmFamily/usages",
+            "unit": "Count",
+            "currentValue": told["used"],
+            "limit": told["limit"],
+            "name": {"value": family, "localizedValue": family},
+        }
+        for family, told in world.usages.items()
+    ]
+    return json_answer({"value": values})
+
+
+def _compute(world: World, name: str) -> dict[str, Any]:
+    return resource("computes", f"computes/{name}", world.computes[name], location=REGION, tags={})
+
+
+def _check_datastore(name: str) -> None:
+    if name.lower() not in DATASTORES:
+        raise AzureError(404, "UserError", f"Could not find datastore: {name} in this workspace.")
+
+
+def _datastore(world: World, name: str) -> dict[str, Any]:
+    properties = {
+        "description": None,
+        "tags": None,
+        "properties": None,
+        "isDefault": name == "workspaceblobstore",
+        "credentials": {"credentialsType": _SECRETS[world.settings.datastore_credentials]},
+        "datastoreType": "AzureBlob",
+        "accountName": ACCOUNT,
+        "containerName": DATASTORES[name.lower()],
+        "endpoint": "core.windows.net",
+        "protocol": "https",
+        "serviceDataAccessAuthIdentity": "WorkspaceSystemAssignedIdentity",
+    }
+    return resource("datastores", f"datastores/{name}", properties)

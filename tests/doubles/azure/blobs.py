@@ -1,0 +1,314 @@
+"""<account>.blob.core.windows.net: who may do what, conditions, ranges, and the operations on blobs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from email.utils import formatdate, parsedate_to_datetime
+from xml.etree import ElementTree
+
+from doubles.azure.blobstore import Blob
+from doubles.azure.names import JOB_CLIENT, TENANT
+from doubles.azure.signatures import check_sas, check_shared_key
+from doubles.azure.wire import Answer, AzureError, Request
+from doubles.azure.world import World
+
+__all__ = [
+    *("append", "authorize", "commit", "delete", "get", "head", "operation", "put", "set_metadata", "stage"),
+    "list_blocks",
+]
+
+LOGIN = f"https://login.microsoftonline.com/{TENANT}/oauth2/authorize"
+CHALLENGE = f"Bearer authorization_uri={LOGIN} resource_id=https://storage.azure.com"
+NOT_ALLOWED = "This request is not authorized to perform this operation using this permission."
+_READS = ("GET", "HEAD")
+
+
+def operation(request: Request) -> str | None:
+    """Return the name of what is asked of a blob or a container."""
+    query, method = request.query, request.method
+    is_blob = "/" in request.path.strip("/")
+    if query.get("restype") == "container" or not is_blob:
+        if query.get("comp") == "list":
+            return "blob.list" if "restype" in query else "container.list"
+        names = {"GET": "container.get", "HEAD": "container.get", "PUT": "container.put", "DELETE": "container.delete"}
+        return names.get(method)
+    parts = {"block": "blob.put_block", "blocklist": "blob.put_blocklist", "appendblock": "blob.append"}
+    parts |= {"metadata": "blob.metadata"}
+    if method == "PUT":
+        return parts.get(query["comp"]) if "comp" in query else "blob.put"
+    if method == "GET" and query.get("comp") == "blocklist":
+        return "blob.get_blocklist"
+    return {"GET": "blob.get", "HEAD": "blob.head", "DELETE": "blob.delete"}.get(method)
+
+
+def authorize(world: World, request: Request, name: str) -> None:
+    """Raise AzureError unless the signature, the key or the token allows it."""
+    container, _, blob = request.path.lstrip("/").partition("/")
+    authorization = request.headers.get("authorization", "")
+    if "sig" in request.query:
+        _check_keys(world)
+        check_sas(request, container, blob or None, _PERMISSIONS.get(name, "-"))
+    elif authorization.startswith("SharedKey "):
+        _check_keys(world)
+        check_shared_key(request)
+    elif authorization:
+        try:
+            claims = world.tokens.claims(authorization, "blob")
+        except AzureError as error:
+            challenge = {"WWW-Authenticate": CHALLENGE}
+            message = f"Server failed to authenticate the request. {error.message}"
+            raise AzureError(401, "InvalidAuthenticationInfo", message, challenge) from None
+        is_job = claims["appid"] == JOB_CLIENT
+        role = world.settings.job_storage_role if is_job else world.settings.storage_role
+        if role == "none" or (role == "reader" and request.method not in _READS):
+            raise AzureError(403, "AuthorizationPermissionMismatch", NOT_ALLOWED)
+    else:
+        message = "Server failed to authenticate the request. Please refer to the information in the www-authenticate."
+        raise AzureError(401, "NoAuthenticationInformation", message, {"WWW-Authenticate": CHALLENGE})
+
+
+def get(world: World, request: Request, container: str, name: str) -> Answer:
+    """Return the blob, or the range of it that the request asks for."""
+    with world.blobs.lock:
+        blob = _found(world, request, container, name)
+        if _is_same(request, blob):
+            return Answer(304, {"ETag": blob.etag})
+        bounds = _bounds(request, blob.size)
+        headers = _properties(blob)
+        if bounds is None:
+            return Answer(200, headers, world.blobs.read(container, name, 0, blob.size))
+        start, end = bounds
+        data = world.blobs.read(container, name, start, end - start)
+    headers["Content-Range"] = f"bytes {start}-{start + len(data) - 1}/{blob.size}"
+    whole = headers.pop("Content-MD5", None)
+    if whole is not None:
+        headers["x-ms-blob-content-md5"] = whole
+    if request.headers.get("x-ms-range-get-content-md5", "").lower() == "true":
+        headers["Content-MD5"] = base64.b64encode(hashlib.md5(data).digest()).decode()
+    return Answer(206, headers, data)
+
+
+def head(world: World, request: Request, container: str, name: str) -> Answer:
+    """Return the blob's properties."""
+    blob = _found(world, request, container, name)
+    if _is_same(request, blob):
+        return Answer(304, {"ETag": blob.etag})
+    return Answer(200, _properties(blob), length=blob.size)
+
+
+def put(world: World, request: Request, container: str, name: str) -> Answer:
+    """Write a block blob whole, or make an empty append blob."""
+    headers = request.headers
+    kind = headers.get("x-ms-blob-type", "")
+    if kind not in ("BlockBlob", "AppendBlob"):
+        raise AzureError(400, "InvalidHeaderValue", f"The value for x-ms-blob-type, {kind!r}, is not supported.")
+    _check_md5(request)
+    with world.blobs.lock:
+        _check_container(world, container)
+        old = world.blobs.find(container, name)
+        _check_conditions(request, old)
+        blob = Blob(kind=kind, metadata=_metadata(request), content_type=_content_type(request))
+        if old is not None and kind == "BlockBlob":
+            blob.created = old.created
+        blob.md5 = headers.get("x-ms-blob-content-md5") or None
+        return _written(world.blobs.put(container, name, request.body, blob))
+
+
+def append(world: World, request: Request, container: str, name: str) -> Answer:
+    """Add a block to an append blob."""
+    with world.blobs.lock:
+        blob = _found(world, request, container, name)
+        if blob.kind != "AppendBlob":
+            raise AzureError(409, "InvalidBlobType", "The blob type is invalid for this operation.")
+        position = request.headers.get("x-ms-blob-condition-appendpos")
+        if position is not None and int(position) != blob.size:
+            raise AzureError(412, "AppendPositionConditionNotMet", "The append position condition was not met.")
+        before = blob.size
+        answer = _written(world.blobs.append(container, name, request.body))
+    answer.headers |= {"x-ms-blob-append-offset": str(before), "x-ms-blob-committed-block-count": "1"}
+    return answer
+
+
+def stage(world: World, request: Request, container: str, name: str) -> Answer:
+    """Keep a block."""
+    _check_md5(request)
+    _check_container(world, container)
+    world.blobs.path(container, name)
+    world.blobs.stage(container, name, request.query["blockid"], request.body)
+    return Answer(201, {"x-ms-request-server-encrypted": "true"})
+
+
+def commit(world: World, request: Request, container: str, name: str) -> Answer:
+    """Make a blob of blocks."""
+    try:
+        blocks = [(one.tag, one.text or "") for one in ElementTree.fromstring(request.body)]
+    except ElementTree.ParseError:
+        raise AzureError(400, "InvalidXmlDocument", "XML specified is not syntactically valid.") from None
+    with world.blobs.lock:
+        _check_container(world, container)
+        _check_conditions(request, world.blobs.find(container, name))
+        blob = Blob(metadata=_metadata(request), content_type=_content_type(request))
+        written = world.blobs.commit(container, name, blocks, blob)
+        written.md5 = request.headers.get("x-ms-blob-content-md5")  # else a blob of blocks has none
+        return _written(written)
+
+
+def list_blocks(world: World, request: Request, container: str, name: str) -> Answer:
+    """Return the blocks of a blob, committed and not."""
+    blob = world.blobs.find(container, name)
+    staged = world.blobs.staged(container, name)
+    if blob is None and not staged:
+        raise AzureError(404, "BlobNotFound", "The specified blob does not exist.")
+    root = ElementTree.Element("BlockList")
+    committed = ElementTree.SubElement(root, "CommittedBlocks")
+    others = ElementTree.SubElement(root, "UncommittedBlocks")
+    told = [(committed, *block) for block in (blob.blocks if blob else [])]
+    told += [(others, block, len(data)) for block, data in staged.items()]
+    for parent, block, size in told:
+        element = ElementTree.SubElement(parent, "Block")
+        ElementTree.SubElement(element, "Name").text = block
+        ElementTree.SubElement(element, "Size").text = str(size)
+    return Answer(200, {"Content-Type": "application/xml"}, ElementTree.tostring(root, "utf-8", xml_declaration=True))
+
+
+def set_metadata(world: World, request: Request, container: str, name: str) -> Answer:
+    """Set the blob's metadata."""
+    with world.blobs.lock:
+        _found(world, request, container, name)
+        answer = _written(world.blobs.annotate(container, name, _metadata(request)))
+    answer.status = 200
+    return answer
+
+
+def delete(world: World, request: Request, container: str, name: str) -> Answer:
+    """Remove the blob."""
+    with world.blobs.lock:
+        _found(world, request, container, name)
+        world.blobs.delete(container, name)
+    return Answer(202, {"x-ms-delete-type-permanent": "true"})
+
+
+# Operation -> letters of a signature of which one is enough.
+_PERMISSIONS = {
+    "blob.get": "r",
+    "blob.head": "r",
+    "blob.get_blocklist": "r",
+    "blob.list": "l",
+    "blob.delete": "d",
+    "blob.put": "wc",
+    "blob.put_block": "wc",
+    "blob.put_blocklist": "wc",
+    "blob.append": "aw",
+    "blob.metadata": "w",
+    "container.get": "r",
+}
+
+
+def _check_keys(world: World) -> None:
+    if not world.settings.storage_keys:
+        message = "Key based authentication is not permitted on this storage account."
+        raise AzureError(403, "KeyBasedAuthenticationNotPermitted", message)
+
+
+def _check_container(world: World, container: str) -> None:
+    if not world.blobs.has(container):
+        raise AzureError(404, "ContainerNotFound", "The specified container does not exist.")
+
+
+def _found(world: World, request: Request, container: str, name: str) -> Blob:
+    _check_container(world, container)
+    blob = world.blobs.find(container, name)
+    if blob is None:
+        raise AzureError(404, "BlobNotFound", "The specified blob does not exist.")
+    if request.method not in _READS or "if-match" in request.headers or "if-unmodified-since" in request.headers:
+        _check_conditions(request, blob)
+    return blob
+
+
+def _check_conditions(request: Request, blob: Blob | None) -> None:
+    """Raise AzureError where a condition of a write, or If-Match of a read, does not hold."""
+    headers = request.headers
+    unless, wanted = headers.get("if-none-match"), headers.get("if-match")
+    if blob is not None and unless is not None and request.method not in _READS:
+        if unless == "*":
+            raise AzureError(409, "BlobAlreadyExists", "The specified blob already exists.")
+        if unless == blob.etag:
+            raise AzureError(412, "ConditionNotMet", "The condition specified using HTTP conditional header(s)")
+    missed = wanted is not None and (blob is None or wanted not in ("*", blob.etag))
+    since = headers.get("if-unmodified-since")
+    if since is not None and blob is not None:
+        missed |= int(blob.modified) > parsedate_to_datetime(since).timestamp()
+    if missed:
+        message = "The condition specified using HTTP conditional header(s) is not met."
+        raise AzureError(412, "ConditionNotMet", message)
+
+
+def _is_same(request: Request, blob: Blob) -> bool:
+    """Return whether a reader has this already."""
+    unless, since = request.headers.get("if-none-match"), request.headers.get("if-modified-since")
+    if unless is not None:
+        return unless in ("*", blob.etag)
+    return since is not None and int(blob.modified) <= parsedate_to_datetime(since).timestamp()
+
+
+def _bounds(request: Request, size: int) -> tuple[int, int] | None:
+    """Return the half-open range asked for. Raises AzureError past the end, and for a suffix range: Azure has none."""
+    text = request.headers.get("x-ms-range") or request.headers.get("range")
+    if text is None:
+        return None
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", text.strip())
+    if found is None:  # which of several answers Azure gives here is a guess
+        message = "The value for one of the HTTP headers is not in the correct format."
+        raise AzureError(400, "InvalidHeaderValue", message)
+    start, end = int(found[1]), int(found[2]) + 1 if found[2] else size
+    if start >= size:
+        message = "The range specified is invalid for the current size of the resource."
+        raise AzureError(416, "InvalidRange", message, {"Content-Range": f"bytes */{size}"})
+    return start, min(end, size)
+
+
+def _properties(blob: Blob) -> dict[str, str]:
+    headers = {
+        "Content-Type": blob.content_type,
+        "Last-Modified": formatdate(blob.modified, usegmt=True),
+        "ETag": blob.etag,
+        "Accept-Ranges": "bytes",
+        "x-ms-creation-time": formatdate(blob.created, usegmt=True),
+        "x-ms-blob-type": blob.kind,
+        "x-ms-lease-status": "unlocked",
+        "x-ms-lease-state": "available",
+        "x-ms-server-encrypted": "true",
+        **{f"x-ms-meta-{name}": value for name, value in blob.metadata.items()},
+    }
+    if blob.md5:
+        headers["Content-MD5"] = blob.md5
+    if blob.kind == "AppendBlob":
+        headers["x-ms-blob-committed-block-count"] = "1"
+    return headers
+
+
+def _metadata(request: Request) -> dict[str, str]:
+    prefix = "x-ms-meta-"
+    return {name.removeprefix(prefix): value for name, value in request.headers.items() if name.startswith(prefix)}
+
+
+def _content_type(request: Request) -> str:
+    headers = request.headers
+    return headers.get("x-ms-blob-content-type") or headers.get("content-type") or "application/octet-stream"
+
+
+def _check_md5(request: Request) -> None:
+    told = request.headers.get("content-md5")
+    if told and told != base64.b64encode(hashlib.md5(request.body).digest()).decode():
+        message = "The MD5 value specified in the request did not match with the MD5 value calculated by the server."
+        raise AzureError(400, "Md5Mismatch", message)
+
+
+def _written(blob: Blob) -> Answer:
+    headers = {"ETag": blob.etag, "Last-Modified": formatdate(blob.modified, usegmt=True)}
+    headers["x-ms-request-server-encrypted"] = "true"
+    if blob.md5:
+        headers["Content-MD5"] = blob.md5
+    return Answer(201, headers)

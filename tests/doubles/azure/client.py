@@ -1,0 +1,131 @@
+"""Calls to the stand-in without any SDK: signed in as our client, under the real host names."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from doubles.azure.names import CLIENT, CLIENT_SECRET, TENANT, workspace_id
+
+__all__ = ["MANAGEMENT", "Client", "Reply", "job_body"]
+
+MANAGEMENT = "https://management.azure.com"
+API = "2024-01-01-preview"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer, whatever its status; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Return the body read as JSON."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client behind the proxy."""
+
+    proxy: str
+    ca: str
+
+    def call(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        *,
+        audience: str | None = MANAGEMENT,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> Reply:
+        """Return the answer; a `url` without a host is below the workspace in ARM. Raises OSError where none came."""
+        if url.startswith("/"):
+            url = f"{MANAGEMENT}{workspace_id()}{url}{'&' if '?' in url else '?'}api-version={API}"
+        told = dict(headers or {})
+        if audience is not None:
+            told["Authorization"] = f"Bearer {self.token(audience)}"
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if data is not None and not isinstance(body, bytes):
+            told["Content-Type"] = "application/json"
+        request = urllib.request.Request(url, data, told, method=method)
+        try:
+            with self._opener.open(request, timeout=timeout_s) as answer:
+                return Reply(answer.status, _lower(answer.headers), answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, _lower(error.headers), error.read())
+        except http.client.BadStatusLine as error:
+            raise ConnectionResetError("the connection was closed without an answer") from error
+
+    def token(self, audience: str) -> str:
+        """Return a new token."""
+        form = {"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": CLIENT_SECRET}
+        data = urllib.parse.urlencode({**form, "scope": f"{audience}/.default"}).encode()
+        url = f"https://login.microsoftonline.com/{TENANT}/oauth2/v2.0/token"
+        token: str = self.call("POST", url, data, audience=None).json["access_token"]
+        return token
+
+    def submit(self, name: str, body: dict[str, Any], files: Mapping[str, str | bytes]) -> Reply:
+        """Upload the files as code, register them and an environment, and PUT the job; return the last answer."""
+        digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+        code = f"/codes/{digest[:32]}/versions/1"
+        told = self.call("POST", f"{code}/startPendingUpload", {}).json["blobReferenceForConsumption"]
+        base, _, signature = told["credential"]["sasUri"].partition("?")
+        for file, content in files.items():
+            data = content if isinstance(content, bytes) else content.encode()
+            url = f"{base}/code/{urllib.parse.quote(file)}?{signature}"
+            done = self.call("PUT", url, data, audience=None, headers={"x-ms-blob-type": "BlockBlob"})
+            assert done.status == 201, done
+        uri = {"codeUri": f"{told['blobUri']}/code", "properties": {"hash_sha256": digest}}
+        assert self.call("PUT", code, {"properties": uri}).status in (200, 201)
+        environment = "/environments/stand-in/versions/1"
+        assert self.call("PUT", environment, {"properties": {"image": "stand-in:1"}}).status in (200, 201)
+        ids = {"codeId": f"{workspace_id()}{code}", "environmentId": f"{workspace_id()}{environment}"}
+        return self.call("PUT", f"/jobs/{name}", {"properties": {**ids, **body["properties"]}})
+
+    @property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        return _opener(self.proxy, self.ca)
+
+
+def job_body(
+    command: str, nodes: int = 1, processes: int = 1, compute: str | None = "cpu-cluster", **properties: Any
+) -> dict[str, Any]:
+    """Return a command job's body for Client.submit; `properties` are ARM's own, such as outputs or limits."""
+    told: dict[str, Any] = {
+        "jobType": "Command",
+        "command": command,
+        "distribution": {"distributionType": "PyTorch", "processCountPerInstance": processes},
+        "resources": {"instanceCount": nodes},
+        **properties,
+    }
+    if compute is not None:
+        told["computeId"] = f"{workspace_id()}/computes/{compute}"
+    return {"properties": told}
+
+
+@functools.lru_cache(maxsize=8)
+def _opener(proxy: str, ca: str) -> urllib.request.OpenerDirector:
+    handlers = urllib.request.ProxyHandler({"https": proxy})
+    return urllib.request.build_opener(
+        handlers, urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca))
+    )
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

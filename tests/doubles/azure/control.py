@@ -1,0 +1,149 @@
+"""`/_control/...`: what a test asks of the stand-in itself, in JSON. `doubles/azure/handle.py` has it as functions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from doubles.azure import joblogs, login
+from doubles.azure.bodies import processes_per_node
+from doubles.azure.jobs import Job
+from doubles.azure.life import restart_logs
+from doubles.azure.names import CONTAINER
+from doubles.azure.wire import Answer, AzureError, Request, json_answer
+from doubles.azure.world import World
+
+__all__ = ["Plain"]
+
+PREFIX = "/_control/"
+
+
+class Plain:
+    """Answers plain HTTP: control for tests, the identity endpoint for containers."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, request: Request) -> Answer:
+        """Answer one request."""
+        if request.path.rstrip("/") in ("/msi/token", "/obo/token"):
+            return self._identity(request)
+        if request.is_from_container or not request.path.startswith(PREFIX) or "://" in request.target:
+            self._world.journal.append({"operation": "unserved", "host": request.host, "path": request.path})
+            return Answer(502, body=b"no such host in the stand-in")
+        try:
+            told = json.loads(request.body or b"{}")
+            path = request.path.removeprefix(PREFIX).strip("/")
+            return json_answer({"result": _act(self._world, request.method, path, told)})
+        except (KeyError, TypeError, ValueError, AzureError) as error:
+            traceback.print_exc()
+            return json_answer({"message": f"{type(error).__name__}: {error}"}, 400)
+
+    def _identity(self, request: Request) -> Answer:
+        is_own = request.path.startswith("/msi/")
+        entry: dict[str, Any] = {
+            "operation": "msi.token" if is_own else "obo.token",
+            "service": "msi",
+            "host": request.host,
+        }
+        entry |= {"path": request.path, "query": request.query, "is_from_container": request.is_from_container}
+        self._world.journal.append({**entry, "time": time.time()})
+        try:
+            give = login.give_token_to_job if is_own else login.give_token_on_behalf
+            return give(self._world, request)
+        except AzureError as error:
+            return json_answer({"statusCode": error.status, "message": error.message}, error.status)
+
+
+def _act(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
+    what, _, name = path.partition("/")
+    if what == "jobs":
+        return _job(world, method, name, told)
+    actions: dict[tuple[str, str], Callable[[], Any]] = {
+        ("GET", "ready"): lambda: True,
+        ("GET", "settings"): lambda: asdict(world.settings),
+        ("POST", "settings"): lambda: world.set(told),
+        ("POST", "faults"): lambda: world.faults.add(told, world.tokens.last, world.sas_serial),
+        ("DELETE", "faults"): world.faults.clear,
+        ("GET", "journal"): lambda: list(world.journal),
+        ("DELETE", "journal"): world.journal.clear,
+        ("POST", "reset"): world.reset,
+        ("POST", "computes"): lambda: world.set_compute(told["name"], told["properties"]),
+        ("POST", "usages"): lambda: world.usages.update(told),
+        ("POST", "blob"): lambda: _put(world, **told),
+        ("POST", "read"): lambda: _read(world, **told),
+        ("POST", "blobs"): lambda: list(world.blobs.names(told.get("container", CONTAINER), told.get("prefix", ""))),
+        ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
+        ("POST", "secrets"): lambda: world.secrets.update(_secrets(told)),
+    }
+    return actions[method, what]()
+
+
+def _job(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
+    name, _, order = path.partition("/")
+    if not name:
+        return list(world.jobs)
+    job = world.jobs[name]
+    if not order:
+        return _described(world, job)
+    actions: dict[str, Callable[[], Any]] = {
+        "preempt": lambda: _preempt(job, **told),
+        "begin": lambda: job.order("begin", **told),
+        "end": lambda: job.order("end", **told),
+        "write_log": lambda: joblogs.write(world.blobs, job, told["file"], base64.b64decode(told["data"])),
+        "write_lines": lambda: _write_lines(world, job, **told),
+        "restart_logs": lambda: restart_logs(world, job),
+    }
+    return actions[order]()
+
+
+def _described(world: World, job: Job) -> dict[str, Any]:
+    with job.changed:
+        return {
+            "name": job.name,
+            "status": job.status,
+            "history": list(job.history),
+            "body": job.body,
+            "tags": dict(job.tags),
+            "properties": dict(job.properties),
+            "error": job.error,
+            "attempts": job.attempts,
+            "folder": job.folder,
+            "compute": dict(job.compute),
+            "created": job.created,
+            "started": job.started,
+            "ended": job.ended,
+            "active_s": job.active_now_s(),
+        }
+
+
+def _preempt(job: Job, how: str) -> None:
+    if how not in ("restart", "fail"):
+        raise ValueError("how is restart or fail")
+    job.order("preempt", how=how)
+
+
+def _write_lines(world: World, job: Job, node: int, lines: list[str]) -> None:
+    processes = processes_per_node(job.properties_of_body)
+    file = joblogs.file_of(node * processes, job.nodes * processes)
+    joblogs.write(world.blobs, job, file, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _put(world: World, name: str, data: str, container: str = CONTAINER) -> None:
+    world.blobs.put(container, name, base64.b64decode(data))
+
+
+def _read(world: World, name: str, container: str = CONTAINER) -> str | None:
+    with world.blobs.lock:
+        if world.blobs.find(container, name) is None:
+            return None
+        return base64.b64encode(world.blobs.read(container, name)).decode()
+
+
+def _secrets(told: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [{"value": value, "id": "0", "created": 0.0}] for name, value in told.items()}

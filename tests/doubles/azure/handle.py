@@ -1,0 +1,265 @@
+"""The stand-in from a test's side: start it, let unmodified clients find it, tell it what to do."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from doubles.azure.client import Client, Reply, job_body
+from doubles.azure.names import (
+    ACCOUNT,
+    ACCOUNT_KEY,
+    CLIENT,
+    CLIENT_SECRET,
+    CONTAINER,
+    GROUP,
+    REGION,
+    SUBSCRIPTION,
+    TENANT,
+    VAULT,
+    WORKSPACE,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["ACCOUNT", "ACCOUNT_KEY", "CLIENT", "CONTAINER", "GROUP", "REGION", "SUBSCRIPTION", "TENANT", "VAULT"]
+__all__ += ["WORKSPACE", "Azure", "start", "stop"]
+
+START_S = 60.0
+ENDS = ("Completed", "Failed", "Canceled")
+TESTS = Path(__file__).resolve().parents[2]
+# Calls of the handle go to loopback, whatever proxy the machine has.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Azure:
+    """A running stand-in."""
+
+    url: str  # of the proxy
+    ca: str  # file with the certificate to trust
+    process: subprocess.Popen[str]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return the variables by which any client finds it under Azure's real host names, and may sign in."""
+        return {
+            **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), self.url),
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+            **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), self.ca),
+            "AZURE_TENANT_ID": TENANT,
+            "AZURE_CLIENT_ID": CLIENT,
+            "AZURE_CLIENT_SECRET": CLIENT_SECRET,
+            "AZURE_CONFIG_DIR": str(Path(self.ca).parent / "no-azure-cli"),
+            "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential",
+        }
+
+    @property
+    def client(self) -> Client:
+        """Return a client for calls by hand, as the signed-in user."""
+        return Client(self.url, self.ca)
+
+    def call(self, method: str, url: str, body: Any = None, **details: Any) -> Reply:
+        """Return the answer, whatever its status; a `url` as /jobs/NAME is below the workspace: see client.Client."""
+        return self.client.call(method, url, body, **details)
+
+    def submit(
+        self, name: str, command: str, files: Mapping[str, str | bytes] | None = None, nodes: int = 1, **details: Any
+    ) -> str:
+        """Create a job by hand, without any SDK; return its name. `details` as client.job_body has them.
+
+        The files are its code, the command runs in their folder. The names of properties are ARM's own.
+        """
+        done = self.client.submit(name, job_body(command, nodes, **details), files or {"empty.txt": ""})
+        assert done.status == 201, done
+        return name
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let clients in this very process find it."""
+        for name, value in self.environ.items():
+            monkeypatch.setenv(name, value)
+
+    def settings(self, **values: Any) -> None:
+        """Change settings: see doubles.azure.settings.Settings."""
+        self.control("settings", values)
+
+    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
+        """Let something go wrong: see doubles.azure.faults.Fault; operations are named in routes.py."""
+        names = [operations] if isinstance(operations, str) else list(operations)
+        self.control("faults", {"operations": names, "kind": kind, **details})
+
+    def clear_faults(self) -> None:
+        """Take all faults back."""
+        self.control("faults", method="DELETE")
+
+    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
+        """Return the calls so far in their order, those of one operation or all, containers' calls included.
+
+        Each has service, operation, host, method, path, query, range, body (of JSON requests to ARM and the data
+        plane), received and sent (bytes of the bodies), status, outcome, time, is_from_container.
+        """
+        calls: list[dict[str, Any]] = self.control("journal", method="GET")
+        return [call for call in calls if operation in (None, call["operation"])]
+
+    def clear_journal(self) -> None:
+        """Forget the calls so far."""
+        self.control("journal", method="DELETE")
+
+    def unserved(self) -> list[str]:
+        """Return what was asked for that the stand-in does not have: host and path."""
+        return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
+
+    def compute(self, name: str, **properties: Any) -> None:
+        """Make or change a cluster: vmSize, vmPriority ("Dedicated" or "LowPriority"), maxNodeCount, minNodeCount.
+
+        Also nodeIdleTimeBeforeScaleDown ("PT120S"), provisioningState, computeType, location.
+        """
+        self.control("computes", {"name": name, "properties": properties})
+
+    def remove_compute(self, name: str) -> None:
+        """Remove a cluster."""
+        self.control("computes", {"name": name, "properties": None})
+
+    def usage(self, family: str, limit: int, used: int = 0) -> None:
+        """Set what the list of usages says of a family's cores, as of standardDSv2Family; it refuses nothing."""
+        self.control("usages", {family: {"limit": limit, "used": used}})
+
+    def secret(self, name: str) -> str | None:
+        """Return a secret's value, None where there is none."""
+        value: str | None = self.control("secrets", method="GET").get(name)
+        return value
+
+    def set_secret(self, name: str, value: str) -> None:
+        """Write a secret."""
+        self.control("secrets", {name: value})
+
+    def blob(self, name: str, container: str = CONTAINER) -> bytes | None:
+        """Return a blob's content, None where there is none."""
+        data = self.control("read", {"name": name, "container": container})
+        return None if data is None else base64.b64decode(data)
+
+    def blobs(self, prefix: str = "", container: str = CONTAINER) -> list[str]:
+        """Return the blobs' names, of workspaceblobstore's container or another."""
+        names: list[str] = self.control("blobs", {"prefix": prefix, "container": container})
+        return names
+
+    def put_blob(self, name: str, data: bytes | str, container: str = CONTAINER) -> None:
+        """Write a blob."""
+        raw = data.encode() if isinstance(data, str) else data
+        self.control("blob", {"name": name, "container": container, "data": base64.b64encode(raw).decode()})
+
+    def jobs(self) -> list[str]:
+        """Return the names of all jobs, in the order of their creation."""
+        names: list[str] = self.control("jobs", method="GET")
+        return names
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return all of a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids..."""
+        told: dict[str, Any] = self.control(f"jobs/{name}", method="GET")
+        return told
+
+    def statuses(self, name: str) -> list[str]:
+        """Return the statuses that the job went through."""
+        return [status for status, _ in self.job(name)["history"]]
+
+    def log(self, name: str, file: str = "user_logs/std_log.txt") -> str:
+        """Return a log file so far, "" where there is none."""
+        return (self.blob(f"ExperimentRun/dcid.{name}/{file}", "azureml") or b"").decode(errors="replace")
+
+    def preempt(self, name: str, how: str = "restart") -> None:
+        """Take the job's nodes away; it starts again ("restart") or ends in Failed with PreemptionError ("fail")."""
+        self.control(f"jobs/{name}/preempt", {"how": how})
+
+    def begin(self, name: str, status: str = "Running") -> None:
+        """Let a job that is not executed (settings(execute=False)) go to this status."""
+        self.control(f"jobs/{name}/begin", {"status": status})
+
+    def write_log(self, name: str, file: str, data: bytes | str) -> None:
+        """Append to a log file of the job, such as user_logs/std_log_process_00.txt."""
+        raw = data.encode() if isinstance(data, str) else data
+        self.control(f"jobs/{name}/write_log", {"file": file, "data": base64.b64encode(raw).decode()})
+
+    def write_logs(self, name: str, node: int, *lines: str) -> None:
+        """Append lines to the log file of a node's (only) process, named by the count of the job's nodes."""
+        self.control(f"jobs/{name}/write_lines", {"node": node, "lines": list(lines)})
+
+    def end(self, name: str, status: str = "Completed", error: dict[str, Any] | None = None) -> None:
+        """End a job, executed or not; `error` as in {"code": "UserError", "message": "..."}."""
+        self.control(f"jobs/{name}/end", {"status": status, "error": error})
+
+    def wait(self, name: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait for one of these statuses (default: any end); return job(name)."""
+        wanted, end = statuses or ENDS, time.monotonic() + timeout_s
+        while True:
+            told = self.job(name)
+            if told["status"] in wanted:
+                return told
+            assert time.monotonic() < end, f"{name} is {told['status']}, not one of {wanted}"
+            time.sleep(0.05)
+
+    def wait_attempt(self, name: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait until the job runs for the so manieth time, after preemptions; return job(name)."""
+        end = time.monotonic() + timeout_s
+        while (told := self.job(name))["attempts"] < attempt or told["status"] != "Running":
+            assert time.monotonic() < end, f"{name} is {told['status']} in its attempt {told['attempts']}"
+            time.sleep(0.05)
+        return told
+
+    def wait_log(
+        self, name: str, text: str, file: str = "user_logs/std_log.txt", count: int = 1, timeout_s: float = 60.0
+    ) -> str:
+        """Wait until the file has the text so often; return the file."""
+        end = time.monotonic() + timeout_s
+        while (found := self.log(name, file)).count(text) < count:
+            assert time.monotonic() < end, f"{text!r} is not in {file} of {name}: {found[-2000:]}"
+            time.sleep(0.05)
+        return found
+
+    def reset(self) -> None:
+        """Kill what runs and forget everything."""
+        self.control("reset", {})
+
+    def control(self, path: str, told: Any = None, method: str = "POST") -> Any:
+        """Ask the control endpoint. Raises HTTPError where it refuses."""
+        data = None if told is None else json.dumps(told).encode()
+        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
+        with _OPENER.open(request, timeout=60) as answer:
+            return json.loads(answer.read())["result"]
+
+
+def start(state: Path | None = None) -> Azure:
+    """Start the process, which dies with the calling thread; return when it answers."""
+    argv = [sys.executable, "-m", "doubles.azure", "--parent", str(os.getpid())]
+    argv += ["--state", str(state)] if state is not None else []
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH")
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    process = subprocess.Popen(
+        argv, env={**env, "PYTHONPATH": str(TESTS)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    told = process.stdout.readline().strip()
+    if not told:
+        raise RuntimeError(f"the stand-in did not start: exit code {process.wait(START_S)}")
+    return Azure(process=process, **json.loads(told))
+
+
+def stop(azure: Azure) -> None:
+    """End the process and all its containers."""
+    azure.process.terminate()
+    try:
+        azure.process.wait(30)
+    except subprocess.TimeoutExpired:
+        azure.process.kill()
+        azure.process.wait()
+    assert azure.process.stdout is not None
+    azure.process.stdout.close()

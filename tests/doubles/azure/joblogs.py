@@ -1,0 +1,67 @@
+"""A job's log files: append blobs that grow in steps, as the platform's uploader makes them."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from doubles.azure.blobstore import Blob, Blobs
+from doubles.azure.jobs import Job
+from doubles.azure.names import ARTIFACTS
+
+__all__ = ["LogFiles", "file_of", "write"]
+
+
+class LogFiles:
+    """Gathers what a job's processes write, and appends it every `flush_s`; a thread of its own does so."""
+
+    def __init__(self, blobs: Blobs, job: Job, flush_s: float) -> None:
+        self._blobs, self._job, self._flush_s = blobs, job, flush_s
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._waiting: dict[str, bytearray] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def write(self, file: str, data: bytes) -> None:
+        """Take bytes for a file."""
+        with self._lock:
+            self._waiting.setdefault(file, bytearray()).extend(data)
+
+    def note(self, file: str, text: str) -> None:
+        """Take a line of the platform's own."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.write(file, f"{stamp} {text}\n".encode())
+
+    def close(self) -> None:
+        """Append what is left; return when it is there."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._flush_s):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for file, data in waiting.items():
+            write(self._blobs, self._job, file, bytes(data))
+
+
+def write(blobs: Blobs, job: Job, file: str, data: bytes, anew: bool = False) -> None:
+    """Append to a log file, which is made if it is missing, or `anew` in place of the one there is."""
+    name = f"{job.folder}/{file}"
+    with blobs.lock:
+        if anew or blobs.find(ARTIFACTS, name) is None:
+            blobs.put(ARTIFACTS, name, b"", Blob(kind="AppendBlob", content_type="text/plain"))
+        if data:
+            blobs.append(ARTIFACTS, name, data)
+
+
+def file_of(process: int, count: int) -> str:
+    """Return the file of a process among all of the job."""
+    if count == 1:
+        return "user_logs/std_log.txt"
+    digits = len(str(count - 1))
+    return f"user_logs/std_log_process_{process:0{digits}}.txt"

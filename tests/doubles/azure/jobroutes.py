@@ -1,0 +1,177 @@
+"""management.azure.com: jobs put, got, listed, cancelled, deleted."""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from typing import Any
+
+from doubles.azure import life
+from doubles.azure.arm import resource
+from doubles.azure.bodies import check, compute_of
+from doubles.azure.jobs import TERMINAL, Job
+from doubles.azure.names import REGION, SUBSCRIPTION, iso_time, workspace_id
+from doubles.azure.wire import Answer, AzureError, Request, json_answer
+from doubles.azure.world import World
+
+__all__ = ["cancel", "delete", "get", "list_all", "operation", "put"]
+
+# What a PUT may change of a job that is there.
+_CHANGEABLE = ("tags", "displayName", "description", "isArchived", "properties")
+TAKEN = (
+    "A job with this name already exists. If you are trying to create a new job, use a different name. If you are "
+    "trying to update an existing job, only description, displayName, tags and isArchived can be changed."
+)
+
+
+def put(world: World, request: Request, name: str) -> Answer:
+    """Create a job and let it run; the same PUT again changes nothing."""
+    body = request.json()
+    with world.lock:
+        old = world.jobs.get(name)
+        if old is not None:
+            return _put_again(old, body)
+        check(world, name, body)
+        asked = body["properties"]
+        job = Job(name, copy.deepcopy(body), time.time())
+        job.compute = compute_of(world, asked)
+        job.tags, job.properties = dict(asked.get("tags") or {}), dict(asked.get("properties") or {})
+        job.display_name, job.description = asked.get("displayName"), asked.get("description")
+        job.enter_first()
+        told = _described(job)
+        world.add(job)
+    life.begin(world, job)
+    told["properties"]["status"] = "Starting"  # as a recorded answer has it
+    return json_answer(told, 201)
+
+
+def get(world: World, request: Request, name: str) -> Answer:
+    """Return a job."""
+    return json_answer(_described(_found(world, name)))
+
+
+def list_all(world: World, request: Request) -> Answer:
+    """Return a page of jobs, the newest first."""
+    query = request.query
+    view = query.get("listViewType", "ActiveOnly")
+    jobs = sorted(world.jobs.values(), key=lambda job: -job.number)
+    if view != "All":
+        jobs = [job for job in jobs if job.is_archived == (view == "ArchivedOnly")]
+    if "tag" in query:
+        key, separator, value = query["tag"].partition("=")
+        jobs = [job for job in jobs if key in job.tags and (not separator or job.tags[key] == value)]
+    start, size = int(query.get("$skip", 0)), world.settings.page_size
+    told: dict[str, Any] = {"value": [_described(job) for job in jobs[start : start + size]]}
+    if len(jobs) > start + size:
+        more = "".join(f"&{name}={value}" for name, value in query.items() if name not in ("$skip", "api-version"))
+        version = query.get("api-version", "")
+        told["nextLink"] = (
+            f"https://management.azure.com{workspace_id()}/jobs?api-version={version}&$skip={start + size}{more}"
+        )
+    return json_answer(told)
+
+
+def cancel(world: World, request: Request, name: str) -> Answer:
+    """Ask for the job's end."""
+    job = _found(world, name)
+    with job.changed:
+        if job.status in TERMINAL:
+            raise AzureError(
+                400, "UserError", f"Job {name} is in the terminal state {job.status}: it cannot be canceled."
+            )
+        job.order("cancel")
+        job.enter("CancelRequested")
+    return _accepted(world, f"jc:{name}:{uuid.uuid4()}", f"cancel {name}")
+
+
+def delete(world: World, request: Request, name: str) -> Answer:
+    """Remove a job that has ended."""
+    job = world.jobs.get(name)
+    if job is None:
+        return Answer(204)
+    if job.status not in TERMINAL:
+        raise AzureError(409, "UserError", f"Job {name} is {job.status}: only a job that has ended can be deleted.")
+    with world.lock:
+        del world.jobs[name]
+    return _accepted(world, f"jd:{name}:{uuid.uuid4()}", f"delete {name}")
+
+
+def operation(world: World, request: Request, operation: str) -> Answer:
+    """Return 202 while the operation goes on, then 200."""
+    if operation not in world.operations:
+        raise AzureError(404, "ResourceNotFound", f"There is no operation {operation}.")
+    what, _, name = world.operations[operation].partition(" ")
+    job = world.jobs.get(name)
+    if what == "cancel" and job is not None and job.status not in TERMINAL:
+        return _accepted(world, operation, world.operations[operation])
+    return Answer(200)
+
+
+def _found(world: World, name: str) -> Job:
+    job = world.jobs.get(name)
+    if job is None:
+        raise AzureError(404, "UserError", f"Job {name} was not found in this workspace: Run {name} not found.")
+    return job
+
+
+def _put_again(job: Job, body: dict[str, Any]) -> Answer:
+    asked, own = body.get("properties") or {}, job.properties_of_body
+
+    def fixed(properties: dict[str, Any]) -> dict[str, Any]:
+        ignored = (*_CHANGEABLE, "status", "services")
+        return {name: value for name, value in properties.items() if name not in ignored and value is not None}
+
+    if fixed(asked) != fixed(own):
+        raise AzureError(400, "UserError", TAKEN)
+    with job.changed:
+        job.tags = dict(asked.get("tags") or {})
+        job.display_name, job.description = asked.get("displayName"), asked.get("description")
+        job.is_archived = bool(asked.get("isArchived", False))
+    return json_answer(_described(job))
+
+
+def _accepted(world: World, operation: str, what: str) -> Answer:
+    world.operations[operation] = what
+    location = (
+        f"https://management.azure.com/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices"
+        f"/locations/{REGION}/mfeOperationResults/{operation}?api-version=2023-04-01-preview"
+    )
+    return Answer(202, {"Location": location, "Retry-After": str(max(1, round(world.settings.retry_after_s)))})
+
+
+def _described(job: Job) -> dict[str, Any]:
+    """Return the job as ARM shows it."""
+    asked = copy.deepcopy(job.properties_of_body)
+    studio = f"https://ml.azure.com/runs/{job.name}?wsid={workspace_id()}"
+    tracking = f"azureml://{REGION}.api.azureml.ms/mlflow/v1.0{workspace_id()}?"
+    service = {"port": None, "status": None, "errorMessage": None, "properties": None, "nodes": None}
+    outputs = asked.get("outputs") or {}
+    for name, output in outputs.items():
+        output["uri"] = job.output_uri(name)
+    own = f"azureml://datastores/workspaceartifactstore/{job.folder}"
+    outputs["default"] = {"description": None, "jobOutputType": "uri_folder", "mode": "ReadWriteMount", "uri": own}
+    properties = {
+        "distribution": None,
+        "environmentVariables": {},
+        "identity": None,
+        "inputs": {},
+        "limits": None,
+        "parameters": {},
+        **asked,
+        "outputs": outputs,
+        "tags": dict(job.tags),
+        "properties": {**job.properties, "_azureml.ComputeTargetType": job.compute["targetType"]},
+        "displayName": job.display_name or job.name,
+        "description": job.description,
+        "experimentName": job.experiment,
+        "isArchived": job.is_archived,
+        "status": job.status,
+        "services": {
+            **(asked.get("services") or {}),
+            "Tracking": {**service, "jobServiceType": "Tracking", "endpoint": tracking},
+            "Studio": {**service, "jobServiceType": "Studio", "endpoint": studio},
+        },
+    }
+    when = {"createdAt": iso_time(job.created), "createdBy": "cloudtrain", "createdByType": "Application"}
+    return resource("jobs", f"jobs/{job.name}", properties, systemData=when)

@@ -1,0 +1,299 @@
+"""The life of a job, in a thread of its own: from NotStarted to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from doubles import sandbox
+from doubles.azure import joblogs
+from doubles.azure.bodies import processes_per_node, seconds
+from doubles.azure.joblogs import LogFiles, file_of
+from doubles.azure.jobs import Job
+from doubles.azure.names import ARTIFACTS
+from doubles.azure.node import InputError, Node, Volume, volumes
+from doubles.azure.world import World
+
+__all__ = ["begin", "restart_logs"]
+
+LIFECYCLER = "system_logs/lifecycler/lifecycler.log"
+# Codes and texts of both are invented, after what users report.
+PREEMPTED = {
+    "code": "PreemptionError",
+    "message": "The compute node was preempted: PreemptionError. The job was ended.",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: Completed, Failed, Canceled, or Preempted."""
+
+    kind: str
+    error: dict[str, Any] | None = None
+
+
+class Abandoned(Exception):
+    """The stand-in is told to forget the job."""
+
+
+def begin(world: World, job: Job) -> None:
+    """Let the job live."""
+    job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
+    job.thread.start()
+
+
+def restart_logs(world: World, job: Job) -> None:
+    """Put new blobs in place of the job's log files where the settings say so."""
+    if world.settings.restart_logs == "replace":
+        for name in list(world.blobs.names(ARTIFACTS, f"{job.folder}/user_logs/")):
+            joblogs.write(world.blobs, job, name.removeprefix(f"{job.folder}/"), b"", anew=True)
+
+
+def _live(world: World, job: Job) -> None:
+    ending = Ending("Failed", {"code": "ServiceError", "message": "the stand-in itself has failed"})
+    try:
+        ending = _attempts(world, job) if world.settings.execute else _by_hand(world, job)
+    except Abandoned:
+        return
+    except InputError as error:
+        ending = Ending("Failed", {"code": "UserError", "message": str(error)})
+    except Exception:
+        traceback.print_exc()
+        ending = Ending("Failed", {"code": "ServiceError", "message": traceback.format_exc()[-800:]})
+    finally:
+        _release(world, job)
+    if ending.kind == "Canceled":
+        job.enter("CancelRequested")
+        _sleep_anyhow(job, world.settings.canceling_s)
+    with job.changed:
+        if ending.error is not None:
+            job.error = {"severity": None, "details": [], "innerError": None, **ending.error}
+        job.enter(ending.kind)
+
+
+def _by_hand(world: World, job: Job) -> Ending:
+    """Do what the handle says."""
+    while True:
+        with job.changed:
+            while not job.orders:
+                job.changed.wait()
+        told = job.orders.get("begin")
+        if told is not None:
+            job.orders.pop("begin")
+            job.active_since = job.active_since or time.time()
+            job.enter(told["status"])
+        ending = _ordered(job)
+        if ending is not None and ending.kind == "Preempted":
+            restart_logs(world, job)
+            _release(world, job)
+            job.enter("Queued")
+        elif ending is not None:
+            return ending
+
+
+def _attempts(world: World, job: Job) -> Ending:
+    """Attempt until the job is over: a preemption starts it again."""
+    while True:
+        job.attempts += 1
+        ending = _wait_for_nodes(world, job) or _attempt(world, job)
+        _release(world, job)
+        if ending.kind != "Preempted":
+            return ending
+        job.enter("Queued")
+        meanwhile = _pause(job, world.settings.restart_s)
+        if meanwhile is not None and meanwhile.kind != "Preempted":
+            return meanwhile
+
+
+def _release(world: World, job: Job) -> None:
+    with world.lock:
+        world.running.discard(job.name)
+    with job.changed:
+        job.active_s, job.active_since = job.active_now_s(), None
+
+
+def _wait_for_nodes(world: World, job: Job) -> Ending | None:
+    """Wait in Queued, then prepare; return how the job ended meanwhile, if it did."""
+    job.enter("Queued")
+    ending = _pause(job, world.settings.queued_s)
+    while ending is None:
+        with world.lock:
+            full = world.settings.capacity is not None and len(world.running) >= world.settings.capacity
+            if not world.settings.pending and not full:
+                world.running.add(job.name)
+                break
+        ending = _pause(job, 0.1)
+    if ending is not None:
+        return ending
+    job.active_since = time.time()
+    for status, wait_s in (("Preparing", world.settings.preparing_s), ("Starting", world.settings.starting_s)):
+        job.enter(status)
+        ending = _pause(job, wait_s)
+        if ending is not None:
+            return ending
+    return None
+
+
+def _attempt(world: World, job: Job) -> Ending:
+    """Run the containers once."""
+    data = volumes(job, world)
+    if job.attempts > 1:
+        restart_logs(world, job)
+    logs = LogFiles(world.blobs, job, world.settings.log_flush_s)
+    try:
+        with _nodes(world, job) as nodes:
+            for node in nodes:
+                node.lay_out(job, world, _code_of(world, job), data)
+                logs.note(LIFECYCLER, f"node {node.number} of attempt {job.attempts} is ready")
+            total = len(nodes) * nodes[0].processes
+            for process in range(total):
+                logs.write(file_of(process, total), b"")
+            job.enter("Running")
+            for node in nodes:
+                node.start(job, world, data, nodes, logs)
+            ending = _watch(world, job, nodes)
+            _end(job, nodes, 0.0)
+            logs.note(LIFECYCLER, f"attempt {job.attempts} ended: {ending.kind}")
+            if ending.kind != "Preempted":
+                for node in nodes:
+                    node.keep_outputs(job, world)
+            if ending.kind == "Completed":
+                return _finalize(world, job, nodes, data, logs)
+            return ending
+    finally:
+        logs.close()
+
+
+def _finalize(world: World, job: Job, nodes: list[Node], data: list[Volume], logs: LogFiles) -> Ending:
+    job.enter("Finalizing")
+    for node in nodes:
+        node.collect(job, world, data)
+    logs.close()
+    return _pause(job, world.settings.finalizing_s) or Ending("Completed")
+
+
+def _code_of(world: World, job: Job) -> tuple[str, str] | None:
+    """Return container and path of the job's code."""
+    code = job.properties_of_body.get("codeId")
+    if not code:
+        return None
+    parts = code.split("/")
+    uri = world.codes[parts[-3], parts[-1]]["properties"]["codeUri"]
+    container, _, path = uri.partition(".blob.core.windows.net/")[2].partition("/")
+    return container, path.strip("/")
+
+
+@contextlib.contextmanager
+def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
+    """Return the attempt's machines, with empty disks; afterwards they are gone."""
+    block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
+    root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{job.attempts}"
+    processes = processes_per_node(job.properties_of_body)
+    nodes = []
+    for number in range(job.nodes):
+        address = world.switch.address() if world.switch is not None else f"{block}.{number + 1}"
+        nodes.append(Node(number, address, root / f"node-{number}", job.wake, processes))
+    try:
+        yield nodes
+    finally:
+        _end(job, nodes, 0.0)
+        for node in nodes:
+            node.remove()
+        if lock is not None:
+            lock.close()
+
+
+def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
+    """Wait until the attempt is over; return how, having ended what still runs."""
+    limit_s = seconds((job.properties_of_body.get("limits") or {}).get("timeout"))
+    deadline = math.inf if limit_s is None else (job.started or time.time()) + limit_s
+    settings = world.settings
+    while True:
+        with job.changed:
+            ending = _ordered(job)
+            failed = [node for node in nodes if node.failed is not None]
+            if ending is None and not failed and not all(node.is_over for node in nodes) and time.time() < deadline:
+                job.changed.wait(min(max(deadline - time.time(), 0.001), 3600.0))
+                continue
+        if ending is not None:
+            is_preempted = ending.kind == "Preempted" or ending.error == PREEMPTED
+            grace_s = settings.preempt_grace_s if is_preempted else settings.cancel_grace_s
+            _end(job, nodes, 0.0 if ending.kind == "Completed" else grace_s)
+            return ending
+        if failed:
+            _end(job, nodes, settings.failed_grace_s)
+            return _failure(min(failed, key=lambda node: node.failed_at), len(nodes))
+        if all(node.is_over for node in nodes):
+            return Ending("Completed")
+        job.enter("CancelRequested")  # the time limit
+        _end(job, nodes, settings.cancel_grace_s)
+        return Ending("Canceled")
+
+
+def _failure(node: Node, nodes: int) -> Ending:
+    assert node.failed is not None
+    number, code = node.failed
+    file = file_of(node.number * node.processes + number, nodes * node.processes)
+    message = (
+        f"Execution failed. User process 'bash' exited with status code {code}. Please check log file '{file}' for "
+        "error details."
+    )
+    return Ending("Failed", {"code": "UserError", "message": message})
+
+
+def _ordered(job: Job) -> Ending | None:
+    """Take what the job was told, if anything, the most final first. Raises Abandoned."""
+    with job.changed:
+        if "abandon" in job.orders:
+            raise Abandoned
+        if "end" in job.orders:
+            told = job.orders.pop("end")
+            return Ending(told["status"], told["error"])
+        if "cancel" in job.orders:
+            return Ending("Canceled")
+        if "preempt" not in job.orders:
+            return None
+        told = job.orders.pop("preempt")
+        return Ending("Preempted") if told["how"] == "restart" else Ending("Failed", PREEMPTED)
+
+
+def _pause(job: Job, wait_s: float) -> Ending | None:
+    """Wait so long; return how the job ended meanwhile, if it did."""
+    end = time.time() + wait_s
+    while True:
+        with job.changed:
+            ending = _ordered(job)
+            if ending is not None or time.time() >= end:
+                return ending
+            job.changed.wait(max(end - time.time(), 0.001))
+
+
+def _sleep_anyhow(job: Job, wait_s: float) -> None:
+    end = time.time() + wait_s
+    with job.changed:
+        while time.time() < end and "abandon" not in job.orders:
+            job.changed.wait(max(end - time.time(), 0.001))
+
+
+def _end(job: Job, nodes: list[Node], grace_s: float) -> None:
+    """End the containers that still run: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
+    running = [node for node in nodes if node.running is not None and not node.is_over]
+    if grace_s > 0:
+        for node in running:
+            node.terminate()
+    end = time.time() + grace_s
+    with job.changed:
+        while any(not node.is_over for node in running) and time.time() < end and "abandon" not in job.orders:
+            job.changed.wait(max(end - time.time(), 0.001))
+    for node in running:
+        if not node.is_over:
+            node.kill()
+    for node in nodes:
+        if node.reader is not None:
+            node.reader.join()

@@ -1,0 +1,235 @@
+"""One node of an attempt: its folders, its mounts, its container, and what its processes write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from doubles import sandbox
+from doubles.azure import node_init
+from doubles.azure.bodies import place_of
+from doubles.azure.environment import process_environment
+from doubles.azure.joblogs import LogFiles, file_of
+from doubles.azure.jobs import Job
+from doubles.azure.names import ARTIFACTS, CONTAINER
+from doubles.azure.world import World
+
+__all__ = ["HOME", "InputError", "Node", "Volume", "volumes"]
+
+HOME, STORES = "/mnt/azureml", "/mnt/.stores"
+_COPIED = ("Download", "Upload", "Direct")
+
+
+class InputError(Exception):
+    """The job's data cannot be had; the message is the run's error."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An input or output that is a folder or a file."""
+
+    name: str
+    mode: str
+    container: str
+    path: str
+    is_output: bool
+
+
+@dataclass(eq=False)
+class Node:
+    """One machine of one attempt, with an empty disk of its own below `root`."""
+
+    number: int
+    address: str
+    root: Path
+    on_change: Callable[[], None]
+    processes: int
+    running: sandbox.Running | None = None
+    reader: threading.Thread | None = None
+    is_ready: bool = False
+    is_told: bool = False  # to terminate
+    codes: dict[int, int] = field(default_factory=dict)  # of processes that have ended
+    failed: tuple[int, int] | None = None  # first process that failed, and its exit code
+    failed_at: float = 0.0
+    is_over: bool = False
+
+    @property
+    def disk(self) -> Path:
+        """Return what is /mnt/azureml inside."""
+        return self.root / "azureml"
+
+    def lay_out(self, job: Job, world: World, code: tuple[str, str] | None, data: list[Volume]) -> None:
+        """Make the folders: a private copy of the code, places of inputs and outputs."""
+        work = self.disk / _inside(job) / "exe/wd"
+        work.parent.mkdir(parents=True)
+        if code is None:
+            work.mkdir()
+        else:
+            source = world.blobs.make(code[0]) / code[1]
+            shutil.copytree(source, work)
+        shutil.copy(node_init.__file__, self.disk / ".node_init.py")
+        shutil.copy(world.ca, self.disk / ".ca.pem")
+        places = self.disk / _inside(job) / "cap/data-capability/wd"
+        places.mkdir(parents=True)
+        for volume in data:
+            self._lay_out_volume(world, volume, places / volume.name)
+
+    def start(self, job: Job, world: World, data: list[Volume], nodes: list[Node], logs: LogFiles) -> None:
+        """Run the container. It dies with the calling thread."""
+        cwd = f"{HOME}/{_inside(job)}/exe/wd"
+        places = {one.name: place_inside(job, one.name) for one in data}
+        total = self.processes * len(nodes)
+        envs = [
+            process_environment(job, world, self.number, local, nodes[0].address, len(nodes), self.processes, places)
+            for local in range(self.processes)
+        ]
+        bound = [one for one in data if one.mode not in _COPIED and sandbox.mode() != "none"]
+        spec: dict[str, Any] = {
+            "command": _command(job, places),
+            "cwd": cwd,
+            "processes": envs,
+            "stores": STORES if sandbox.mode() != "none" else None,
+            "mounts": [
+                (f"{STORES}/{one.container}/{one.path}", place_inside(job, one.name), one.mode.startswith("ReadOnly"))
+                for one in bound
+            ],
+        }
+        container = sandbox.Container(
+            argv=[sys.executable, "-I", "-S", f"{HOME}/.node_init.py", json.dumps(spec)],
+            env={"PATH": os.defpath, "LANG": "C.UTF-8"},
+            root=self.root / "container",
+            hostname=f"node-{self.number}",
+            private={HOME: self.disk, STORES: world.blobs.make(CONTAINER).parent},
+            hosts={f"node-{node.number}": node.address for node in nodes},
+            address=self.address if world.switch is not None else None,
+        )
+        self.running = sandbox.start(container, world.switch)
+        self.reader = threading.Thread(target=self._read, args=(logs, total), daemon=True)
+        self.reader.start()
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the node's processes."""
+        self.is_told = True
+        if self.running is not None and self.is_ready:
+            self.running.terminate()
+
+    def kill(self) -> None:
+        """Kill all that runs here."""
+        if self.running is not None:
+            self.running.kill()
+
+    def collect(self, job: Job, world: World, data: list[Volume]) -> None:
+        """Copy outputs in mode Upload to where they belong."""
+        for volume in data:
+            if volume.is_output and volume.mode in _COPIED:
+                source = self.disk / _inside(job) / "cap/data-capability/wd" / volume.name
+                shutil.copytree(source, world.blobs.make(volume.container) / volume.path, dirs_exist_ok=True)
+
+    def keep_outputs(self, job: Job, world: World) -> None:
+        """Copy what is in ./outputs and ./logs to the run's artifacts, as the platform does with these two."""
+        work = self.disk / _inside(job) / "exe/wd"
+        for name in ("outputs", "logs"):
+            if (work / name).is_dir():
+                shutil.copytree(work / name, world.blobs.make(ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
+
+    def remove(self) -> None:
+        """Throw the disk away."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _lay_out_volume(self, world: World, volume: Volume, place: Path) -> None:
+        source = world.blobs.make(volume.container) / volume.path
+        if volume.is_output:
+            source.mkdir(parents=True, exist_ok=True)
+        if volume.mode in _COPIED:
+            if volume.is_output:
+                place.mkdir()
+            elif source.is_dir():
+                shutil.copytree(source, place)
+            else:
+                shutil.copy(source, place)
+        elif sandbox.mode() == "none":
+            place.symlink_to(source)
+
+    def _read(self, logs: LogFiles, total: int) -> None:
+        """Take frames until the container has ended."""
+        assert self.running is not None
+        process = self.running.process
+        stream = process.stdout
+        assert stream is not None
+        first = self.number * self.processes
+        while len(head := stream.read(node_init.FRAME.size)) == node_init.FRAME.size:
+            number, kind, size = node_init.FRAME.unpack(head)
+            if kind > node_init.ENDED or number >= self.processes:  # no frame: the container could not start
+                logs.write(file_of(first, total), head + stream.read())
+                break
+            data = stream.read(size)
+            if kind == node_init.OUTPUT:
+                logs.write(file_of(first + number, total), data)
+            elif kind == node_init.READY:
+                self.is_ready = True
+                if self.is_told:
+                    self.running.terminate()
+            else:
+                self._ended(number, int(data))
+        stream.close()
+        code = process.wait()
+        for number in range(self.processes):
+            if number not in self.codes:  # killed
+                self._ended(number, code if code > 0 else 137)
+        self.is_over = True
+        self.on_change()
+
+    def _ended(self, number: int, code: int) -> None:
+        if code and self.failed is None:
+            self.failed, self.failed_at = (number, code), time.time()
+        self.codes[number] = code
+        self.on_change()
+
+
+def place_inside(job: Job, name: str) -> str:
+    """Return where an input or output is in the container."""
+    return f"{HOME}/{_inside(job)}/cap/data-capability/wd/{name}"
+
+
+def volumes(job: Job, world: World) -> list[Volume]:
+    """Return the job's folders and files. Raises InputError for one that is not there."""
+    asked, found = job.properties_of_body, []
+    for name, told in (asked.get("inputs") or {}).items():
+        if told["jobInputType"] == "literal":
+            continue
+        place = place_of(told.get("uri") or "")
+        if place is None or not (world.blobs.make(place.container) / place.path).exists():
+            raise InputError(
+                f"The requested stream was not found. Please make sure the request uri is correct: input '{name}' at "
+                f"{told.get('uri')} (NotFound)"
+            )
+        found.append(Volume(name, told.get("mode") or "ReadOnlyMount", place.container, place.path, False))
+    for name, told in (asked.get("outputs") or {}).items():
+        place = place_of(job.output_uri(name))
+        if place is None:
+            raise InputError(f"Output '{name}' is at {told.get('uri')}, which is no datastore of this workspace.")
+        found.append(Volume(name, told.get("mode") or "ReadWriteMount", place.container, place.path, True))
+    return found
+
+
+def _inside(job: Job) -> str:
+    return f"cr/j/{job.name}"
+
+
+def _command(job: Job, places: dict[str, str]) -> str:
+    """Return the command with the places and literals in it."""
+    asked = job.properties_of_body
+    literals = {name: told["value"] for name, told in (asked.get("inputs") or {}).items() if "value" in told}
+    text: str = asked["command"]
+    for kind in ("inputs", "outputs"):
+        for name, value in {**places, **literals}.items():
+            text = text.replace(f"${{{{{kind}.{name}}}}}", str(value))
+    return text

@@ -1,0 +1,117 @@
+"""The one port: a CONNECT proxy that ends TLS itself, and plain HTTP for the control and identity endpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, cast
+
+from doubles.azure.certificates import Authority
+from doubles.azure.wire import Answer, HangUp, Request, read, write
+
+__all__ = ["Proxy", "bind"]
+
+IDLE_S = 600.0  # of a connection that is kept open
+# Of an answer that breaks off before it has begun: behind a proxy urllib3 takes a break without any byte for the
+# proxy's, and azure-core that for a request which was never sent. With these bytes both say what they say without one.
+BEGINNING = b"HTTP/1.1"
+
+
+class Proxy:
+    """Serves connections, each in a thread of its own."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        knows: Callable[[str], bool],
+        respond: Callable[[Request], Answer],
+        plain: Callable[[Request], Answer],
+    ) -> None:
+        self._authority, self._knows, self._respond, self._plain = authority, knows, respond, plain
+
+    def serve(self, listening: socket.socket, is_from_container: bool = False) -> None:
+        """Serve until the process ends."""
+        while True:
+            with contextlib.suppress(OSError):
+                connection, _ = listening.accept()
+                told = (connection, is_from_container)
+                threading.Thread(target=self._talk, args=told, daemon=True).start()
+
+    def _talk(self, connection: socket.socket, is_from_container: bool) -> None:
+        connection.settimeout(IDLE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._first(connection, is_from_container)
+        except (HangUp, OSError, ssl.SSLError, ValueError):
+            pass
+        except Exception:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _first(self, connection: socket.socket, is_from_container: bool) -> None:
+        with _files(connection) as (stream, reply):
+            request = read(stream, reply, is_from_container)
+            if request is None:
+                return
+            if request.method != "CONNECT":
+                _converse(stream, reply, self._plain, is_from_container, request)
+                return
+            host = request.target.rpartition(":")[0].lower()
+            if not self._knows(host):
+                request.host = host
+                write(reply, request, self._respond(request))
+                return
+            reply.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            reply.flush()
+        with self._authority.context(host).wrap_socket(connection, server_side=True) as inner:
+            try:
+                with _files(inner) as (stream, reply):
+                    _converse(stream, reply, self._respond, is_from_container)
+            finally:
+                with contextlib.suppress(OSError):  # a broken-off answer must look broken
+                    inner.shutdown(socket.SHUT_RDWR)
+
+
+def bind(port: int) -> socket.socket:
+    """Return a socket listening on loopback."""
+    return socket.create_server(("127.0.0.1", port), backlog=256)
+
+
+@contextlib.contextmanager
+def _files(connection: socket.socket) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    stream, reply = connection.makefile("rb"), connection.makefile("wb")
+    try:
+        yield cast("BinaryIO", stream), cast("BinaryIO", reply)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            stream.close()
+            reply.close()
+
+
+def _converse(
+    stream: BinaryIO,
+    reply: BinaryIO,
+    respond: Callable[[Request], Answer],
+    is_from_container: bool,
+    request: Request | None = None,
+) -> None:
+    """Answer one request after the other until the client has no more."""
+    request = request or read(stream, reply, is_from_container)
+    while request is not None:
+        try:
+            answer = respond(request)
+        except HangUp:
+            if not is_from_container:
+                reply.write(BEGINNING)
+            raise
+        write(reply, request, answer)
+        if answer.is_last or request.headers.get("connection", "").lower() == "close":
+            return
+        request = read(stream, reply, is_from_container)

@@ -1,0 +1,79 @@
+"""What a test may set about the stand-in's Azure: how long things take, who may what, and whether jobs run at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = ["CHOICES", "Settings", "checked"]
+
+CHOICES = {
+    "restart_logs": ("append", "replace"),
+    "datastore_credentials": ("key", "sas", "none"),
+    "storage_role": ("contributor", "reader", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times in seconds of real time."""
+
+    execute: bool = True
+    """Whether containers run; else a job waits in NotStarted for begin() and end() of the handle."""
+    queued_s: float = 0.0
+    preparing_s: float = 0.0
+    starting_s: float = 0.0
+    finalizing_s: float = 0.0
+    canceling_s: float = 0.0
+    """From the end of the nodes to Canceled, in CancelRequested."""
+    restart_s: float = 0.0
+    """From a preemption to the next start, in Queued."""
+    cancel_grace_s: float = 30.0
+    """From SIGTERM to SIGKILL, after a cancel and when limits.timeout is reached. Invented: Azure states none."""
+    failed_grace_s: float = 5.0
+    """The same, for the other nodes when one has failed."""
+    preempt_grace_s: float = 0.0
+    """The same, at a preemption; 0: killed without a warning."""
+    restart_logs: str = "append"
+    """What a restart does to log files: go on ("append"), or new blobs with a new creation time ("replace")."""
+    log_flush_s: float = 0.1
+    """Between two appends to a log blob."""
+    pending: bool = False
+    """Whether new jobs find no nodes: they stay in Queued until this is false again."""
+    capacity: int | None = None
+    """How many jobs may have nodes at a time; the others stay in Queued."""
+    token_s: float = 3600.0
+    """How long a token lasts."""
+    sas_s: float = 3600.0
+    """How long a SAS given out lasts."""
+    retry_after_s: float = 1.0
+    """What Retry-After says while a cancel or delete is polled."""
+    datastore_credentials: str = "key"
+    """What datastores have: an account key, a SAS, or none (identity-based)."""
+    storage_role: str = "contributor"
+    """What bearers of a token may do with blobs."""
+    storage_keys: bool = True
+    """Whether the storage account takes SharedKey and SAS."""
+    vault_access: bool = True
+    """Whether the user may write, read and delete secrets."""
+    job_vault_access: bool = True
+    """The same, for a job's identity."""
+    job_storage_role: str = "contributor"
+    """What a job's identity may do with blobs."""
+    page_size: int = 10
+    """Of the list of jobs."""
+    price_page_size: int = 100
+    """Of the list of prices."""
+
+
+def checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return them. Raises ValueError for an unknown one, or a word that is none of the choices."""
+    known = {field.name for field in fields(Settings)}
+    unknown = set(values) - known
+    if unknown:
+        raise ValueError(f"unknown settings {sorted(unknown)}; there are {sorted(known)}")
+    roles = {"job_storage_role": CHOICES["storage_role"], **CHOICES}
+    for name, choices in roles.items():
+        if name in values and values[name] not in choices:
+            raise ValueError(f"{name} is one of {choices}")
+    return values

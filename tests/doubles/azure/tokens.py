@@ -1,0 +1,87 @@
+"""Bearer tokens: opaque to clients, with audience, client and expiry that the services verify."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import itertools
+import json
+import os
+import time
+from typing import Any
+
+from doubles.azure.names import TENANT
+from doubles.azure.wire import AzureError
+
+__all__ = ["AUDIENCES", "Tokens", "audience_of"]
+
+# What each service takes for its audience.
+AUDIENCES = {
+    "arm": ("https://management.azure.com", "https://management.core.windows.net"),
+    "data": ("https://management.azure.com", "https://management.core.windows.net", "https://ml.azure.com"),
+    "blob": ("https://storage.azure.com",),
+    "vault": ("https://vault.azure.net",),
+}
+
+
+def audience_of(scope: str) -> str:
+    """Return the audience that a scope or a resource asks for."""
+    return scope.split()[0].removesuffix("/.default").rstrip("/")
+
+
+class Tokens:
+    """Gives tokens out and reads them back; each has a serial number, so that earlier ones can be told."""
+
+    def __init__(self) -> None:
+        self._secret = os.urandom(32)
+        self._serials = itertools.count(1)
+        self.last = 0  # serial number given out
+
+    def issue(self, client: str, audience: str, lasts_s: float) -> str:
+        """Return a token, in a JSON Web Token's shape."""
+        now = time.time()
+        self.last = next(self._serials)
+        claims: dict[str, Any] = {"aud": audience, "iss": f"https://sts.windows.net/{TENANT}/", "tid": TENANT}
+        claims |= {"appid": client, "oid": client, "iat": int(now), "exp": now + lasts_s, "uti": str(self.last)}
+        text = f"{_packed({'typ': 'JWT', 'alg': 'HS256'})}.{_packed(claims)}"
+        return f"{text}.{self._signature(text)}"
+
+    def claims(self, authorization: str, service: str) -> dict[str, Any]:
+        """Return what the header's token says. Raises AzureError unless it holds for that service."""
+        kind, _, token = authorization.partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise AzureError(
+                401, "AuthenticationFailed", "Authentication failed. The 'Authorization' header is missing."
+            )
+        text, _, signature = token.strip().rpartition(".")
+        if not hmac.compare_digest(self._signature(text).encode(), signature.encode()):
+            raise AzureError(401, "InvalidAuthenticationToken", "The access token is invalid.")
+        claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text.split(".")[1] + "=="))
+        if claims["exp"] <= time.time():
+            message = "The access token expiry UTC time is earlier than current UTC time."
+            raise AzureError(401, "ExpiredAuthenticationToken", message)
+        if claims["aud"].rstrip("/") not in AUDIENCES[service]:
+            message = (
+                "The access token has been obtained for wrong audience or resource "
+                f"'{claims['aud']}'. It should exactly match with one of the allowed audiences "
+                f"{','.join(repr(one) for one in AUDIENCES[service])}."
+            )
+            raise AzureError(401, "InvalidAuthenticationTokenAudience", message)
+        return claims
+
+    def serial(self, authorization: str) -> int:
+        """Return the token's number; 0 for what is none of ours."""
+        try:
+            payload = authorization.split(" ", 1)[1].split(".")[1]
+            return int(json.loads(base64.urlsafe_b64decode(payload + "=="))["uti"])
+        except (IndexError, ValueError, KeyError):
+            return 0
+
+    def _signature(self, text: str) -> str:
+        digest = hmac.new(self._secret, text.encode(), hashlib.sha256).digest()
+        return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _packed(content: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")

@@ -1,0 +1,138 @@
+"""HTTP/1.1 as the stand-in speaks it: a request read from a connection, an answer written to it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, BinaryIO
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+__all__ = ["Answer", "AzureError", "HangUp", "Request", "json_answer", "read", "write"]
+
+MAX_HEADERS = 200
+
+
+class HangUp(Exception):
+    """The connection is to be closed without an answer."""
+
+
+class AzureError(Exception):
+    """An error that an operation answers; the service decides in which shape."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status, self.code, self.message, self.headers = status, code, message, dict(headers or {})
+
+
+@dataclass
+class Request:
+    """One request; header names are in lower case."""
+
+    method: str
+    target: str
+    host: str
+    path: str  # decoded
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+    is_from_container: bool = False
+
+    @property
+    def raw_path(self) -> str:
+        """Return the path as it came, still quoted."""
+        return urlsplit(self.target).path if "://" in self.target else self.target.partition("?")[0]
+
+    def json(self) -> Any:
+        """Return the body read as JSON. Raises AzureError where it is none."""
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise AzureError(400, "InvalidRequestContent", f"The request content was invalid: {error}") from None
+
+
+@dataclass
+class Answer:
+    """One answer; Content-Length is added."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    length: int | None = None  # to be told in place of the body's: HEAD, and answers that are cut
+    is_last: bool = False  # whether the connection ends here
+
+
+def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """Return an answer in JSON."""
+    kind = {"Content-Type": "application/json; charset=utf-8"}
+    return Answer(status, {**kind, **(headers or {})}, json.dumps(content).encode())
+
+
+def read(stream: BinaryIO, reply: BinaryIO, is_from_container: bool) -> Request | None:
+    """Return the next request, or None at the connection's end. Raises HangUp for what is no HTTP."""
+    first = stream.readline(65537)
+    if not first.strip():
+        return None
+    words = first.decode("latin-1").split()
+    if len(words) != 3:
+        raise HangUp(repr(first))
+    headers = _headers(stream)
+    if headers.get("expect", "").lower() == "100-continue":
+        reply.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        reply.flush()
+    body = _body(stream, headers)
+    target = words[1]
+    parts = urlsplit(target if "://" in target else f"//-{target}")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    host = headers.get("host", "").partition(":")[0].lower()
+    return Request(words[0].upper(), target, host, unquote(parts.path), query, headers, body, is_from_container)
+
+
+def write(reply: BinaryIO, request: Request, answer: Answer) -> None:
+    """Send the answer."""
+    phrase = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else "Unknown"
+    length = len(answer.body) if answer.length is None else answer.length
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "x-ms-request-id": str(uuid.uuid4()),
+        **answer.headers,
+        "Content-Length": str(length),
+    }
+    lines = [f"HTTP/1.1 {answer.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    reply.write("\r\n".join(lines).encode("latin-1", errors="replace") + b"\r\n\r\n")
+    if request.method != "HEAD":
+        reply.write(answer.body)
+    reply.flush()
+
+
+def _headers(stream: BinaryIO) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for _ in range(MAX_HEADERS):
+        line = stream.readline(65537)
+        if not line.strip():
+            return headers
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    raise HangUp("too many headers")
+
+
+def _body(stream: BinaryIO, headers: Mapping[str, str]) -> bytes:
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        parts = []
+        while size := int(stream.readline().split(b";")[0] or b"0", 16):
+            parts.append(_exactly(stream, size))
+            stream.readline()
+        while stream.readline().strip():
+            pass
+        return b"".join(parts)
+    return _exactly(stream, int(headers.get("content-length") or 0))
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise HangUp("the client has gone in mid-request")
+    return data

@@ -1,0 +1,163 @@
+"""All that the stand-in holds: settings, faults, the journal of calls, tokens, blobs, assets, jobs, secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from doubles.azure.blobstore import Blobs
+from doubles.azure.faults import Faults
+from doubles.azure.jobs import TERMINAL, Job
+from doubles.azure.names import ACCOUNT, ARTIFACTS, CONTAINER, REGION
+from doubles.azure.settings import Settings, checked
+from doubles.azure.signatures import sas
+from doubles.azure.tokens import Tokens
+from doubles.sandbox import Switch
+
+__all__ = ["World"]
+
+COMPUTES: dict[str, dict[str, Any]] = {
+    "cpu-cluster": {"vmSize": "Standard_DS3_v2", "vmPriority": "Dedicated", "maxNodeCount": 8},
+    "gpu-cluster": {"vmSize": "Standard_NC24ads_A100_v4", "vmPriority": "Dedicated", "maxNodeCount": 8},
+    "low-cluster": {"vmSize": "Standard_DS3_v2", "vmPriority": "LowPriority", "maxNodeCount": 8},
+}
+
+
+class World:
+    """The tenant; one a server."""
+
+    def __init__(self, state: Path, port: int, switch: Switch | None, ca: Path) -> None:
+        self.state, self.switch, self.ca = state, switch, ca
+        self.container_url = f"http://127.0.0.1:{port}"  # of the proxy, from inside a container
+        self.lock = threading.RLock()
+        self.faults, self.tokens, self.blobs = Faults(), Tokens(), Blobs(state / "blobs")
+        self._clear()
+
+    def _clear(self) -> None:
+        self.settings = Settings()
+        self.faults.clear()
+        self.journal: list[dict[str, Any]] = []
+        self.jobs: dict[str, Job] = {}
+        self.codes: dict[tuple[str, str], dict[str, Any]] = {}
+        self.environments: dict[tuple[str, str], dict[str, Any]] = {}
+        self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
+        self.secrets: dict[str, list[dict[str, Any]]] = {}
+        self.usages: dict[str, dict[str, Any]] = {}
+        self.operations: dict[str, str] = {}  # id of a long-running operation -> what it waits for
+        self.running: set[str] = set()  # jobs that have nodes
+        self.blobs.clear()
+        self.blobs.make(CONTAINER)
+        self.blobs.make(ARTIFACTS)
+        self._sas_serials: dict[str, int] = {}
+        self._numbers = itertools.count(1)
+        self._job_numbers = itertools.count(1)
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Change settings. Raises ValueError for an unknown one."""
+        self.settings = replace(self.settings, **checked(values))
+        with self.lock:
+            jobs = list(self.jobs.values())
+        for job in jobs:
+            job.wake()
+
+    def set_compute(self, name: str, told: dict[str, Any] | None) -> None:
+        """Make a compute cluster, or change or remove one."""
+        if told is None:
+            self.computes.pop(name, None)
+        else:
+            self.computes[name] = compute_properties(**told)
+
+    @property
+    def sas_serial(self) -> int:
+        """Return the number of the last signature given out."""
+        return len(self._sas_serials)
+
+    def sas_uri(self, container: str, blob: str | None, permissions: str = "r") -> str:
+        """Return a URL with a fresh signature."""
+        with self.lock:
+            serial = next(self._numbers)
+            query = sas(container, blob, permissions, self.settings.sas_s, serial)
+            self._sas_serials[parse_qs(query)["sig"][0]] = len(self._sas_serials) + 1
+        path = container if blob is None else f"{container}/{quote(blob)}"
+        return f"https://{ACCOUNT}.blob.core.windows.net/{path}?{query}"
+
+    def serial_of_sas(self, signature: str | None) -> int | None:
+        """Return the signature's number, 0 if it is not one of ours."""
+        return None if signature is None else self._sas_serials.get(signature, 0)
+
+    def add(self, job: Job) -> None:
+        """Keep the job."""
+        with self.lock:
+            job.number = next(self._job_numbers)
+            self.jobs[job.name] = job
+
+    def reset(self) -> None:
+        """Kill whatever runs and forget everything."""
+        with self.lock:
+            jobs = list(self.jobs.values())
+        for job in jobs:
+            job.order("abandon")
+        end = time.monotonic() + 30.0
+        for job in jobs:
+            if job.thread is not None:
+                job.thread.join(max(0.0, end - time.monotonic()))
+        with self.lock:
+            self._clear()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.state / "jobs")
+
+    def active(self) -> list[Job]:
+        """Return the jobs that have not ended."""
+        with self.lock:
+            return [job for job in self.jobs.values() if job.status not in TERMINAL]
+
+    def close(self) -> None:
+        """Kill whatever runs and remove the folder."""
+        self.reset()
+        if self.switch is not None:
+            self.switch.close()
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+def compute_properties(
+    vmSize: str = "Standard_DS3_v2",
+    vmPriority: str = "Dedicated",
+    minNodeCount: int = 0,
+    maxNodeCount: int = 4,
+    nodeIdleTimeBeforeScaleDown: str = "PT120S",
+    provisioningState: str = "Succeeded",
+    computeType: str = "AmlCompute",
+    location: str = REGION,
+) -> dict[str, Any]:
+    """Return a cluster's properties as ARM has them."""
+    scale: dict[str, Any] = {"minNodeCount": minNodeCount, "maxNodeCount": maxNodeCount}
+    scale |= {"nodeIdleTimeBeforeScaleDown": nodeIdleTimeBeforeScaleDown}
+    states = ("preparing", "running", "idle", "leaving", "preempted", "unusable")
+    return {
+        "computeType": computeType,
+        "computeLocation": location,
+        "provisioningState": provisioningState,
+        "provisioningErrors": None,
+        "isAttachedCompute": False,
+        "disableLocalAuth": True,
+        "properties": {
+            "osType": "Linux",
+            "vmSize": vmSize,
+            "vmPriority": vmPriority,
+            "scaleSettings": scale,
+            "allocationState": "Steady",
+            "allocationStateTransitionTime": "2026-01-01T00:00:00+00:00",
+            "currentNodeCount": 0,
+            "targetNodeCount": 0,
+            "nodeStateCounts": {f"{state}NodeCount": 0 for state in states},
+            "isolatedNetwork": False,
+            "remoteLoginPortPublicAccess": "Disabled",
+        },
+    }

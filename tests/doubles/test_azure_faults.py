@@ -1,0 +1,181 @@
+"""Azure's stand-in misbehaves on demand, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import time
+from urllib.error import HTTPError
+
+import pytest
+
+from doubles.azure.client import job_body
+from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
+from doubles.azure.names import workspace_id
+
+HISTORY = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs"
+BLOB = f"https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a"
+STORAGE = "https://storage.azure.com"
+
+
+def test_throttling_as_often_as_asked(azure: Azure) -> None:
+    """With the time to wait; then calls go through again."""
+    azure.fault("computes.list", "throttle", count=2, retry_after="3")
+    answers = [azure.call("GET", "/computes") for _ in range(3)]
+    assert [answer.status for answer in answers] == [429, 429, 200]
+    assert answers[0].headers["retry-after"] == "3"
+    assert answers[0].json["error"]["code"] == "TooManyRequests"
+
+
+def test_every_third_call_fails(azure: Azure) -> None:
+    """Of the operations named, by a pattern too, together."""
+    azure.fault(["computes.*", "jobs.list"], "500", every=3)
+    answers = [azure.call("GET", path).status for path in ("/computes", "/jobs") * 3]
+    assert answers == [200, 200, 500] * 2
+    outcomes = [call["outcome"] for call in azure.journal() if call["service"] == "arm"]
+    assert outcomes == ["ok", "ok", "500"] * 2
+
+
+def test_first_calls_go_through(azure: Azure) -> None:
+    """As many as `after` says; 503 in the shape of storage."""
+    azure.put_blob("a", "1")
+    azure.fault("blob.get", "503", after=1)
+    assert azure.call("GET", BLOB, audience=STORAGE).status == 200
+    busy = azure.call("GET", BLOB, audience=STORAGE)
+    assert (busy.status, busy.headers["x-ms-error-code"]) == (503, "ServerBusy")
+    azure.clear_faults()
+    assert azure.call("GET", BLOB, audience=STORAGE).status == 200
+
+
+def test_dropped_call_has_not_been_executed(azure: Azure) -> None:
+    """The client sees a broken connection."""
+    azure.fault("jobs.put", "drop", count=1)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        azure.submit("job", "true")
+    assert azure.jobs() == []
+
+
+def test_lost_answer_has_been_executed(azure: Azure) -> None:
+    """The client sees the same, and the job is there; asking again changes nothing."""
+    azure.settings(execute=False)
+    azure.fault("jobs.put", "lost", count=1)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        azure.submit("job", "true")
+    assert azure.jobs() == ["job"]
+    assert azure.client.submit("job", job_body("true"), {"empty.txt": ""}).status == 200
+    other = azure.client.submit("job", job_body("false"), {"empty.txt": ""})
+    assert (other.status, "already exists" in other.json["error"]["message"]) == (400, True)
+
+
+def test_answer_cut_in_the_middle(azure: Azure) -> None:
+    """The client has half of it."""
+    from http.client import IncompleteRead
+
+    azure.put_blob("a", "0123456789")
+    azure.fault("blob.get", "cut", count=1)
+    with pytest.raises(IncompleteRead):
+        azure.call("GET", BLOB, audience=STORAGE)
+
+
+def test_tokens_expire_on_demand(azure: Azure) -> None:
+    """Those given out before; a new one is good."""
+    old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
+    url = f"https://management.azure.com{workspace_id()}/computes"
+    azure.fault("*", "expired")
+    for _ in range(2):
+        refused = azure.call("GET", url, audience=None, headers=old)
+        assert (refused.status, refused.json["error"]["code"]) == (401, "ExpiredAuthenticationToken")
+    assert azure.call("GET", url).status == 200
+
+
+def test_tokens_expire_by_themselves(azure: Azure) -> None:
+    """After the time that the settings say."""
+    azure.settings(token_s=0.2)
+    old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
+    time.sleep(0.3)
+    url = f"https://management.azure.com{workspace_id()}/computes"
+    assert azure.call("GET", url, audience=None, headers=old).status == 401
+
+
+def test_signatures_expire_on_demand(azure: Azure) -> None:
+    """Those given out before; run history gives new ones."""
+    azure.settings(execute=False)
+    azure.submit("job", "true")
+    azure.write_log("job", "user_logs/std_log.txt", "line\n")
+
+    def url() -> str:
+        found: str = azure.call("GET", f"{HISTORY}/job/details").json["logFiles"]["user_logs/std_log.txt"]
+        return found
+
+    old = url()
+    azure.fault("blob.get", "sas_expired")
+    refused = azure.call("GET", old, audience=None)
+    assert (refused.status, refused.headers["x-ms-error-code"]) == (403, "AuthenticationFailed")
+    assert azure.call("GET", url(), audience=None).body == b"line\n"
+
+
+def test_any_error_of_any_service(azure: Azure) -> None:
+    """As asked for, in the service's own shape."""
+    message = "The vCPU quota of the family standardNCADSA100v4Family is exceeded."
+    azure.fault("jobs.put", "error", status=400, code="QuotaExceeded", message=message)
+    refused = azure.client.submit("job", job_body("true"), {"empty.txt": ""})
+    assert refused.status == 400
+    assert refused.json["error"] == {"code": "QuotaExceeded", "message": message}
+
+
+def test_slow_answers(azure: Azure) -> None:
+    """Come late."""
+    azure.fault("computes.list", "slow", delay_s=0.3, count=1)
+    begun = time.monotonic()
+    assert azure.call("GET", "/computes").status == 200
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_faults_spare_containers_unless_told(azure: Azure) -> None:
+    """A job's own calls go through."""
+    azure.put_blob("a", "1")
+    azure.fault("blob.get", "500")
+    script = (
+        "import os, requests\n"
+        "told = {'api-version': '2017-09-01', 'resource': 'https://storage.azure.com'}\n"
+        "header = {'secret': os.environ['MSI_SECRET']}\n"
+        "token = requests.get(os.environ['MSI_ENDPOINT'], params=told, headers=header).json()['access_token']\n"
+        f"print(requests.get('{BLOB}', headers={{'Authorization': 'Bearer ' + token}}).status_code)\n"
+    )
+    azure.submit("job", "python get.py", {"get.py": script}, identity={"identityType": "Managed"})
+    azure.wait("job")
+    assert azure.log("job") == "200\n"
+    assert azure.call("GET", BLOB, audience=STORAGE).status == 500
+
+
+def test_journal_tells_what_was_asked_and_sent(azure: Azure) -> None:
+    """Operation, range, bytes of the answer, status."""
+    azure.put_blob("a", "0123456789")
+    azure.call("GET", BLOB, audience=STORAGE, headers={"x-ms-range": "bytes=4-"})
+    call = azure.journal("blob.get")[0]
+    told = {name: call[name] for name in ("host", "range", "status", "sent", "outcome", "is_from_container")}
+    assert told == {
+        "host": f"{ACCOUNT}.blob.core.windows.net",
+        "range": "bytes=4-",
+        "status": 206,
+        "sent": 6,
+        "outcome": "ok",
+        "is_from_container": False,
+    }
+
+
+def test_unknown_fault_or_setting_is_refused(azure: Azure) -> None:
+    """A test with a slip in it must not pass."""
+    with pytest.raises(HTTPError):
+        azure.fault("jobs.put", "nonsense")
+    with pytest.raises(HTTPError):
+        azure.settings(queue_s=1)
+    with pytest.raises(HTTPError):
+        azure.settings(restart_logs="other")
+
+
+def test_reset_forgets_everything(azure: Azure) -> None:
+    """Jobs that run, too."""
+    azure.submit("job", "sleep 100")
+    azure.wait("job", "Running")
+    azure.put_blob("a", "1")
+    azure.reset()
+    assert (azure.jobs(), azure.blobs(), azure.journal()) == ([], [], [])

@@ -1,0 +1,248 @@
+"""Jobs on Azure's stand-in are executed: containers, ranks, mounts, ends, time limits, preemption."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from doubles import sandbox
+from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
+from doubles.azure.names import workspace_id
+
+# Without namespaces only the request's own text can be moved to private places, not what these scripts say.
+pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
+
+STORE = "azureml://datastores/workspaceblobstore/paths/"
+# Ends at SIGTERM, with this code.
+ENDS_AT_TERM = "trap 'echo told to end; exit 75' TERM; echo begun; while :; do sleep 0.05; done"
+
+
+def output(path: str, mode: str = "ReadWriteMount") -> dict[str, Any]:
+    """Return an output of a job."""
+    return {"out": {"jobOutputType": "uri_folder", "mode": mode, "uri": f"{STORE}{path}"}}
+
+
+def source(path: str, mode: str = "ReadOnlyMount") -> dict[str, Any]:
+    """Return an input of a job."""
+    return {"data": {"jobInputType": "uri_folder", "mode": mode, "uri": f"{STORE}{path}"}}
+
+
+def history(azure: Azure, job: str, what: str = "/details") -> dict[str, Any]:
+    """Return what run history says."""
+    url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}{what}"
+    told: dict[str, Any] = azure.call("GET", url).json
+    return told
+
+
+def test_process_finds_what_the_platform_lays_out(azure: Azure) -> None:
+    """The documented variables, the code as current folder, and nothing of the caller's environment."""
+    script = "import json, os; print(json.dumps([os.getcwd(), os.listdir('.'), dict(os.environ)]))"
+    azure.submit("job", "python show.py", {"show.py": script}, environmentVariables={"MINE": "a b"})
+    azure.wait("job")
+    cwd, files, env = json.loads(azure.log("job"))
+    assert cwd == "/mnt/azureml/cr/j/job/exe/wd"
+    assert files == ["show.py"]
+    told = {name: env[name] for name in ("WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK", "MINE", "AZUREML_RUN_ID")}
+    assert told == {
+        **dict(zip(("WORLD_SIZE", "NODE_RANK", "RANK", "LOCAL_RANK"), "1000", strict=True)),
+        "MINE": "a b",
+        "AZUREML_RUN_ID": "job",
+    }
+    assert {"MASTER_ADDR", "MASTER_PORT", "AZUREML_ARM_SUBSCRIPTION", "AZUREML_NODE_COUNT"} <= set(env)
+    assert not {"CLOUDTRAIN_HOME", "MSI_ENDPOINT"} & set(env)
+
+
+def test_processes_of_all_nodes_have_ranks_and_files_of_their_own(azure: Azure) -> None:
+    """Named with as many digits as the highest number has."""
+    azure.submit("job", "echo $RANK $NODE_RANK $LOCAL_RANK $WORLD_SIZE", nodes=2, processes=6)
+    azure.wait("job")
+    files = [f"user_logs/std_log_process_{number:02}.txt" for number in range(12)]
+    assert [azure.log("job", file) for file in files] == [f"{n} {n // 6} {n % 6} 12\n" for n in range(12)]
+
+
+def test_nodes_reach_each_other_on_the_same_port(azure: Azure) -> None:
+    """Node 1 finds node 0 at MASTER_ADDR, and each has a machine of its own."""
+    script = """
+import os, socket, time
+port = int(os.environ["MASTER_PORT"])
+server = socket.create_server(("0.0.0.0", port)) if socket.gethostname() == "node-0" else None
+if server:
+    print(server.accept()[0].recv(100).decode())
+while not server:
+    try:
+        talk = socket.create_connection((os.environ["MASTER_ADDR"], port))
+        talk.sendall(b"hello from " + socket.gethostname().encode())
+        break
+    except OSError:
+        time.sleep(0.02)
+"""
+    azure.submit("job", "python talk.py", {"talk.py": script}, nodes=2)
+    assert azure.wait("job")["status"] == "Completed"
+    assert azure.log("job", "user_logs/std_log_process_0.txt") == "hello from node-1\n"
+
+
+def test_data_is_mounted_and_copied(azure: Azure) -> None:
+    """What is mounted is the container's folder itself; what is read-only cannot be written; a copy is private."""
+    azure.put_blob("in/a", "content")
+    command = (
+        "cat ${{inputs.data}}/a; touch ${{inputs.data}}/b 2>/dev/null || echo ' refused'; "
+        "echo x > ${{outputs.out}}/o; mv ${{outputs.out}}/o ${{outputs.out}}/new; "
+        "echo ${{inputs.n}} $AZURE_ML_INPUT_n; ls $AZURE_ML_OUTPUT_out; ls -A /mnt"
+    )
+    inputs = {**source("in"), "n": {"jobInputType": "literal", "value": "3"}}
+    azure.submit("job", command, inputs=inputs, outputs=output("o/x"))
+    azure.wait("job")
+    assert azure.log("job").startswith("content refused\n3 3\nnew\n")
+    assert azure.blobs() == ["in/a", "o/x/new"]
+    azure.submit("copy", "echo more >> ${{inputs.data}}/a; cat ${{inputs.data}}/a", inputs=source("in", "Download"))
+    azure.wait("copy")
+    assert azure.log("copy") == "contentmore\n"
+    assert azure.blob("in/a") == b"content"
+
+
+def test_missing_input_fails_the_job_before_it_starts(azure: Azure) -> None:
+    """With the cause in the run's error."""
+    azure.submit("job", "true", inputs=source("nowhere"))
+    told = azure.wait("job")
+    assert told["status"] == "Failed"
+    assert "not found" in told["error"]["message"]
+    assert "Running" not in azure.statuses("job")
+
+
+def test_failing_node_ends_the_others_and_the_job(azure: Azure) -> None:
+    """The error names the log file of the one that failed first."""
+    command = f"if [ $NODE_RANK = 1 ]; then echo bad >&2; exit 70; fi; {ENDS_AT_TERM}"
+    azure.submit("job", command, nodes=2)
+    told = azure.wait("job")
+    assert told["status"] == "Failed"
+    assert told["error"]["code"] == "UserError"
+    assert "exited with status code 70" in told["error"]["message"]
+    assert "user_logs/std_log_process_1.txt" in told["error"]["message"]
+    assert azure.log("job", "user_logs/std_log_process_1.txt") == "bad\n"
+    assert history(azure, "job")["error"]["error"]["code"] == "UserError"
+
+
+def test_cancel_gives_the_grace_and_then_kills_everything(azure: Azure) -> None:
+    """A process in a session of its own, too: nothing of the job is left."""
+    azure.settings(cancel_grace_s=0.5)
+    azure.submit("job", "setsid sleep 98.76 & trap 'echo no' TERM; echo begun; while :; do sleep 0.1; done")
+    azure.wait_log("job", "begun")
+    assert azure.call("POST", "/jobs/job/cancel").status == 202
+    assert azure.job("job")["status"] == "CancelRequested"
+    assert azure.wait("job")["status"] == "Canceled"
+    assert azure.log("job") == "begun\nno\n"
+    assert subprocess.run(["pgrep", "-f", "sleep 98.76"], capture_output=True).stdout == b""
+
+
+def test_time_limit_ends_in_canceled(azure: Azure) -> None:
+    """With SIGTERM first."""
+    azure.submit("job", ENDS_AT_TERM, limits={"jobLimitsType": "Command", "timeout": "PT1S"})
+    assert azure.wait("job")["status"] == "Canceled"
+    assert azure.log("job") == "begun\ntold to end\n"
+
+
+def test_preempted_job_starts_again_under_the_same_name(azure: Azure) -> None:
+    """Without a warning; what is in the mounted folder is there, what was on the node is not."""
+    command = f"cat ${{{{outputs.out}}}}/n; ls; touch local; echo first > ${{{{outputs.out}}}}/n; {ENDS_AT_TERM}"
+    azure.submit("job", command, outputs=output("ck"), nodes=2)
+    file = "user_logs/std_log_process_0.txt"
+    azure.wait_log("job", "begun", file)
+    azure.preempt("job")
+    log = azure.wait_log("job", "begun", file, count=2)
+    assert log.count("local") == 0
+    assert "first\n" in log
+    assert "told to end" not in log
+    assert azure.statuses("job")[4:8] == ["Running", "Queued", "Preparing", "Starting"]
+    assert azure.job("job")["attempts"] == 2
+
+
+def test_preemption_with_a_notice_and_new_log_files(azure: Azure) -> None:
+    """As the settings say."""
+    azure.settings(preempt_grace_s=5, restart_logs="replace")
+    azure.submit("job", ENDS_AT_TERM)
+    azure.wait_log("job", "begun")
+    first = history(azure, "job")["logFiles"]["user_logs/std_log.txt"]
+    created = azure.call("GET", first, audience=None).headers["x-ms-creation-time"]
+    time.sleep(1.1)  # Azure tells times in whole seconds
+    azure.preempt("job")
+    azure.wait_attempt("job", 2)
+    assert azure.wait_log("job", "begun") == "begun\n"
+    assert azure.call("GET", first, audience=None).headers["x-ms-creation-time"] != created
+
+
+def test_preemption_that_ends_the_job(azure: Azure) -> None:
+    """As some users report it."""
+    azure.submit("job", ENDS_AT_TERM)
+    azure.wait_log("job", "begun")
+    azure.preempt("job", how="fail")
+    told = azure.wait("job")
+    assert (told["status"], told["error"]["code"]) == ("Failed", "PreemptionError")
+
+
+def test_run_history_tells_machines_and_times(azure: Azure) -> None:
+    """For the price of what ran."""
+    azure.submit("job", "sleep 0.3", compute="low-cluster", nodes=2)
+    azure.wait("job")
+    run = history(azure, "job", "")
+    machines = {"vmSize": "Standard_DS3_v2", "instanceCount": 2, "gpuCount": 0, "priority": "LowPriority"}
+    assert {**run["compute"], **machines, "region": REGION} == run["compute"]
+    assert run["computeDuration"].startswith("00:00:00.")
+    assert run["createdUtc"] <= run["startTimeUtc"] <= run["endTimeUtc"]
+
+
+def test_job_waits_for_capacity(azure: Azure) -> None:
+    """In Queued."""
+    azure.settings(capacity=1)
+    azure.submit("one", ENDS_AT_TERM)
+    azure.wait("one", "Running")
+    azure.submit("two", "true")
+    assert azure.wait("two", "Queued", "Running")["status"] == "Queued"
+    azure.call("POST", "/jobs/one/cancel")
+    assert azure.wait("two")["status"] == "Completed"
+
+
+def test_container_reaches_blobs_and_the_vault_as_its_identity(azure: Azure) -> None:
+    """By the proxy, with a token of the identity endpoint; nothing else is to be reached."""
+    azure.put_blob("a", "blob's content")
+    azure.set_secret("s", "secret's value")
+    script = f"""
+import os, sys, requests
+def token(resource):
+    told = {{"api-version": "2017-09-01", "resource": resource}}
+    answer = requests.get(os.environ["MSI_ENDPOINT"], params=told, headers={{"secret": os.environ["MSI_SECRET"]}})
+    return {{"Authorization": "Bearer " + answer.json()["access_token"], "x-ms-version": "2023-11-03"}}
+storage = token("https://storage.azure.com/")
+print(requests.get("https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a", headers=storage).text)
+vault = token("https://vault.azure.net")
+url = "https://cloudtrainvault.vault.azure.net/secrets/s?api-version=7.4"
+print(requests.get(url, headers=vault).json()["value"])
+try:
+    requests.get("https://pypi.org")
+except requests.exceptions.ProxyError:
+    print("nothing else")
+"""
+    azure.submit("job", "python call.py", {"call.py": script}, identity={"identityType": "Managed"})
+    azure.wait("job")
+    assert azure.log("job") == "blob's content\nsecret's value\nnothing else\n"
+    assert all(call["is_from_container"] for call in azure.journal("vault.get"))
+
+
+def test_job_can_be_driven_by_hand(azure: Azure) -> None:
+    """Without any container: status, log files, end."""
+    azure.settings(execute=False)
+    azure.submit("job", "true", nodes=64, compute=None)
+    assert history(azure, "job")["logFiles"] == {}
+    azure.begin("job")
+    azure.wait("job", "Running")
+    for node in range(64):
+        azure.write_logs("job", node, f"line of {node}")
+    files = history(azure, "job")["logFiles"]
+    assert len(files) == 64
+    url = files["user_logs/std_log_process_63.txt"]
+    assert azure.call("GET", url, audience=None).body == b"line of 63\n"
+    azure.end("job", "Failed", {"code": "UserError", "message": "by hand"})
+    assert azure.wait("job")["error"]["message"] == "by hand"

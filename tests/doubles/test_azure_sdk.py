@@ -1,0 +1,165 @@
+"""Azure's stand-in under the unmodified azure-ai-ml: submit, get, list, stream, download, cancel, edit, delete."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import sandbox
+from doubles.azure.handle import GROUP, SUBSCRIPTION, WORKSPACE, Azure
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # the SDK's own, many
+    pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces"),
+]
+
+JOB = """\
+type: command
+experiment_name: tests
+code: ./src
+environment: {image: "mcr.microsoft.com/x:1"}
+compute: azureml:cpu-cluster
+distribution: {type: pytorch, process_count_per_instance: 1}
+limits: {timeout: 60}
+tags: {a: b}
+"""
+
+
+@pytest.fixture
+def client(azure: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Return the SDK's client, signed in as a service would be."""
+    from azure.ai.ml import MLClient
+    from azure.identity import DefaultAzureCredential
+
+    azure.apply(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    logging.getLogger("azure.ai.ml").setLevel(logging.ERROR)
+    with DefaultAzureCredential() as credential:
+        yield MLClient(credential, SUBSCRIPTION, GROUP, WORKSPACE, enable_telemetry=False)
+
+
+@pytest.fixture
+def submit(client: Any, tmp_path: Path) -> Callable[..., Any]:
+    """Return a function that writes a job's file, loads it and submits it: `submit("name", "command", key=value)`."""
+    from azure.ai.ml import load_job
+
+    def create(name: str, command: str, **more: Any) -> Any:
+        code = tmp_path / "src"
+        code.mkdir(exist_ok=True)
+        (code / "train.py").write_text("print('training')\n")
+        (tmp_path / "job.yml").write_text(JOB)
+        told = [{"name": name}, {"command": command}, *({key: value} for key, value in more.items())]
+        return client.jobs.create_or_update(load_job(tmp_path / "job.yml", params_override=told))
+
+    return create
+
+
+def test_job_submitted_by_the_sdk_runs(azure: Azure, submit: Callable[..., Any]) -> None:
+    """Each node in the folder of the code, its lines in a log file of its own, its files in the datastore."""
+    output = {"type": "uri_folder", "mode": "rw_mount", "path": "azureml://datastores/workspaceblobstore/paths/ck/j"}
+    command = "python train.py; ls; echo $RANK of $WORLD_SIZE > ${{outputs.ckpt}}/$NODE_RANK"
+    told = submit("j", command, outputs={"ckpt": output}, resources={"instance_count": 2})
+    assert told.status == "Starting"
+    assert azure.wait("j")["status"] == "Completed"
+    assert azure.statuses("j") == [
+        *("NotStarted", "Queued", "Preparing", "Starting", "Running", "Finalizing", "Completed"),
+    ]
+    assert azure.log("j", "user_logs/std_log_process_0.txt") == "training\ntrain.py\n"
+    assert azure.log("j", "user_logs/std_log_process_1.txt") == "training\ntrain.py\n"
+    assert (azure.blob("ck/j/0"), azure.blob("ck/j/1")) == (b"0 of 2\n", b"1 of 2\n")
+    assert azure.unserved() == []
+
+
+def test_requests_of_a_submit_are_the_real_ones(azure: Azure, submit: Callable[..., Any]) -> None:
+    """In their order; the same code is not uploaded again."""
+    submit("j1", "true")
+    assert [call["operation"] for call in azure.journal()] == [
+        *("openid", "token", "codes.list", "codes.upload", "blob.head", "blob.put", "blob.metadata", "codes.put"),
+        *("environments.put", "jobs.put"),
+    ]
+    azure.clear_journal()
+    submit("j2", "true")
+    assert [call["operation"] for call in azure.journal()] == [
+        *("codes.list", "codes.get", "environments.put", "jobs.put"),
+    ]
+
+
+def test_jobs_are_got_and_listed_in_pages(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
+    """The newest first."""
+    azure.settings(execute=False, page_size=2)
+    for number in range(3):
+        submit(f"j{number}", "true")
+    assert client.jobs.get("j1").tags == {"a": "b"}
+    assert [job.name for job in client.jobs.list()] == ["j2", "j1", "j0"]
+    assert len(azure.journal("jobs.list")) == 2
+
+
+def test_missing_job_is_not_found(client: Any) -> None:
+    """With the SDK's own error."""
+    from azure.core.exceptions import ResourceNotFoundError
+
+    with pytest.raises(ResourceNotFoundError):
+        client.jobs.get("none")
+
+
+@pytest.mark.slow
+def test_stream_shows_the_lines_of_a_running_job(
+    azure: Azure, client: Any, submit: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as it runs, and its end."""
+    azure.settings(datastore_credentials="key")
+    submit("j", "echo begun; sleep 3; echo done")
+    client.jobs.stream("j")
+    out = capsys.readouterr().out
+    assert "Streaming user_logs/std_log.txt" in out
+    assert "begun\n" in out
+    assert "Execution Summary" in out
+    assert azure.unserved() == []
+
+
+def test_download_brings_logs_and_outputs(
+    azure: Azure, client: Any, submit: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Of a job that has ended, by key or by SAS."""
+    submit("j", "echo line; echo m > ${{outputs.model}}/m", outputs={"model": {"type": "uri_folder"}})
+    azure.wait("j")
+    azure.settings(datastore_credentials="sas")
+    client.jobs.download("j", download_path=tmp_path / "got", all=True)
+    assert (tmp_path / "got/artifacts/user_logs/std_log.txt").read_text() == "line\n"
+    assert (tmp_path / "got/named-outputs/model/m").read_text() == "m\n"
+    assert azure.unserved() == []
+
+
+def test_cancel_waits_for_the_end(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
+    """The operation is done when the job is Canceled."""
+    submit("j", "sleep 100")
+    azure.wait("j", "Running")
+    client.jobs.begin_cancel("j").result()
+    assert azure.job("j")["status"] == "Canceled"
+
+
+def test_update_changes_tags_and_delete_removes(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
+    """Tags through run history, of which ARM tells as well."""
+    azure.settings(execute=False)
+    submit("j", "true")
+    assert client.jobs.update("j", tags={"c": "d"}).tags == {"a": "b", "c": "d"}
+    azure.end("j")
+    azure.wait("j")
+    client.jobs.begin_delete("j").result()
+    assert list(client.jobs.list()) == []
+
+
+def test_computes_and_datastores_are_told(client: Any) -> None:
+    """As the SDK reads them."""
+    low = client.compute.get("low-cluster")
+    assert (low.type, low.tier, low.size, low.idle_time_before_scale_down) == (
+        *("amlcompute", "low_priority", "Standard_DS3_v2", 120),
+    )
+    assert {one.name for one in client.compute.list()} == {"cpu-cluster", "gpu-cluster", "low-cluster"}
+    assert client.datastores.get_default().name == "workspaceblobstore"
+    assert client.workspaces.get(WORKSPACE).discovery_url.endswith("/discovery")

@@ -1,0 +1,149 @@
+"""Azure's stand-in beside jobs and blobs: sign-in, what ARM refuses, the vault, prices, identities."""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from doubles.azure.client import job_body
+from doubles.azure.handle import VAULT, Azure
+
+SECRET = f"https://{VAULT}.vault.azure.net/secrets/s?api-version=7.4"
+AUDIENCE = "https://vault.azure.net"
+
+
+def test_wrong_secret_does_not_sign_in(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real credential, and Azure's own code in its words."""
+    from azure.core.exceptions import ClientAuthenticationError
+    from azure.identity import EnvironmentCredential
+
+    azure.apply(monkeypatch)
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong")
+    with EnvironmentCredential() as credential, pytest.raises(ClientAuthenticationError, match="AADSTS7000215"):
+        credential.get_token("https://management.azure.com/.default")
+
+
+def test_token_of_another_audience_is_refused(azure: Azure) -> None:
+    """As ARM says it."""
+    refused = azure.call("GET", "/computes", audience="https://storage.azure.com")
+    assert (refused.status, refused.json["error"]["code"]) == (401, "InvalidAuthenticationTokenAudience")
+    assert azure.call("GET", "/computes", audience=None).status == 401
+
+
+def test_other_workspace_is_not_found(azure: Azure) -> None:
+    """Nor another group."""
+    from doubles.azure.names import workspace_id
+
+    for old, new, code in (
+        ("/cloudtrain", "/x", "ResourceNotFound"),
+        ("cloudtrain-tests", "x", "ResourceGroupNotFound"),
+    ):
+        head, _, tail = workspace_id().rpartition(old)
+        answer = azure.call("GET", f"https://management.azure.com{head}{new}{tail}?api-version=2024-10-01")
+        assert (answer.status, answer.json["error"]["code"]) == (404, code)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"compute": "none"}, 404, "Unknown compute target 'none'"),
+        ({"nodes": 9}, 400, "maximum of compute 'cpu-cluster' is 8"),
+        ({"queueSettings": {"jobTier": "Spot"}}, 400, "serverless"),
+        ({"command": "run ${{inputs.nope}}"}, 400, "inputs.nope"),
+        ({"distribution": {"distributionType": "Torch"}}, 400, "invalid"),
+        ({"limits": {"jobLimitsType": "Command", "timeout": "1h"}}, 400, "invalid"),
+        ({"resources": {"shmSize": "16 GiB"}}, 400, "invalid"),
+    ],
+)
+def test_bodies_that_are_refused(azure: Azure, changes: dict[str, Any], status: int, words: str) -> None:
+    """By the schema, and by what only the service knows."""
+    command, told = changes.get("command", "true"), {key: value for key, value in changes.items() if key != "command"}
+    refused = azure.client.submit("job", job_body(command, **told), {"empty.txt": ""})
+    assert (refused.status, words in refused.json["error"]["message"]) == (status, True), refused
+    assert azure.jobs() == []
+
+
+def test_clusters_are_as_a_test_makes_them(azure: Azure) -> None:
+    """And are gone when it removes them."""
+    azure.compute("big", vmSize="Standard_ND96asr_v4", vmPriority="LowPriority", nodeIdleTimeBeforeScaleDown="PT15M")
+    told = azure.call("GET", "/computes/big").json["properties"]["properties"]
+    assert (told["vmSize"], told["vmPriority"]) == ("Standard_ND96asr_v4", "LowPriority")
+    assert told["scaleSettings"]["nodeIdleTimeBeforeScaleDown"] == "PT15M"
+    azure.remove_compute("big")
+    assert azure.call("GET", "/computes/big").status == 404
+
+
+def test_secret_is_written_read_and_removed(azure: Azure) -> None:
+    """By who has a token for vaults."""
+    assert azure.call("GET", SECRET, audience=AUDIENCE).json["error"]["code"] == "SecretNotFound"
+    assert azure.call("PUT", SECRET, {"value": "v"}, audience=AUDIENCE).status == 200
+    assert azure.call("GET", SECRET, audience=AUDIENCE).json["value"] == "v" == azure.secret("s")
+    assert azure.call("DELETE", SECRET, audience=AUDIENCE).status == 200
+    assert azure.call("DELETE", SECRET, audience=AUDIENCE).status == 404
+    assert azure.secret("s") is None
+    refused = azure.call("GET", SECRET)
+    assert (refused.status, "vault.azure.net" in refused.headers["www-authenticate"]) == (401, True)
+
+
+def test_vault_without_permission(azure: Azure) -> None:
+    """403, with the action that is not allowed."""
+    azure.settings(vault_access=False)
+    refused = azure.call("PUT", SECRET, {"value": "v"}, audience=AUDIENCE)
+    assert (refused.status, refused.json["error"]["code"]) == (403, "Forbidden")
+    assert "setSecret" in refused.json["error"]["message"]
+
+
+def test_prices_have_the_real_list_s_traps(azure: Azure) -> None:
+    """Windows, Spot and Low Priority beside the price that is meant; values by their exact case; pages."""
+    size = "Standard_NC24ads_A100_v4"
+    found = prices(azure, f"armSkuName eq '{size}' and armRegionName eq 'eastus' and priceType eq 'Consumption'")
+    assert len(found) == 6
+    linux = [item for item in found if "Windows" not in item["productName"]]
+    assert {item["meterName"].partition("v4")[2].strip() for item in linux} == {"", "Spot", "Low Priority"}
+    assert prices(azure, f"armSkuName eq '{size.lower()}'") == []
+    azure.settings(price_page_size=4)
+    assert (
+        prices(azure, f"armSkuName eq '{size}' and armRegionName eq 'eastus' and priceType eq 'Consumption'") == found
+    )
+    assert len(azure.journal("prices")) == 4
+
+
+def test_user_identity_acts_as_the_submitter(azure: Azure) -> None:
+    """By an endpoint without a secret."""
+    azure.set_secret("s", "of the user")
+    azure.settings(job_vault_access=False)
+    script = (
+        "import os, requests\n"
+        "url = os.environ['OBO_ENDPOINT'] + '?resource=https://vault.azure.net'\n"
+        "header = {'Authorization': 'Bearer ' + requests.get(url).json()['token']}\n"
+        f"print(requests.get('{SECRET}', headers=header).json()['value'])\n"
+    )
+    azure.submit("job", "python get.py", {"get.py": script}, identity={"identityType": "UserIdentity"})
+    azure.wait("job")
+    assert azure.log("job") == "of the user\n"
+
+
+def test_usages_are_told(azure: Azure) -> None:
+    """As a test sets them."""
+    from doubles.azure.names import REGION, SUBSCRIPTION
+
+    azure.usage("standardDSv2Family", 24, used=4)
+    place = f"subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/{REGION}/usages"
+    told = azure.call("GET", f"https://management.azure.com/{place}?api-version=2024-10-01").json["value"]
+    assert [(one["name"]["value"], one["limit"], one["currentValue"]) for one in told] == [
+        ("standardDSv2Family", 24, 4)
+    ]
+
+
+def prices(azure: Azure, text: str) -> list[dict[str, Any]]:
+    """Return all items of a filter, page after page."""
+    query = urllib.parse.urlencode({"api-version": "2023-01-01-preview", "$filter": text})
+    url, found = f"https://prices.azure.com/api/retail/prices?{query}", []
+    while url:
+        page = azure.call("GET", url, audience=None).json
+        assert page["Count"] == len(page["Items"])
+        found += page["Items"]
+        url = page["NextPageLink"]
+    return found

@@ -1,0 +1,767 @@
+"""A container of Azure's as the checkpoints' second place, by the real SDK against Azure's stand-in."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints.checkpoints import azureaccess, azureblob, loader, mirror
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.settings import TaskError
+from doubles.azure.handle import Azure
+from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, MSI_SECRET
+
+MIB = 1 << 20
+HOST = f"{ACCOUNT}.blob.core.windows.net"
+PLACE = f"https://{HOST}/{CONTAINER}"
+CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+
+
+@pytest.fixture
+def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
+    """Return Azure's stand-in, to which the environment leads this process, and all that it starts."""
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "MSI_", "IDENTITY_"))]:
+        monkeypatch.delenv(name)
+    azure.apply(monkeypatch)
+    return azure
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try three times, half a second each, with hardly a pause, and make small blocks and ranges."""
+    for name, value in {"ATTEMPTS": 3, "CONNECT_S": 0.5, "READ_S": 0.5, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}.items():
+        monkeypatch.setattr(azureaccess, name, value)
+    monkeypatch.setattr(azureblob, "_BLOCK_BYTES", MIB)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Be the only rank of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def opened(uri: str = f"{PLACE}/x") -> mirror.Mirror:
+    """Return the store as the trainer opens it."""
+    place = mirror.open_mirror(uri)
+    assert place is not None
+    return place
+
+
+def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
+    """Return every call of a store."""
+    return {
+        "put": lambda: place.put(path, "name"),
+        "get": lambda: place.get("name", path.with_name("got")),
+        "names": lambda: place.names("n"),
+        "remove": lambda: place.remove("name"),
+    }
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a file of some blocks and a bit."""
+    path = tmp_path / "file"
+    path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "/", "/a", "/a/b/", "/100%2525 of a+b #1 é/ü&'("])
+def test_object_comes_back_as_it_went(prefix: str, store: Azure, tmp_path: Path) -> None:
+    """Any prefix, with any sign in it: the same bytes under the same names, and gone when removed."""
+    place = opened(PLACE + prefix)
+    (tmp_path / "file").write_bytes(b"some bytes")
+    for name in ("step-00000001/shard-0", "step-00000001/manifest.json", "latest.json"):
+        place.put(tmp_path / "file", name)
+    assert place.names("step-") == ["step-00000001/manifest.json", "step-00000001/shard-0"]
+    place.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
+    assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
+    place.remove("latest.json")
+    place.remove("latest.json")
+    assert place.names("l") == []
+    with pytest.raises(FileNotFoundError, match=r"has no latest\.json"):
+        place.get("latest.json", tmp_path / "latest")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"https://{HOST}/{CONTAINER}/a/b%20c",
+        f"HTTPS://{HOST.upper()}/{CONTAINER}/a/b c/",
+        f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b c",
+        f"wasbs://{CONTAINER}@{HOST}/a/b c",
+    ],
+)
+def test_addresses_of_a_place_are_one_place(uri: str, store: Azure, tmp_path: Path) -> None:
+    """However Azure writes it, with the job's own folder below."""
+    (tmp_path / "file").touch()
+    opened(str(mirror.of_job(uri, "digits-1"))).put(tmp_path / "file", "empty")
+    assert store.blobs() == ["a/b c/digits-1/empty"]
+    opened(f"{PLACE}/a/b c").get("digits-1/empty", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b""
+
+
+def test_jobs_share_a_container(store: Azure, tmp_path: Path) -> None:
+    """The names of one place are not those of another whose name begins so, nor folders, of whatever kind."""
+    from azure.storage.blob import ContainerClient
+
+    (tmp_path / "file").touch()
+    for job in ("digits", "digits-2", "digits/below"):
+        opened(f"{PLACE}/{job}").put(tmp_path / "file", f"{job[-1]}-file")
+    url = f"https://{HOST}"
+    with ContainerClient(url, CONTAINER, {"account_name": ACCOUNT, "account_key": ACCOUNT_KEY}) as client:
+        client.upload_blob("digits/folder", b"", metadata={"hdi_isfolder": "true"})
+    assert opened(f"{PLACE}/digits").names("") == ["below/w-file", "s-file"]
+    assert opened(f"{PLACE}/digits-2/").names("") == ["2-file"]
+
+
+def test_names_go_over_all_pages(store: Azure) -> None:
+    """Azure gives five thousand at a time."""
+    names = [f"step-{number:08d}/shard" for number in range(5005)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: store.put_blob(f"many/{name}", b""), names))
+    assert opened(f"{PLACE}/many").names("step-") == names
+    assert opened(f"{PLACE}/many").names("step-00005") == names[5000:]
+    assert len(store.journal("blob.list")) == 3
+
+
+def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> None:
+    """A file of more than a block: uploaded in blocks and read back in ranges, whole; a second put replaces it."""
+    place = opened()
+    place.put(file, "shard")
+    assert sorted(call["received"] for call in store.journal("blob.put_block")) == [7, *[MIB] * 5]
+    place.get("shard", file.with_name("back"))
+    assert file.with_name("back").read_bytes() == file.read_bytes()
+    assert len(store.journal("blob.get")) == 6
+    file.write_bytes(file.read_bytes()[: 2 * MIB])
+    place.put(file, "shard")
+    place.get("shard", file.with_name("back"))
+    assert file.with_name("back").read_bytes() == file.read_bytes()
+
+
+def test_file_of_any_size_fits(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A blob has a limited number of blocks: they grow where it would not do."""
+    monkeypatch.setattr(azureblob, "_MOST_BLOCKS", 3)
+    opened().put(file, "shard")
+    assert len(store.journal("blob.put_block")) == 3
+    assert store.blob("x/shard") == file.read_bytes()
+
+
+STUMBLES: list[tuple[str, dict[str, Any]]] = [
+    ("drop", {}),
+    ("lost", {}),
+    ("throttle", {}),
+    ("500", {}),
+    ("error", {"status": 429, "code": "TooManyRequests"}),
+    ("cut", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "details"), STUMBLES, ids=[kind for kind, _ in STUMBLES])
+def test_stumbling_server_is_asked_again(
+    kind: str, details: dict[str, Any], brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed connections, lost and halved answers, errors of the server's, one request in four: all arrives, whole."""
+    monkeypatch.setattr(azureaccess, "ATTEMPTS", 8)
+    monkeypatch.setattr(azureblob, "_BODY_ATTEMPTS", 8)
+    (file.parent / "small").write_bytes(b"some bytes")
+    place = opened()
+    store.fault("blob.*", kind, every=4, **details)
+    place.put(file, "file")
+    place.put(file.parent / "small", "small")
+    assert place.names("") == ["file", "small"]
+    for name in ("file", "small"):
+        place.get(name, file.parent / "back" / name)
+        assert (file.parent / "back" / name).read_bytes() == (file.parent / name).read_bytes()
+    assert sorted(path.name for path in (file.parent / "back").iterdir()) == ["file", "small"]
+    place.remove("small")
+    assert place.names("") == ["file"]
+    assert sum(call["outcome"] == kind for call in store.journal()) > 3
+
+
+@pytest.mark.parametrize("operation", ["blob.put", "blob.put_block", "blob.put_blocklist", "blob.delete"])
+def test_answers_that_get_lost_do_no_harm(operation: str, brisk: None, store: Azure, file: Path) -> None:
+    """What was done and not heard of is done again, to the same end."""
+    (file.parent / "small").write_bytes(b"some bytes")
+    store.fault(operation, "lost", count=2)
+    place = opened()
+    place.put(file, "file")
+    place.put(file.parent / "small", "small")
+    assert store.blob("x/file") == file.read_bytes()
+    place.remove("small")
+    assert place.names("") == ["file"]
+    assert len(store.journal(operation)) >= 3
+
+
+def test_failed_upload_leaves_nothing(brisk: None, store: Azure, file: Path) -> None:
+    """A block that never arrives: an error, no object, and not all the others tried too."""
+    store.fault("blob.put_block", "500")
+    with pytest.raises(OSError, match=r"InternalError: The server encountered an internal error"):
+        opened().put(file, "shard")
+    assert opened().names("") == []
+    assert len(store.journal("blob.put_block")) <= 4 * 3
+
+
+def test_failed_download_leaves_nothing(brisk: None, store: Azure, file: Path) -> None:
+    """Bodies that always break off: an error, and neither the file nor a part of it."""
+    place = opened()
+    place.put(file, "shard")
+    store.fault("blob.get", "cut")
+    with pytest.raises(ConnectionError, match=r"does not answer; is the account's name right"):
+        place.get("shard", file.parent / "back" / "file")
+    assert list((file.parent / "back").iterdir()) == []
+
+
+KILLED = """
+import os, sys, threading, time
+from pathlib import Path
+from cloudtrain.entrypoints.checkpoints import azureblob, mirror
+azureblob._BLOCK_BYTES = 1 << 20
+mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
+"""
+
+
+@pytest.mark.parametrize("operation", ["blob.put_block", "blob.put_blocklist"])
+def test_killed_upload_is_not_seen(
+    operation: str, brisk: None, store: Azure, file: Path, wait_until: Callable[..., Any]
+) -> None:
+    """Nothing is there of a put that died in the middle; the next one is whole, beside what was left."""
+    store.fault(operation, "drop", after=2 if operation == "blob.put_block" else 0)
+    process = subprocess.Popen([sys.executable, "-c", KILLED, f"{PLACE}/x", file])
+    wait_until(lambda: any(call["outcome"] == "drop" for call in store.journal(operation)))
+    process.kill()
+    process.wait()
+    store.clear_faults()
+    place = opened()
+    assert place.names("") == []
+    with pytest.raises(FileNotFoundError, match="has no shard"):
+        place.get("shard", file.with_name("back"))
+    place.put(file, "shard")
+    assert store.blob("x/shard") == file.read_bytes()
+
+
+def test_bytes_that_change_on_the_way_are_found(
+    brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An MD5 goes with what is sent and comes with what is read: where it is another's, neither is kept."""
+    place = opened()
+    place.put(file, "file")
+    (file.parent / "small").write_bytes(b"some bytes")
+    monkeypatch.setattr("azure.storage.blob._shared.policies.calculate_content_md5", lambda data: b"0" * 16)
+    for path in (file, file.parent / "small"):
+        with pytest.raises(OSError, match="Md5Mismatch"):
+            place.put(path, "other")
+    with pytest.raises(OSError, match="MD5 mismatch"):
+        place.get("file", file.with_name("back"))
+    assert place.names("") == ["file"]
+
+
+def test_object_that_is_replaced_meanwhile_is_not_mixed(
+    brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A get reads one version or none."""
+    place = opened()
+    place.put(file, "shard")
+    read = azureblob._read
+
+    def replacing(*args: Any) -> bytes:
+        store.put_blob("x/shard", bytes(6 * MIB))
+        return read(*args)
+
+    monkeypatch.setattr(azureblob, "_read", replacing)
+    with pytest.raises(OSError, match="another process has written the same object meanwhile"):
+        place.get("shard", file.with_name("back"))
+    assert not file.with_name("back").exists()
+
+
+@CALLS
+def test_slow_server_is_given_up(call: str, brisk: None, store: Azure, file: Path) -> None:
+    """A server that takes the request and never answers costs the attempts' time, and is an error."""
+    opened().put(file, "name")
+    store.clear_journal()
+    store.fault("blob.*", "slow", delay_s=5.0)
+    begin_s = time.monotonic()
+    with pytest.raises(ConnectionError, match=rf"{PLACE}/x does not answer; .*Read timed out") as caught:
+        calls(opened(), file)[call]()
+    assert 1.4 < time.monotonic() - begin_s < 20
+    assert len(store.journal()) >= 3
+    assert "\n" not in str(caught.value)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[str]:
+    """Give the address of a server that accepts and reads nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_silent_proxy_and_closed_door_are_given_up(brisk: None, store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key, that no login is asked for: what takes connections and says nothing, and what takes none."""
+    monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
+    with silent() as address:
+        for name in ("HTTPS_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, address)
+        with pytest.raises(ConnectionError, match="does not answer"):
+            opened().names("")
+    with pytest.raises(ConnectionError, match="does not answer"):
+        opened().names("")
+
+
+def test_login_that_does_not_answer_is_given_up(brisk: None, store: Azure) -> None:
+    """The wait for a token has its limits too, and is not begun anew for every attempt."""
+    store.fault(["openid", "instance", "token"], "slow", delay_s=5.0)
+    begin_s = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"the login for https://.* does not answer \(.*Read timed out"):
+        opened().names("")
+    assert time.monotonic() - begin_s < 30
+
+
+def test_store_that_was_long_away_is_as_good_as_before(brisk: None, store: Azure) -> None:
+    """Failures use nothing up: once it answers, it is still asked again."""
+    place = opened()
+    store.fault("blob.*", "500")
+    for _ in range(5):
+        with pytest.raises(OSError, match="InternalError"):
+            place.names("")
+    store.clear_faults()
+    store.fault("blob.*", "drop", every=2)
+    assert [place.names("") for _ in range(4)] == [[]] * 4
+
+
+@CALLS
+def test_missing_container_is_said(call: str, store: Azure, file: Path) -> None:
+    """One sentence with the container's name: that it is not there is not that the object is not."""
+    place = opened(f"https://{HOST}/no-such-container/x")
+    with pytest.raises(OSError, match=rf"there is no container no-such-container in {HOST}; make it, or") as caught:
+        calls(place, file)[call]()
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+@CALLS
+def test_denied_access_is_said(call: str, store: Azure, file: Path) -> None:
+    """The role that the job's identity must have; and a get that is denied does not mean that nothing is there."""
+    store.settings(storage_role="none")
+    wanted = r"no access to .*; the job's identity needs the role Storage Blob Data Contributor .*Mismatch"
+    with pytest.raises(PermissionError, match=wanted):
+        calls(opened(), file)[call]()
+
+
+def test_reader_may_read(store: Azure, file: Path) -> None:
+    """A role that reads is enough to resume from; writing says what is missing."""
+    store.put_blob("x/name", b"some bytes")
+    store.settings(storage_role="reader")
+    place = opened()
+    place.get("name", file.with_name("back"))
+    for call in ("put", "remove"):
+        with pytest.raises(PermissionError, match="Storage Blob Data Contributor"):
+            calls(place, file)[call]()
+
+
+def test_container_that_falls_silent_is_not_empty(brisk: None, store: Azure, tmp_path: Path) -> None:
+    """A 404 of something between here and Azure: unless Azure says what is missing, nothing is said to be."""
+    store.fault("blob.*", "error", status=404, code="Whatever", message="by the test")
+    with pytest.raises(OSError, match="Whatever") as caught:
+        opened().get("latest.json", tmp_path / "latest")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_missing_credentials_are_said_and_may_come(store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any, what to give the job, at once; an identity that the machine gets later serves the next call."""
+    secret = os.environ["AZURE_CLIENT_SECRET"]
+    monkeypatch.delenv("AZURE_CLIENT_SECRET")
+    place = opened()
+    begin_s = time.monotonic()
+    with pytest.raises(PermissionError, match=r"there are no Azure credentials for https://.*give the machine a man"):
+        place.names("")
+    assert time.monotonic() - begin_s < 10
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "another")
+    with pytest.raises(PermissionError, match=r"gives the job's identity no token .*AADSTS7000215: Invalid client"):
+        place.names("")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", secret)
+    assert place.names("") == []
+
+
+def test_all_of_the_chain_is_asked(store: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the machine has nothing at all, it says so too, though other identities come after."""
+    for name in ("AZURE_CLIENT_SECRET", "AZURE_TOKEN_CREDENTIALS"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("socket.socket.connect", lambda *args: (_ for _ in ()).throw(OSError("no network")))
+    with pytest.raises(PermissionError, match=r"there are no Azure credentials .*\(ManagedIdentityCredential: "):
+        opened().names("")
+
+
+def test_identity_of_azure_ml_is_found(store: Azure, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """In a job's container: tokens of its identity by MSI_ENDPOINT, and what it may not is said."""
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MSI_ENDPOINT", f"{store.url}/msi/token")
+    monkeypatch.setenv("MSI_SECRET", MSI_SECRET)
+    monkeypatch.setenv("DEFAULT_IDENTITY_CLIENT_ID", "of-the-cluster")
+    opened().put(file, "name")
+    assert opened().names("") == ["name"]
+    assert {call["query"].get("clientid") for call in store.journal("msi.token")} == {"of-the-cluster"}
+    store.settings(job_storage_role="reader")
+    with pytest.raises(PermissionError, match="Storage Blob Data Contributor"):
+        opened().put(file, "name")
+
+
+def test_token_that_expires_is_renewed(store: Azure, file: Path) -> None:
+    """Shortly before its end; one that Azure has ceased to take is replaced for the next call."""
+    store.settings(token_s=1.0)
+    place = opened()
+    place.put(file, "name")
+    time.sleep(1.1)
+    assert place.names("") == ["name"]
+    store.settings(token_s=3600.0)
+    assert place.names("") == ["name"]
+    store.fault("blob.*", "expired")
+    with pytest.raises(PermissionError, match=r"Azure does not take the job's identity for .*ExpiredAuth"):
+        place.names("")
+    assert place.names("") == ["name"]
+
+
+def signature(permissions: str, lasts_s: float = 3600) -> str:
+    """Return a SAS for the container."""
+    from azure.storage.blob import generate_container_sas
+
+    ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=lasts_s)
+    made: str = generate_container_sas(ACCOUNT, CONTAINER, ACCOUNT_KEY, permission=permissions, expiry=ends)
+    return made
+
+
+def given(kind: str, permissions: str = "rwdl") -> dict[str, str]:
+    """Return the variables by which a job has the right."""
+    connection = f"DefaultEndpointsProtocol=https;AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
+    return {
+        "connection": {"AZURE_STORAGE_CONNECTION_STRING": f"{connection}EndpointSuffix=core.windows.net"},
+        "key": {"AZURE_STORAGE_KEY": ACCOUNT_KEY},
+        "sas": {"AZURE_STORAGE_SAS_TOKEN": f"?{signature(permissions)}"},
+        "connection with sas": {
+            "AZURE_STORAGE_CONNECTION_STRING": f"BlobEndpoint=https://{HOST}/;SharedAccessSignature="
+            + signature(permissions)
+        },
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["connection", "key", "sas", "connection with sas"])
+def test_keys_and_signatures_open_it(
+    kind: str, brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the ways, before the identity; an account that takes no keys says so, and what to do."""
+    monkeypatch.delenv("AZURE_CLIENT_SECRET")
+    for name, value in given(kind).items():
+        monkeypatch.setenv(name, value)
+    place = opened()
+    place.put(file, "name")
+    place.get("name", file.with_name("back"))
+    assert place.names("") == ["name"]
+    place.remove("name")
+    assert store.journal("token") == []
+    store.settings(storage_keys=False)
+    with pytest.raises(PermissionError, match=rf"{HOST} takes no keys; give the job an identity .*not AZURE_STORAGE_"):
+        place.names("")
+
+
+def test_signature_is_told_to_nobody(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong, no sentence has it; and each says which credentials it is about."""
+    told = []
+    for token in (signature("rl"), signature("rwdl", -60), signature("rwdl").replace("sig=", "sig=x")):
+        monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", token)
+        with pytest.raises(PermissionError, match="AZURE_STORAGE_SAS_TOKEN") as caught:
+            opened().put(file, "name")
+        told.append(str(caught.value))
+    store.fault("blob.*", "drop")
+    with pytest.raises(ConnectionError, match="does not answer") as lost:
+        opened().names("")
+    with silent() as address:
+        for name in ("HTTPS_PROXY", "https_proxy"):
+            monkeypatch.setenv(name, address)
+        with pytest.raises(ConnectionError, match="does not answer") as late:
+            opened().names("")
+    with pytest.raises(ConnectionError, match="does not answer") as closed:
+        opened().names("")
+    assert azureaccess._plain(f"with url: /c?sv=1&{token} (Caused").endswith("sig=... (Caused")
+    secrets = {part for part in token.split("&") if part.startswith("sig=")}
+    for text in (*told, str(lost.value), str(late.value), str(closed.value)):
+        assert not [secret for secret in secrets if secret in text]
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("AZURE_STORAGE_KEY", "bm90IHRoZSBrZXk=", "Azure does not take AZURE_STORAGE_KEY for .*AuthenticationFailed"),
+        ("AZURE_STORAGE_KEY", "no base64", "Azure does not take AZURE_STORAGE_KEY for "),
+        ("AZURE_STORAGE_CONNECTION_STRING", "nonsense", "AZURE_STORAGE_CONNECTION_STRING is no connection string"),
+        (
+            "AZURE_STORAGE_CONNECTION_STRING",
+            "AccountName=another;AccountKey=bm90IHRoZSBrZXk=",
+            "AZURE_STORAGE_CONNECTION_STRING is of the account another, and https://",
+        ),
+    ],
+)
+def test_wrong_keys_are_said(
+    name: str, value: str, message: str, store: Azure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the variable's name."""
+    monkeypatch.setenv(name, value)
+    begin_s = time.monotonic()
+    with pytest.raises(PermissionError, match=message):
+        opened().names("")
+    assert time.monotonic() - begin_s < 10
+
+
+WRONG = [
+    ("https://example.com/container/x", "is no address of Azure's blob storage; write it as in https://ACCOUNT.blob"),
+    ("https://a.dfs.core.windows.net/container/x", "is no address of Azure's blob storage"),
+    ("https://a.blob.core.windows.net", "names no container"),
+    ("https://a.blob.core.windows.net/", "names no container"),
+    ("https://a.blob.core.windows.net/UPPER/x", "names no container"),
+    ("https://a.blob.core.windows.net/two--dashes", "names no container"),
+    ("abfss://a.dfs.core.windows.net/x", "is no address of Azure's blob storage"),
+    ("abfss://@a.dfs.core.windows.net/x", "names no container"),
+    ("wasbs://c@a.file.core.windows.net/x", "is no address of Azure's blob storage"),
+    ("https://a.blob.core.windows.net/container/x?sv=1&sig=hidden", "goes on with a `\\?`: leave that out; a SAS is"),
+]
+
+
+@pytest.mark.parametrize(("uri", "message"), WRONG)
+def test_other_addresses_are_refused(uri: str, message: str) -> None:
+    """At once, with the form that it should have, and without a secret that may be in it."""
+    with pytest.raises(TaskError, match=message) as caught:
+        opened(uri)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net"])
+def test_clouds_have_their_own_names(suffix: str) -> None:
+    """Every cloud of Azure's, and accounts in a zone of the name service."""
+    for uri in (f"https://a.blob.{suffix}/con/x", f"abfss://con@a.dfs.{suffix}/x", f"wasbs://con@a.blob.{suffix}/x"):
+        place = azureblob._place(uri)
+        assert (place.host, place.account, place.container, place.prefix) == (f"a.blob.{suffix}", "a", "con", "x")
+    assert azureblob._place("https://a.z01.blob.storage.azure.net/con").account == "a"
+
+
+@pytest.mark.parametrize("missing", ["azure.identity", "azure.storage.blob", "azure.storage", "azure"])
+def test_without_the_packages_is_said_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence with the command; packages that are there and broken are not hidden."""
+    importing = builtins.__import__
+
+    def lacking(absent: str, name: str, *args: Any) -> Any:
+        if name.startswith("azure"):
+            raise ModuleNotFoundError(f"No module named {absent!r}", name=absent)
+        return importing(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, missing))
+    with pytest.raises(TaskError, match=r"`pip install azure-storage-blob azure-identity` on the machines"):
+        opened()
+    monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, "isodate"))
+    with pytest.raises(ModuleNotFoundError, match="isodate"):
+        opened()
+
+
+LOUD = """
+import os, sys
+from pathlib import Path
+from cloudtrain.entrypoints.checkpoints import azureaccess, mirror
+azureaccess.ATTEMPTS, azureaccess.PAUSE_S = 2, 0.01
+place = mirror.open_mirror(sys.argv[1])
+for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):
+    for call in (lambda: place.names(""), lambda: place.get("name", Path(sys.argv[2]))):
+        try:
+            print(call())
+        except OSError as error:
+            print(type(error).__name__)
+    os.environ["AZURE_CLIENT_SECRET"] = "wrong" if secret != "wrong" else sys.argv[3]
+"""
+
+
+def test_sdk_says_nothing_in_the_job_s_log(store: Azure, tmp_path: Path) -> None:
+    """Failures of all kinds, in a process that has set up nothing: our errors, no lines of the SDK's."""
+    store.put_blob("x/name", b"some bytes")
+    store.fault("blob.*", "cut")
+    argv = [
+        sys.executable,
+        "-W",
+        "always",
+        "-c",
+        LOUD,
+        f"{PLACE}/x",
+        tmp_path / "got",
+        os.environ["AZURE_CLIENT_SECRET"],
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["PermissionError"] * 4 + ["ConnectionError"] * 2
+    assert done.stderr == ""
+
+
+MEMORY = """
+import json, os, resource, sys
+from pathlib import Path
+from cloudtrain.entrypoints.checkpoints import mirror
+def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
+(folder / "small").write_bytes(b"some bytes")
+place.put(folder / "small", "small")
+place.get("small", folder / "back")
+told = [peak_mib()]
+with (folder / "large").open("wb") as file:
+    for number in range(int(sys.argv[3])):
+        file.write(os.urandom(1 << 20))
+place.put(folder / "large", "large")
+told.append(peak_mib())
+place.get("large", folder / "back")
+told.append(peak_mib())
+assert os.path.getsize(folder / "back") == int(sys.argv[3]) << 20
+print(json.dumps(told))
+"""
+
+
+def test_memory_does_not_grow_with_the_file(store: Azure, tmp_path: Path) -> None:
+    """A put holds a few blocks, a get a few ranges."""
+    argv = [sys.executable, "-c", MEMORY, f"{PLACE}/x", tmp_path, "192"]
+    small, put, got = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    assert put - small < 80
+    assert got - put < 40
+
+
+def save(home: Path, uploads: Uploader, *steps: int) -> None:
+    """Save and upload one small checkpoint a step."""
+    saver = Saver(home, torch.device("cpu"), 9, uploads)
+    for step in steps:
+        saver.begin(Snapshot(step, {"model.w": torch.arange(10.0) + step}, {}, {}, {"step": step, "job": "j"}))
+        saver.wait()
+        uploads.finish()
+
+
+def test_container_keeps_as_many_as_it_should(alone: None, store: Azure, tmp_path: Path) -> None:
+    """Retention holds there, and spares other jobs; the newest is fetched by a new machine, intact."""
+    place = opened(f"{PLACE}/a")
+    save(tmp_path / "other", Uploader(opened(f"{PLACE}/ab"), 3), 1)
+    uploads = Uploader(place, 2)
+    save(tmp_path / "first", uploads, 10, 20, 30, 40)
+    assert [(sent.step, sent.fault) for sent in uploads.news()] == [(step, None) for step in (10, 20, 30, 40)]
+    assert {name.partition("/")[0] for name in place.names("")} == {"latest.json", "step-00000030", "step-00000040"}
+    assert mirror.latest(opened(f"{PLACE}/ab"), tmp_path) == 1
+    assert mirror.latest(opened(f"{PLACE}/none"), tmp_path) is None
+    fetched = mirror.fetch(place, tmp_path)
+    assert fetched == tmp_path / "step-00000040"
+    assert loader.check(fetched) is None
+    assert folders.open_found(fetched).step == 40
+
+
+def test_damage_in_the_container_is_found(alone: None, store: Azure, tmp_path: Path) -> None:
+    """A byte that changed there: what is fetched does not pass for a checkpoint."""
+    place = opened(f"{PLACE}/a")
+    save(tmp_path / "first", Uploader(place, 2), 10)
+    (shard,) = (name for name in place.names("step-") if "/shard-" in name)
+    data = store.blob(f"a/{shard}")
+    assert data is not None
+    store.put_blob(f"a/{shard}", data[:-1] + bytes([data[-1] ^ 1]))
+    fetched = mirror.fetch(place, tmp_path)
+    assert fetched is not None
+    assert "has another checksum than when it was written" in str(loader.check(fetched))
+
+
+def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Azure, tmp_path: Path) -> None:
+    """Denied in the middle: the fault in words, the step of before still published; then the next one is."""
+    place = opened(f"{PLACE}/a")
+    uploads = Uploader(place, 2)
+    save(tmp_path / "first", uploads, 10)
+    store.settings(storage_role="reader")
+    save(tmp_path / "first", uploads, 20)
+    store.settings(storage_role="contributor")
+    assert mirror.latest(place, tmp_path) == 10
+    save(tmp_path / "first", uploads, 30)
+    assert [(sent.step, sent.fault is None) for sent in uploads.news()] == [
+        (10, True),
+        (20, False),
+        (20, False),
+        (30, True),
+    ]
+    assert mirror.latest(place, tmp_path) == 30
+
+
+@pytest.fixture(scope="module")
+def trained() -> ModuleType:
+    """Return test_train.py: its task and its runs of the real trainer."""
+    spec = importlib.util.spec_from_file_location("trained", Path(__file__).with_name("test_train.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_killed_run_resumes_from_a_container_to_the_bit(
+    strategy: str, store: Azure, trained: ModuleType, tmp_path: Path
+) -> None:
+    """Killed in step 13 and its folder gone: from the container's step 10 on, every number and tensor is the same.
+
+    One call in five fails on the way.
+    """
+    # Before the kill: rank 0's checkpoint has reached the container, however slow that is today.
+    wait = """            from cloudtrain.entrypoints.checkpoints import mirror
+            for _ in range(600):
+                if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
+                    break
+                time.sleep(0.1)
+            os.kill("""
+    text = trained.TASK.replace("            os.kill(", wait, 1)
+    whole = trained.run(tmp_path / "whole", strategy=strategy)
+    store.fault("blob.*", "drop", every=10)
+    store.fault("blob.*", "throttle", every=9)
+    uri = f"abfss://{CONTAINER}@{ACCOUNT}.dfs.core.windows.net/a/b"
+    settings: dict[str, Any] = {"strategy": strategy, "checkpoint": {"mirror": uri, "every_steps": 10}}
+    env = {"MIRROR": f"{uri}/test"}
+    killed = trained.run(tmp_path / "run", do="kill:1:26", text=text, env=env, **settings)
+    assert killed.code != 0
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    again = trained.run(tmp_path / "run", text=text, env=env, **settings)
+    assert again.code == 0, again.errors
+    assert (again.only("restart")["step"], again.only("restart")["changed"]) == (10, [])
+    assert trained.joined(killed, again) == whole.values("step", "loss")
+    assert trained.parameters(again) == trained.parameters(whole)
+    assert {call["outcome"] for call in store.journal()} >= {"drop", "throttle"}
+
+
+@pytest.mark.slow
+def test_container_that_fails_does_not_end_the_training(store: Azure, trained: ModuleType, tmp_path: Path) -> None:
+    """Nothing can be written there: said in a sentence, nothing else; one that is not there ends the start."""
+    store.settings(storage_role="reader")
+    done = trained.run(tmp_path / "run", checkpoint={"mirror": f"{PLACE}/a"})
+    assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
+    assert "the mirror has no copy of step 16: PermissionError: no access to https://" in done.output
+    assert "azure" not in done.errors.lower()
+    gone = trained.run(tmp_path / "gone", checkpoint={"mirror": f"https://{HOST}/no-such-container"})
+    assert gone.code != 0
+    assert "TaskError: there is no container no-such-container in " in gone.errors
+    assert gone.values("step", "loss") == {}

@@ -1,0 +1,68 @@
+"""Which end of an attempt earns a further one, and that nobody sends it twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import retry
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.registry import Registry
+
+ASKED = {"max_attempts": 3, "on": ["preempted", "node_failure"]}
+PREEMPTED = State("failed", "preempted", resumable=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "number", "is_earned"),
+    [
+        (PREEMPTED, ASKED, 1, True),
+        (PREEMPTED, ASKED, 2, True),
+        (PREEMPTED, ASKED, 3, False),
+        (PREEMPTED, {**ASKED, "max_attempts": 1}, 1, False),
+        (PREEMPTED, None, 1, False),
+        (PREEMPTED, {**ASKED, "on": ["error"]}, 1, False),
+        (State("failed", "error"), ASKED, 1, False),
+        (State("failed", "error"), {**ASKED, "on": ["error"]}, 1, True),
+        (State("stopped", "user", resumable=True), ASKED, 1, False),
+        (State("stopped", "preempted"), ASKED, 1, False),
+        (State("running"), ASKED, 1, False),
+        (State("succeeded"), ASKED, 1, False),
+    ],
+    ids=str,
+)
+def test_what_earns_an_attempt(
+    state: State, asked: dict[str, Any] | None, number: int, is_earned: bool, make_job: Callable[..., Job]
+) -> None:
+    """A fault that the config names, while attempts are left; never a user's stop, never a job that goes on."""
+    job = make_job("j-1", number, config={"retry": asked} if asked else {})
+    job = replace(job, attempt=replace(job.attempt, state=state, phase="sent", ref={"folder": "/x", "nodes": 2}))
+    assert retry.is_earned(job) is is_earned
+
+
+def test_attempt_that_was_never_sent_earns_none(make_job: Callable[..., Job]) -> None:
+    """What was refused would be refused again."""
+    job = make_job("j-1", config={"retry": {**ASKED, "on": ["error"]}})
+    assert not retry.is_earned(replace(job, attempt=replace(job.attempt, state=State("failed", "error"))))
+
+
+def test_platform_that_tries_again_by_itself_is_left_to(make_job: Callable[..., Job]) -> None:
+    """SageMaker has its own retries, rendered into the request: those that are used up are not begun anew."""
+    job = make_job("j-1", config={"retry": ASKED}, backend="sagemaker")
+    job = replace(job, attempt=replace(job.attempt, state=PREEMPTED, phase="sent", ref={"nodes": 2}))
+    assert not retry.is_earned(job)
+
+
+def test_what_stands_in_the_way_is_said(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """The code that was submitted is gone: no further attempt, one sentence, and the job's own end stays."""
+    job = seed("j-1", PREEMPTED)
+    config = {"name": "j", "script": "x.py", "retry": ASKED}
+    bundle = {"sha256": "0", "path": "/nowhere/0.tar.gz", "bytes": 1, "files": 1, "code_bytes": 1, "largest": []}
+    assert retry.earned(Registry(), replace(job, config=config, bundle=bundle)) is None
+    said = capsys.readouterr().err
+    assert "attempt 2 of at most 3 begins" in said
+    assert "no further attempt: the code as it was submitted is no longer here" in said
+    assert Registry().find("j-1").attempt.number == 1
