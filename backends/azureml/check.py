@@ -397,9 +397,6 @@ def _mounts(job: Job) -> Iterator[Fault]:
                 yield from _input(full, path)
     if "checkpoints" in _part(job, "outputs"):
         yield from _checkpoints(_part(job, "outputs"))
-    elif str(_part(job, "queue_settings").get("job_tier")).lower() == "spot":
-        message = "a spot job without checkpoints starts from nothing each time"
-        yield _at("outputs.checkpoints", message, "set checkpoint.uri")
 
 
 def _input(full: str, path: Any) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""What stands in the way of an Azure ML job: credentials, workspace, compute, datastore, vault, price; all asked for."""
+"""What stands in the way of an Azure ML job: credentials, workspace, compute, datastore, vault, price."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def _at(body: Any, path: str) -> Any:
 
 
 def _type_of(uri: str) -> str:
-    """Return whether an input is a file or a folder, by its name's ending: `v1.0` is a folder's, `labels.csv` a file's."""
+    """Return whether an input is a file or a folder, by its ending: `v1.0` is a folder's, `labels.csv` a file's."""
     _, slash, last = uri.partition("://")[2].rpartition("/")
     return "uri_file" if slash and re.search(r"\.[A-Za-z][A-Za-z0-9]*$", last) else "uri_folder"
 

@@ -41,7 +41,7 @@ class Sweeper:
     def _run(self) -> None:
         try:
             store = open_mirror(self._uri)
-        except TaskError as error:  # the image has no boto3
+        except TaskError as error:  # the image lacks the store's library
             print(f"checkpoints that are removed here stay in {self._uri}: {error}", flush=True)
             return
         told = False

@@ -147,9 +147,10 @@ class Checkpoint(Section):
     )
     mirror: Text | None = Field(
         None,
-        description="A second place to which each rank copies finished checkpoints: a folder, or s3://BUCKET/PREFIX, "
-        "below which each job has its own. A job whose own are gone goes on from there.",
-        examples=["/mnt/nas/mirror", "s3://bucket/mirror"],
+        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, or "
+        "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its own. A job whose own are "
+        "gone goes on from there.",
+        examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
     )
     uri: Text | None = Field(
         None,

@@ -105,7 +105,7 @@ def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None
 def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
     """No quote and no `${{...}}` of a config stands in the request, where somebody might replace it."""
     request = render(EVERYTHING)
-    assert order(request)["params"]["note"] == "it's \"quoted\" ${{inputs.train}}"
+    assert order(request)["params"]["note"] == 'it\'s "quoted" ${{inputs.train}}'
     assert json.loads(request.files["order.json"]) == order(request)
     assert set("${}'\"") & set(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]) == set()
 
@@ -130,7 +130,11 @@ def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
         (["resources.accelerators=null", "azureml.compute=gpus"], "azureml.compute", "not known here"),
         (["azureml.compute=gpus", "resources.spot=true"], "resources.spot", "the cluster's own"),
         (["inputs.train=/data/x"], "inputs.train", "cannot mount"),
-        (["outputs.a=azureml://datastores/a/paths/b", "outputs.b=azureml://datastores/a/paths/c"], "outputs", "one place"),
+        (
+            ["outputs.a=azureml://datastores/a/paths/b", "outputs.b=azureml://datastores/a/paths/c"],
+            "outputs",
+            "one place",
+        ),
         (["checkpoint.uri=s3://b/c"], "checkpoint.uri", "cannot mount"),
         (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "end with the container"),
         (["checkpoint.resume=azureml://datastores/a/paths/b"], "checkpoint.resume", "its own checkpoints"),
@@ -183,7 +187,9 @@ def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Rende
     """The place is the same for all attempts, so that the next one goes on from it; and names no run."""
     path = render(PLAIN).body["outputs"]["checkpoints"]["path"]
     assert path == "azureml://datastores/workspaceblobstore/paths/cloudtrain/jobs/digits-abcde/checkpoints"
-    assert render(PLAIN, "azureml.prefix=a/b/").body["outputs"]["checkpoints"]["path"] == path.replace("cloudtrain", "a/b")
+    assert render(PLAIN, "azureml.prefix=a/b/").body["outputs"]["checkpoints"]["path"] == path.replace(
+        "cloudtrain", "a/b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,9 +210,7 @@ def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Rende
     ],
     ids=str,
 )
-def test_price_of_a_machine(
-    settings: list[str], hourly: float | None, idle_s: int, words: str, tmp_path: Path
-) -> None:
+def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: int, words: str, tmp_path: Path) -> None:
     """What is not known is None, never 0; where it is from is said."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)

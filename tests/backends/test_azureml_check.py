@@ -184,7 +184,6 @@ BROKEN: list[tuple[str, Any, str, str]] = [
     ("outputs.output.path", f"{STORE}/cloudtrain/jobs/digits-abcde/checkpoints/", "outputs", "are one place"),
     ("outputs.output.path", "/mnt/out", "outputs", "is nowhere in Azure"),
     ("outputs.output.version", "2", "outputs", "outputs.output.assetVersion: is no field"),
-    ("outputs.checkpoints", ..., "checkpoint.uri", "starts from nothing each time"),
     ("outputs.checkpoints.path", ..., "checkpoint.uri", "each run's checkpoints lie elsewhere"),
     ("outputs.checkpoints.path", STORE + "/ck/${{name}}", "checkpoint.uri", "another place in each run"),
     ("outputs.checkpoints.mode", "upload", "checkpoint.uri", "reach the store at the end"),

@@ -55,27 +55,30 @@ def test_run_that_is_not_over(run_status: str, state: str) -> None:
     assert (found.state, found.ended_s, found.billed_s) == (state, None, pytest.approx(100))
 
 
+BROKEN_NODE = {"error": {"code": "ServiceError", "message": "NodeFailure"}}
+NO_IMAGE = {"error": {"code": "UserError", "message": "image not found"}}
+SAVED = {"state": "stopped", "reason": "budget", "kind": None}
+OUT_OF_TIME = {"reason": "time_limit", "resumable": True}
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"run_status": "Completed"}, ("succeeded", None, False)),
         ({"run_status": "Canceled", "saved": True}, ("stopped", "user", True)),
         ({"run_status": "Canceled", "ended": 3590, "saved": True}, ("stopped", "budget", True)),
-        ({"run_status": "Canceled", "account": {"reason": "time_limit", "resumable": True}}, ("stopped", "time_limit", True)),
+        ({"run_status": "Canceled", "account": OUT_OF_TIME}, ("stopped", "time_limit", True)),
         ({"run_status": "Failed", "account": ACCOUNT}, ("failed", "error", False)),
         ({"run_status": "Failed", "account": {**ACCOUNT, "resumable": True}}, ("failed", "error", True)),
-        (
-            {"run_status": "Failed", "account": {"state": "stopped", "reason": "budget", "kind": None}, "saved": True},
-            ("stopped", "budget", True),
-        ),
+        ({"run_status": "Failed", "account": SAVED, "saved": True}, ("stopped", "budget", True)),
         ({"run_status": "Failed", "error": {"error": PREEMPTED}, "saved": True}, ("failed", "preempted", True)),
         ({"run_status": "Failed", "error": {"error": PREEMPTED}, "account": ACCOUNT}, ("failed", "preempted", False)),
-        ({"run_status": "Failed", "error": {"error": {"code": "ServiceError", "message": "NodeFailure"}}}, ("failed", "node_failure", False)),
-        ({"run_status": "Failed", "error": {"error": {"code": "UserError", "message": "image not found"}}}, ("failed", "error", False)),
+        ({"run_status": "Failed", "error": BROKEN_NODE}, ("failed", "node_failure", False)),
+        ({"run_status": "Failed", "error": NO_IMAGE}, ("failed", "error", False)),
         ({"run_status": "Failed"}, ("failed", "error", False)),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_how_a_run_ended(given: dict[str, Any], expected: tuple[str, str | None, bool]) -> None:
     """The containers' own account counts before Azure's words, but not against a preemption."""
     found = told(**{"ended": 50, **given})

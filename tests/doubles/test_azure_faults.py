@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
+from doubles.azure import handle
 from doubles.azure.client import job_body
 from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
 from doubles.azure.names import workspace_id
@@ -179,3 +183,29 @@ def test_reset_forgets_everything(azure: Azure) -> None:
     azure.put_blob("a", "1")
     azure.reset()
     assert (azure.jobs(), azure.blobs(), azure.journal()) == ([], [], [])
+
+
+def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
+    """Neither containers nor folders, even where the stand-in was killed."""
+    own = handle.start(tmp_path / "state")
+    try:
+        own.submit("job", "sleep 87.65")
+        own.wait("job", "Running")
+        wait_for(lambda: alive("sleep 87.65"))
+        own.process.kill()
+        wait_for(lambda: not alive("sleep 87.65") and not (tmp_path / "state").exists())
+    finally:
+        handle.stop(own)
+
+
+def alive(command: str) -> bool:
+    """Return whether such a process runs."""
+    return subprocess.run(["pgrep", "-xf", command], capture_output=True).returncode == 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until it is true."""
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

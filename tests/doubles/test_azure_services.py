@@ -87,6 +87,21 @@ def test_secret_is_written_read_and_removed(azure: Azure) -> None:
     assert (refused.status, "vault.azure.net" in refused.headers["www-authenticate"]) == (401, True)
 
 
+def test_removed_secret_keeps_its_name_until_it_is_purged(azure: Azure) -> None:
+    """Or comes back, where vaults delete softly; all new ones do."""
+    gone = SECRET.replace("/secrets/", "/deletedsecrets/")
+    azure.set_secret("s", "v")
+    azure.call("DELETE", SECRET, audience=AUDIENCE)
+    assert azure.deleted_secrets() == ["s"]
+    refused = azure.call("PUT", SECRET, {"value": "w"}, audience=AUDIENCE)
+    assert (refused.status, refused.json["error"]["code"]) == (409, "Conflict")
+    assert azure.call("POST", gone.replace("?", "/recover?"), audience=AUDIENCE).status == 200
+    assert azure.secret("s") == "v"
+    azure.call("DELETE", SECRET, audience=AUDIENCE)
+    assert azure.call("DELETE", gone, audience=AUDIENCE).status == 204
+    assert azure.call("PUT", SECRET, {"value": "w"}, audience=AUDIENCE).status == 200
+
+
 def test_vault_without_permission(azure: Azure) -> None:
     """403, with the action that is not allowed."""
     azure.settings(vault_access=False)

@@ -79,6 +79,7 @@ def _act(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
         ("POST", "read"): lambda: _read(world, **told),
         ("POST", "blobs"): lambda: list(world.blobs.names(told.get("container", CONTAINER), told.get("prefix", ""))),
         ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
+        ("GET", "deleted_secrets"): lambda: sorted(world.deleted_secrets),
         ("POST", "secrets"): lambda: world.secrets.update(_secrets(told)),
     }
     return actions[method, what]()

@@ -139,6 +139,11 @@ class Azure:
         value: str | None = self.control("secrets", method="GET").get(name)
         return value
 
+    def deleted_secrets(self) -> list[str]:
+        """Return the names of the secrets that are removed and not purged."""
+        names: list[str] = self.control("deleted_secrets", method="GET")
+        return names
+
     def set_secret(self, name: str, value: str) -> None:
         """Write a secret."""
         self.control("secrets", {name: value})

@@ -76,6 +76,9 @@ ROUTES: dict[str, list[Route]] = {
         Route("PUT", "/secrets/(?P<name>[^/]+)", "vault.put", vault.put),
         Route("GET", "/secrets/(?P<name>[^/]+)(?:/(?P<version>[^/]*))?", "vault.get", vault.get),
         Route("DELETE", "/secrets/(?P<name>[^/]+)", "vault.delete", vault.delete),
+        Route("GET", "/deletedsecrets/(?P<name>[^/]+)", "vault.get_deleted", vault.get_deleted),
+        Route("DELETE", "/deletedsecrets/(?P<name>[^/]+)", "vault.purge", vault.purge),
+        Route("POST", "/deletedsecrets/(?P<name>[^/]+)/recover", "vault.recover", vault.recover),
     ],
     "prices": [Route("GET", "/api/retail/prices", "prices", prices.get)],
 }

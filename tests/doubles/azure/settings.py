@@ -56,6 +56,8 @@ class Settings:
     """Whether the storage account takes SharedKey and SAS."""
     vault_access: bool = True
     """Whether the user may write, read and delete secrets."""
+    vault_soft_delete: bool = True
+    """Whether a removed secret keeps its name until it is purged or recovered, as in every new vault."""
     job_vault_access: bool = True
     """The same, for a job's identity."""
     job_storage_role: str = "contributor"

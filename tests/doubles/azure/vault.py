@@ -10,7 +10,7 @@ from doubles.azure.names import JOB_CLIENT, VAULT
 from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
 
-__all__ = ["delete", "get", "put"]
+__all__ = ["delete", "get", "get_deleted", "purge", "put", "recover"]
 
 MAX_BYTES = 25 * 1024  # of a value; Azure's documented limit
 
@@ -23,6 +23,12 @@ def put(world: World, request: Request, name: str) -> Answer:
         raise AzureError(400, "BadParameter", "The request body is missing the field value.")
     if len(told["value"].encode()) > MAX_BYTES:
         raise AzureError(400, "BadParameter", f"The secret's value exceeds the maximum of {MAX_BYTES} bytes.")
+    if name.lower() in world.deleted_secrets:
+        message = (
+            f"Secret {name} is currently in a deleted but recoverable state, and its name cannot be reused; in this "
+            "state, the secret can only be recovered or purged."
+        )
+        raise AzureError(409, "Conflict", message)  # its inner error is ObjectIsDeletedButRecoverable
     version = {"value": told["value"], "id": uuid.uuid4().hex, "created": time.time(), "tags": told.get("tags")}
     world.secrets.setdefault(name.lower(), []).append(version)
     return json_answer(_bundle(name, version))
@@ -44,11 +50,37 @@ def delete(world: World, request: Request, name: str) -> Answer:
     versions = world.secrets.pop(name.lower(), None)
     if not versions:
         raise _missing(name)
-    now = int(time.time())
+    if world.settings.vault_soft_delete:
+        world.deleted_secrets[name.lower()] = versions
+    return json_answer(_deleted(name, versions[-1]))
+
+
+def get_deleted(world: World, request: Request, name: str) -> Answer:
+    """Return what is left of a removed secret."""
+    _check(world, request, "getSecret", name)
+    if name.lower() not in world.deleted_secrets:
+        raise _missing(name)
+    return json_answer(_deleted(name, world.deleted_secrets[name.lower()][-1]))
+
+
+def purge(world: World, request: Request, name: str) -> Answer:
+    """Remove a removed secret for good."""
+    _check(world, request, "purge", name)
+    if world.deleted_secrets.pop(name.lower(), None) is None:
+        raise _missing(name)
+    return Answer(204)
+
+
+def recover(world: World, request: Request, name: str) -> Answer:
+    """Bring a removed secret back."""
+    _check(world, request, "recover", name)
+    versions = world.deleted_secrets.pop(name.lower(), None)
+    if versions is None:
+        raise _missing(name)
+    world.secrets[name.lower()] = versions
     told = _bundle(name, versions[-1])
     del told["value"]
-    recovery = f"https://{VAULT}.vault.azure.net/deletedsecrets/{name}"
-    return json_answer({**told, "recoveryId": recovery, "deletedDate": now, "scheduledPurgeDate": now + 90 * 86_400})
+    return json_answer(told)
 
 
 def _check(world: World, request: Request, action: str, name: str) -> None:
@@ -66,6 +98,14 @@ def _check(world: World, request: Request, action: str, name: str) -> None:
 def _missing(name: str) -> AzureError:
     message = f"A secret with (name/id) {name} was not found in this key vault."
     return AzureError(404, "SecretNotFound", message)
+
+
+def _deleted(name: str, version: dict[str, Any]) -> dict[str, Any]:
+    now = int(time.time())
+    told = _bundle(name, version)
+    del told["value"]
+    recovery = f"https://{VAULT}.vault.azure.net/deletedsecrets/{name}"
+    return {**told, "recoveryId": recovery, "deletedDate": now, "scheduledPurgeDate": now + 90 * 86_400}
 
 
 def _bundle(name: str, version: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class World:
         self.environments: dict[tuple[str, str], dict[str, Any]] = {}
         self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
         self.secrets: dict[str, list[dict[str, Any]]] = {}
+        self.deleted_secrets: dict[str, list[dict[str, Any]]] = {}
         self.usages: dict[str, dict[str, Any]] = {}
         self.operations: dict[str, str] = {}  # id of a long-running operation -> what it waits for
         self.running: set[str] = set()  # jobs that have nodes
