@@ -1,4 +1,4 @@
-"""Everything that `make bench` promises: start-up, first step, many submits, killed submits, killed workers, SageMaker.
+"""Everything that `make bench` promises: start-up, first step, many submits, killed ones, killed workers, the clouds.
 
 Timings are ratios and processor seconds, so that they mean something on a busy machine. A count that is wrong makes
 the exit code 1; a timing that misses its target is only said.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import aws_jobs
+import azure_jobs
 import crash
 import fanout
 import faults
@@ -21,7 +22,8 @@ def main() -> int:
     """Run them all; return the exit code."""
     failed = False
     local = (startup, first_step, fanout, crash, restart, faults)
-    for run in (*(benchmark.run for benchmark in local), aws_jobs.cost, aws_jobs.submits, aws_jobs.lines):
+    clouds = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines, azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
+    for run in (*(benchmark.run for benchmark in local), *clouds):
         report = run()
         report.show()
         sys.stdout.flush()

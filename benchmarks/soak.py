@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import aws_jobs
+import azure_jobs
 import crash
 import fanout
 import faults
@@ -20,7 +21,8 @@ def main() -> int:
     """Run them all; return the exit code."""
     failed = False
     aws = (lambda: aws_jobs.submits(200), lambda: aws_jobs.lines(100_000), lambda: aws_jobs.causes(10))
-    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults, *aws):
+    azure = (lambda: azure_jobs.submits(200), lambda: azure_jobs.lines(100_000))
+    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults, *aws, *azure):
         report = benchmark()
         report.show()
         sys.stdout.flush()

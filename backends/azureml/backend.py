@@ -1,6 +1,6 @@
 """The Azure ML backend: jobs are command jobs, their lines are in the run's log files, their files in blob storage.
 
-What plans and renders is here, and imported by a dry run; what talks to Azure is in jobs.py, imported on first use.
+What plans and renders is imported by a dry run, what talks to Azure by the commands that do, each on first use.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import check as rules
-from cloudtrain.backends.azureml import request as requests
-from cloudtrain.backends.azureml.machine import block_of, choose
 from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
 
 if TYPE_CHECKING:
@@ -28,6 +25,8 @@ CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, 
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: what spot machines cost is not in our table."""
+    from cloudtrain.backends.azureml.machine import block_of, choose
+
     machine, block = choose(config), block_of(config)
     idle_s = CLUSTER_IDLE_S if block.compute else 0
     more = f", with {idle_s // 60}m in which the cluster idles" if idle_s else ""
@@ -42,11 +41,15 @@ def capacity(config: Config) -> Capacity:
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the command job. Raises ConfigError where the config does not say enough for one."""
+    from cloudtrain.backends.azureml import request as requests
+
     return requests.build(plan, config, job_id, attempt, bundle_sha256)
 
 
 def check(request: Request) -> list[Fault]:
     """Return what Azure ML would refuse."""
+    from cloudtrain.backends.azureml import check as rules
+
     return list(rules.faults(request.body))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import prices, rest, vault
-from cloudtrain.backends.azureml.machine import Workspace, block_of, choose, workspace_of
+from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError

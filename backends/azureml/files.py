@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.entrypoints import places
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import UnreachableError
 
 __all__ = ["OVER", "WAITING", "Details", "details", "known", "root_of"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import files, history, rest, sdk, status, vault
 from cloudtrain.backends.azureml import logs as streams
-from cloudtrain.backends.azureml.machine import Workspace
 from cloudtrain.backends.azureml.request import SENT, encoded
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import catalog
 from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError

@@ -5,42 +5,28 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import catalog
 from cloudtrain.launcher.catalog import Machine
-from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema_backends import AzureML
 
-__all__ = ["Workspace", "block_of", "choose", "workspace_of"]
+__all__ = ["block_of", "choose", "workspace_of"]
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
 # General purpose, compute and memory: the families without accelerators that clusters are made of.
 _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Workspace:
-    """Where jobs live; `cloud` is the name that `az cloud list` gives it."""
-
-    subscription: str
-    resource_group: str
-    name: str
-    cloud: str = "AzureCloud"
-
-    @property
-    def arm_id(self) -> str:
-        """The workspace's id, with a slash at its start and none at its end."""
-        group = f"/subscriptions/{self.subscription}/resourceGroups/{self.resource_group}"
-        return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{self.name}"
-
-
 def block_of(config: Config) -> AzureML:
     """Return the config's block, with its defaults where there is none."""
+    from cloudtrain.launcher.config.schema_backends import AzureML  # who only asks for a job's state needs no config
+
     return config.azureml or AzureML()
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 
 __all__ = [

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.machine import Workspace
 from cloudtrain.backends.azureml.request import BUNDLE
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["create"]

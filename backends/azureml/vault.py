@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["put", "remove", "url_of"]

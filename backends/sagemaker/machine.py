@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import catalog
 from cloudtrain.launcher.catalog import Machine
-from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema_backends import SageMaker
 
 __all__ = ["Place", "block_of", "choose", "place_of", "region_of"]
 
@@ -38,6 +38,8 @@ class Place:
 
 def block_of(config: Config) -> SageMaker:
     """Return the config's block, with its defaults where there is none."""
+    from cloudtrain.launcher.config.schema_backends import SageMaker  # who only asks for a job's state needs no config
+
     return config.sagemaker or SageMaker()
 
 

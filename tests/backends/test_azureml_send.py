@@ -266,6 +266,18 @@ def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, azur
     assert cli("status", "one", "--json").json["unreachable_since_s"] is None
 
 
+def test_nothing_but_a_submit_imports_the_sdk(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """It costs a second of processor time: whoever looks at a job must not pay for it."""
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    azure_account.begin("one-1")
+    azure_account.write_logs("one-1", 0, "[0] a")
+    for command in (("status", "one"), ("logs", "one"), ("list",), ("stop", "one"), ("doctor", "azureml")):
+        if command[0] == "stop":
+            azure_account.end("one-1")
+        done = cli(*command, cwd=folder, env={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert ("azure.identity" in done.stderr or command == ("stop", "one"), "azure.ai" in done.stderr) == (True, False)
+
+
 def test_stop_of_a_job_that_is_over_is_no_error(cli: Any, folder: Path, azure_account: Azure) -> None:
     """It has ended between two looks: there is nothing to complain about."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.backends.azureml import status
 from cloudtrain.backends.azureml.history import Details, root_of
-from cloudtrain.backends.azureml.machine import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.job import Attempt, State, exit_code
 
 BEGIN_S = 1_000_000.0

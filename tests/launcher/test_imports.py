@@ -46,6 +46,8 @@ COMMANDS = {
     "submit --dry-run": {RICH},
     "submit --dry-run --backend sagemaker --set resources.instance_type=ml.m5.xlarge --set sagemaker.region=eu-west-1 "
     "--set sagemaker.role=arn:aws:iam::123456789012:role/x": {RICH},
+    "submit --dry-run --backend azureml --set resources.instance_type=Standard_D4s_v5 --set azureml.subscription=s "
+    "--set azureml.resource_group=g --set azureml.workspace=w": {RICH},
 }
 
 
@@ -64,6 +66,15 @@ def test_command_imports_nothing_heavy(line: str, project: Callable[..., Path], 
     modules = imported(line.split(), project())
     assert modules & HEAVY == set()
     assert modules & COMMANDS[line] == set()
+
+
+@pytest.mark.parametrize("backend", ["azureml", "sagemaker"])
+def test_asking_for_a_job_needs_no_config(backend: str) -> None:
+    """What `logs` and `status` import of a cloud is neither its SDK nor what reads configs."""
+    program = f"import sys, cloudtrain.backends.{backend}.backend, cloudtrain.backends.{backend}.jobs\n"
+    program += "print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & (HEAVY | LIGHT) == set()
 
 
 def interrupted(seed: Callable[..., Job]) -> None:

@@ -1,0 +1,271 @@
+"""Lines out of the nodes' log files: none lost, none repeated, each byte once, by a cursor that is JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.azureml import history, logs, rest
+from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.errors import UnreachableError
+from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+
+HOME = Workspace(SUBSCRIPTION, GROUP, WORKSPACE)
+ROOT = f"https://{REGION}.api.azureml.ms/history/v1.0{HOME.arm_id}"
+END = events.format_line("end", "node has ended", {"final": False})
+
+
+class Reader:
+    """Reads on from where it was, its cursor through JSON every time."""
+
+    def __init__(self, azure: Azure, nodes: int) -> None:
+        self.azure, self.nodes = azure, nodes
+        self.cursor: dict[str, Any] | None = None
+        azure.compute("cpu-cluster", maxNodeCount=100)
+        azure.submit("j", "true", {"x": b"x"}, nodes=nodes)
+        azure.begin("j")
+
+    def read(self, only: frozenset[int] | None = None) -> LogPage:
+        """Return a page."""
+        found = logs.page(
+            lambda fresh_s: history.details(HOME, ROOT, "j", fresh_s=fresh_s), self.nodes, self.cursor, only
+        )
+        self.cursor = json.loads(json.dumps(found.cursor))
+        return found
+
+    def all(self, rounds: int = 60) -> list[LogLine]:
+        """Return the lines until a clean page."""
+        found: list[LogLine] = []
+        for _ in range(rounds):
+            try:
+                one = self.read()
+            except UnreachableError:
+                continue
+            found += one.lines
+            if one.is_clean:
+                return found
+        raise AssertionError("no page was clean")
+
+    def texts(self, rounds: int = 60) -> list[str]:
+        """Return all lines' texts."""
+        return [line.text for line in self.all(rounds)]
+
+
+@pytest.fixture
+def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
+    """Return a function that makes a reader of a job of so many nodes, which is not executed."""
+    for module, name, empty in ((rest, "_sessions", []), (rest, "_credentials", {}), (rest, "_tokens", {})):
+        monkeypatch.setattr(module, name, empty)
+    monkeypatch.setattr(history, "_known", {})
+    monkeypatch.setattr(logs, "SOON_S", 0.0)
+    monkeypatch.setattr(rest, "PAUSE_S", 0.001)
+    azure_account.settings(execute=False)
+    return lambda nodes: Reader(azure_account, nodes)
+
+
+def stamped(second: int, text: str, milli: int = 0) -> str:
+    """Return a line as the container's pump writes it."""
+    return f"2026-11-21T00:00:{second:02d}.{milli:03d}Z {text}"
+
+
+def test_lines_of_all_nodes_come_in_the_order_of_their_times(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Each with its node, its rank and its time, which the container has put in front."""
+    one = reader(2)
+    azure.write_logs("j", 0, stamped(1, "[0] a"), stamped(3, "[1] c"), stamped(4, "the node's own"))
+    azure.write_logs("j", 1, stamped(2, "[2] b"))
+    found = one.all()
+    assert [(line.text, line.node, line.rank) for line in found] == [
+        ("a", 0, 0),
+        ("b", 1, 2),
+        ("c", 0, 1),
+        ("the node's own", 0, None),
+    ]
+    assert found[1].time_s - found[0].time_s == 1.0
+    assert one.texts() == []
+
+
+def test_line_without_a_time_has_the_one_before(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """A node's own order is the file's, whatever its clock does."""
+    one = reader(1)
+    azure.write_logs("j", 0, stamped(5, "[0] a"), "bare", stamped(2, "[0] the clock went back"))
+    assert [(line.text, line.time_s % 60) for line in one.all()] == [
+        ("a", 5),
+        ("bare", 5),
+        ("the clock went back", 5),
+    ]
+
+
+def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """And half a character too; once the run is over nobody ends the line any more, and it is given as it is."""
+    one = reader(1)
+    file, whole = "user_logs/std_log.txt", "[0] grün\n".encode()
+    azure.write_log("j", file, whole[:7])
+    assert one.texts() == []
+    azure.write_log("j", file, whole[7:] + b"[0] unfin")
+    assert one.texts() == ["grün"]
+    azure.write_log("j", file, b"ished")
+    azure.end("j")
+    history._known.clear()
+    assert one.texts() == ["unfinished"]
+    assert one.texts() == []
+
+
+def test_bytes_come_once(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """What is fetched adds up to the files, however often is looked, and idle looks fetch nothing."""
+    one, total = reader(3), 0
+    came: list[str] = []
+    for number in range(12):
+        for node in range(3):
+            text = "".join(f"[{node}] line {number} {n} {'x' * 80}\n" for n in range(200))
+            total += len(text)
+            azure.write_log("j", f"user_logs/std_log_process_{node}.txt", text)
+        came += one.texts()
+        one.texts()
+    assert len(came) == 12 * 3 * 200
+    fetched = sum(call["sent"] for call in azure.journal("blob.get") if call["status"] == 206)
+    assert total <= fetched <= 1.1 * total
+
+
+def test_piece_that_ends_within_a_line(
+    reader: Callable[[int], Reader], azure: Azure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are read in pieces, whose ends know nothing of lines; a line longer than a piece comes in several."""
+    monkeypatch.setattr(logs, "PAGE_BYTES", 100)
+    monkeypatch.setattr(logs, "FEWEST_BYTES", 100)
+    one = reader(1)
+    azure.write_log("j", "user_logs/std_log.txt", "".join(f"[0] {n} {'é' * (n % 40)}\n" for n in range(300)))
+    assert one.texts(600) == [f"{n} {'é' * (n % 40)}" for n in range(300)]
+    azure.write_log("j", "user_logs/std_log.txt", "y" * 350 + "\n[0] after\n")
+    texts = one.texts()
+    assert ("".join(texts[:-1]), texts[-1]) == ("y" * 350, "after")
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_file_that_was_begun_anew(reader: Callable[[int], Reader], azure: Azure, longer: bool) -> None:
+    """A restart may put another file in place of the old one, shorter or longer than what was read of it."""
+    one = reader(1)
+    azure.write_logs("j", 0, *(f"[0] old {n}" for n in range(10)))
+    assert len(one.texts()) == 10
+    time.sleep(1.01)  # blob storage tells in whole seconds when a file was made
+    azure.settings(restart_logs="replace")
+    azure.preempt("j")
+    azure.begin("j")
+    azure.write_logs("j", 0, *(f"[0] new {n}" for n in range(100 if longer else 3)))
+    assert one.texts() == [f"new {n}" for n in range(100 if longer else 3)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "more"),
+    [
+        ("blob.get", "500", {"every": 2}),
+        ("blob.get", "throttle", {"every": 3, "retry_after": "0"}),
+        ("blob.get", "drop", {"every": 2}),
+        ("blob.get", "cut", {"every": 3}),
+        ("blob.get", "sas_expired", {}),
+        ("run.details", "expired", {}),
+        ("run.details", "500", {"every": 2}),
+        ("run.details", "throttle", {"every": 2, "retry_after": "0"}),
+        ("run.details", "drop", {"every": 2}),
+        ("run.details", "error", {"status": 401, "count": 1}),
+        ("blob.get", "error", {"status": 403, "count": 3}),
+        ("token", "500", {"every": 2, "count": 2}),
+    ],
+    ids=str,
+)
+def test_what_goes_wrong_loses_nothing(
+    reader: Callable[[int], Reader], azure: Azure, operation: str, kind: str, more: dict[str, Any]
+) -> None:
+    """Whatever Azure does between two reads, every line comes once, and each node's in their order."""
+    one = reader(4)
+    azure.fault(operation, kind, **more)
+    came: list[LogLine] = []
+    for number in range(10):
+        for node in range(4):
+            azure.write_logs("j", node, *(f"[{node}] {number * 5 + n}" for n in range(5)))
+        history._known.clear()
+        if number == 5 and "expired" in kind:
+            azure.fault(operation, kind, **more)
+        came += one.all()
+    for node in range(4):
+        assert [int(line.text) for line in came if line.node == node] == list(range(50))
+
+
+def test_nothing_can_be_read(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """It is said, without the address, which would let anybody read the log."""
+    one = reader(1)
+    azure.write_logs("j", 0, "[0] a")
+    azure.fault("blob.get", "error", status=404, code="ContainerNotFound", message="gone")
+    azure.fault("blob.get", "error", status=500, code="InternalError", message="broken")
+    assert one.read().lines == []
+    azure.clear_faults()
+    azure.fault("blob.get", "drop")
+    with pytest.raises(UnreachableError) as caught:
+        one.read()
+    assert "sig=" not in str(caught.value)
+    azure.clear_faults()
+    assert one.texts() == ["a"]
+
+
+def test_log_is_complete_after_every_nodes_last_word(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Then nothing more can come; the words themselves are for readers, not for people."""
+    one = reader(2)
+    azure.write_logs("j", 0, "[0] a", END)
+    azure.write_logs("j", 1, "[1] b", events.format_line("ended", "rank 1: boom", {"state": "failed"}), "[1] c")
+    assert sorted(one.texts()) == ["a", "b", "c"]
+    assert not one.read().is_complete
+    azure.write_logs("j", 1, END)
+    assert one.texts() == []
+    assert one.read().is_complete
+    azure.write_logs("j", 1, "[1] begun anew")
+    assert one.texts() == ["begun anew"]
+    assert not one.read().is_complete
+
+
+def test_only_some_nodes_are_read(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Others' files are not fetched at all."""
+    one = reader(12)
+    for node in range(12):
+        azure.write_logs("j", node, f"[{node}] from {node}")
+    before = len(azure.journal("blob.get"))
+    assert [line.text for line in one.read(frozenset({10})).lines] == ["from 10"]
+    assert len(azure.journal("blob.get")) == before + 1
+
+
+def test_system_logs_are_no_lines_of_the_job(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Nor is a file that the user's code has put beside."""
+    one = reader(1)
+    azure.write_log("j", "system_logs/cs_capability.log", "noise\n")
+    azure.write_log("j", "user_logs/mine.txt", "noise\n")
+    azure.write_logs("j", 0, "[0] a")
+    assert one.texts() == ["a"]
+    assert [logs.node_of(f"user_logs/std_log{end}.txt") for end in ("", "_process_0", "_process_07", "_ps")] == [
+        0,
+        0,
+        7,
+        None,
+    ]
+
+
+def test_many_nodes_are_read_in_one_look(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """64 files, a few lines each: one page has them all."""
+    one = reader(64)
+    for node in range(64):
+        azure.write_logs("j", node, f"[{node}] a", f"[{node}] b")
+    begin = time.monotonic()
+    assert len(one.read().lines) == 128
+    assert time.monotonic() - begin < 10
+
+
+def test_throttled_reader_waits_as_it_is_told(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Up to ten seconds in place; who asks for longer gets an answer that says so, and the follower comes back."""
+    one = reader(1)
+    azure.fault("run.details", "throttle", retry_after="60")
+    with pytest.raises(UnreachableError, match="does not answer as it should"):
+        one.read()
+    assert len(azure.journal("run.details")) == 1
