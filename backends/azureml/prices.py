@@ -58,6 +58,8 @@ def _meters(terms: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_hour_of_linux(meter: Mapping[str, Any]) -> bool:
+    if float(meter["retailPrice"]) <= 0:  # of a plan that gives it away
+        return False
     plain = "windows" not in str(meter.get("productName", "")).lower() and meter.get("unitOfMeasure") == "1 Hour"
     return plain and meter.get("type", "Consumption") == "Consumption" and meter.get("currencyCode", "USD") == "USD"
 
@@ -68,5 +70,4 @@ def _is(meter: Mapping[str, Any], word: str) -> bool:
 
 def _price(meters: list[Mapping[str, Any]]) -> float | None:
     """Return the price, of several the highest: what begins to hold later stands beside what holds now."""
-    found = [float(meter["retailPrice"]) for meter in meters if float(meter["retailPrice"]) > 0]
-    return max(found, default=None)
+    return max((float(meter["retailPrice"]) for meter in meters), default=None)

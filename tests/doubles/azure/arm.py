@@ -24,7 +24,7 @@ from doubles.azure.world import World
 
 __all__ = [
     *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_datastores"),
-    *("list_secrets", "list_usages", "resource"),
+    *("list_secrets", "list_subscriptions", "list_usages", "resource"),
 ]
 
 DATASTORES = {"workspaceblobstore": CONTAINER, "workspaceartifactstore": ARTIFACTS}
@@ -52,6 +52,12 @@ def resource(kind: str, path: str, properties: Any, **more: Any) -> dict[str, An
     name = path.rpartition("/")[2]
     full = f"Microsoft.MachineLearningServices/workspaces/{kind}"
     return {"id": f"{workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
+
+
+def list_subscriptions(world: World, request: Request) -> Answer:
+    """Return the subscriptions that the caller sees."""
+    one = {"id": f"/subscriptions/{SUBSCRIPTION}", "subscriptionId": SUBSCRIPTION, "displayName": "Tests"}
+    return json_answer({"value": [{**one, "state": "Enabled", "tenantId": TENANT}]})
 
 
 def get_workspace(world: World, request: Request) -> Answer:

@@ -29,6 +29,7 @@ _HISTORY = f"/history/v1.0{_WORKSPACE}"
 _RUN = f"{_HISTORY}(?:/experiment(?:s|ids)/(?P<experiment>[^/]+))?/runs/(?P<run>[^/]+)"
 
 _ARM = [
+    Route("GET", "/subscriptions", "subscriptions.list", arm.list_subscriptions),
     Route("GET", _WORKSPACE, "workspace.get", arm.get_workspace),
     Route("GET", f"{_WORKSPACE}/computes", "computes.list", arm.list_computes),
     Route("GET", f"{_WORKSPACE}/computes/(?P<name>[^/]+)", "computes.get", arm.get_compute),

@@ -1,0 +1,102 @@
+"""`doctor azureml`: what stands in the way of a job is found before it, and said with its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.azureml import prices, rest
+from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+
+CONFIG = f"""\
+name: j
+backend: azureml
+script: loop.py
+resources: {{instances: 2, instance_type: Standard_NC6s_v3}}
+secrets: [TOKEN]
+azureml:
+  {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}, identity: managed}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, azure_account: Azure) -> Path:
+    """Return a project's folder."""
+    (tmp_path / "loop.py").write_text("print('x')\n")
+    (tmp_path / "cloudtrain.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def verdicts(cli: Any, folder: Path, *settings: str, env: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:
+    """Return each check's verdict and words."""
+    text = CONFIG
+    for old, new in (setting.split("->") for setting in settings):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "cloudtrain.yaml").write_text(text)
+    done = cli("doctor", "azureml", "--json", cwd=folder, env=env)
+    assert "Traceback" not in done.stderr
+    return {one["name"]: (one["verdict"], f"{one['found']} {one['cure']}") for one in done.json["azureml"]}
+
+
+def test_all_is_well(cli: Any, folder: Path) -> None:
+    """Everything that a job needs is asked for; the price table is compared with Azure's own list."""
+    found = verdicts(cli, folder)
+    assert {name: verdict for name, (verdict, _) in found.items() if name != "price"} == {
+        "credentials": "ok",
+        "workspace": "ok",
+        "datastore": "ok",
+        "key vault": "ok",
+    }
+    assert "by Azure's list" in found["price"][1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "words"),
+    [
+        (f"workspace: {WORKSPACE}->workspace: nowhere", "workspace", "there is no nowhere"),
+        (f"subscription: {SUBSCRIPTION}, ->", "workspace", "no Azure subscription"),
+        ("identity: managed->identity: managed, compute: nowhere", "compute", "there is no `nowhere`"),
+        ("identity: managed->identity: managed, compute: cpu-cluster", "compute", "not Standard_NC6s_v3"),
+        ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no `nowhere`"),
+        ("region: eastus->region: moonbase", "price", "Azure lists none"),
+    ],
+)
+def test_what_is_wrong_is_named(cli: Any, folder: Path, setting: str, name: str, words: str) -> None:
+    """With what to do."""
+    verdict, said = verdicts(cli, folder, setting)[name]
+    assert (verdict in ("fail", "warn"), words in said) == (True, True), said
+
+
+def test_without_credentials_nothing_else_is_asked(cli: Any, folder: Path) -> None:
+    """One line, with the cure."""
+    found = verdicts(cli, folder, env={"AZURE_CLIENT_SECRET": ""})
+    assert list(found) == ["credentials"]
+    assert (found["credentials"][0], "az login" in found["credentials"][1]) == ("fail", True)
+
+
+def test_price_of_today_has_no_traps(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all meters of a size the Linux one: no Windows twin, no Spot, and Low Priority apart; over all pages."""
+    monkeypatch.setattr(rest, "_sessions", [])
+    found = prices.of_machine("Standard_NC6s_v3", "eastus")
+    assert found.dedicated_usd is not None
+    assert found.low_priority_usd is not None
+    assert 0 < found.low_priority_usd < found.dedicated_usd
+    meters = [
+        {"productName": f"NCSv3 Series{twin}", "meterName": f"NC6s v3{kind}", "skuName": f"NC6s v3{kind}"}
+        | {"retailPrice": price, "unitOfMeasure": unit, "type": "Consumption", "effectiveStartDate": f"20{year}-01-01"}
+        for twin, kind, price, unit, year in [
+            ("", "", 3.06, "1 Hour", 22),
+            ("", "", 3.00, "1 Hour", 20),
+            (" Windows", "", 5.0, "1 Hour", 23),
+            ("", " Spot", 0.3, "1 Hour", 24),
+            ("", " Low Priority", 0.6, "1 Hour", 21),
+            (" Windows", " Low Priority", 0.9, "1 Hour", 21),
+            ("", "", 900.0, "1 Month", 25),
+            ("", "", 0.0, "1 Hour", 26),
+        ]
+    ]
+    monkeypatch.setattr(prices, "_meters", lambda terms: iter(meters))
+    assert prices.of_machine("Standard_NC6s_v3", "East US") == prices.Price(3.06, 0.6, "2022-01-01")
