@@ -191,7 +191,8 @@ def _leave(failure: Path | None, verdict: dict[str, Any]) -> int:
     if verdict["state"] == "succeeded":
         return EXIT_DONE
     if failure is None:
-        print(account(verdict), flush=True)
+        with contextlib.suppress(OSError):
+            print(account(verdict), flush=True)
     else:
         with contextlib.suppress(OSError):  # a full disk: the log has it
             failure.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ MISLEADING = (
 MISLEADING_PREFIXES = ("PET_", "TORCHELASTIC_")
 
 HEAD_PORT = 7777  # of node 0's agent on a managed platform, where nobody else hands one out
+ELSEWHERE = "192.0.2.1"  # TEST-NET-1 of RFC 5737: whatever leads there leads out of this machine
 OWN_NAME_S = 60.0  # until a container's own name resolves
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -128,8 +129,13 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
     if not told and count > 1:
         raise ValueError("neither NODE_RANK nor AZUREML_CR_NODE_RANK says which of the nodes this is")
     rank, head = int(told or 0), environ.get("MASTER_ADDR") or "127.0.0.1"
-    evidence = f"NODE_RANK {rank}, MASTER_ADDR {head}"
-    return Node("Azure ML", rank, count, head, HEAD_PORT, _towards(resolve(head, OWN_NAME_S)), evidence)
+    if ":" in head:
+        raise ValueError(f"MASTER_ADDR {head} is no name and no IPv4 address, which torchrun's nodes would need here")
+    found = resolve(head, OWN_NAME_S)
+    if rank == 0 and count > 1 and found.startswith("127.0."):  # an own name that only this machine knows
+        found = _towards(ELSEWHERE)
+    address = found if rank == 0 else _towards(found)
+    return Node("Azure ML", rank, count, head, HEAD_PORT, address, f"NODE_RANK {rank}, MASTER_ADDR {head}")
 
 
 def _towards(address: str) -> str:

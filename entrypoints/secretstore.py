@@ -30,7 +30,7 @@ def fetch(where: dict[str, Any] | None) -> dict[str, str]:
     if "prefix" in where:
         found, place = _from_parameters(where), str(where["prefix"])
     elif "vault" in where:
-        found, place = _from_vault(where["vault"]), str(where["vault"])
+        found, place = _from_vault(where["vault"], is_user=where.get("as") == "user"), str(where["vault"])
     else:
         raise SecretError("who sent this job has not stored its secrets: send it with `cloudtrain submit`")
     missing = sorted(set(where["names"]) - set(found))
@@ -63,34 +63,35 @@ def _from_parameters(where: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _from_vault(url: str) -> dict[str, str]:
+def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
     """Return what one entry of an Azure key vault holds: a JSON object."""
     host = urlsplit(url).netloc
     try:
-        token = _azure_token(f"https://{host.partition('.')[2]}")
+        token = _azure_token(f"https://{host.partition('.')[2]}", is_user=is_user)
         answer = _get(f"{url}?api-version=7.4", {"Authorization": f"Bearer {token}"})
         found: dict[str, str] = json.loads(answer["value"])
     except (OSError, ValueError, KeyError) as error:
         raise SecretError(
-            f"the job's secrets cannot be read from {host}: {error}; whoever the job acts as (azureml.identity) needs "
-            "the right to get secrets there"
+            f"the job's secrets cannot be read: whoever it acts as (azureml.identity) needs the role Key Vault Secrets "
+            f"User on {host}: {error}"
         ) from error
     return found
 
 
-def _azure_token(resource: str) -> str:
+def _azure_token(resource: str, *, is_user: bool) -> str:
     """Return a token of the identity that the job acts as, from the address that Azure ML gives its containers.
 
     Source: azure-ai-ml 1.35 (on behalf of the user) and azure-identity 1.27 (managed identity).
     """
     query = {"resource": resource}
-    if url := os.environ.get("OBO_ENDPOINT"):
-        return _token_in(_get(f"{url}?{urlencode(query)}", {}))
+    if is_user and (url := os.environ.get("OBO_ENDPOINT")):
+        return _token_in(_get(f"{url}?{urlencode(query)}", {}, is_here=True))
     if url := os.environ.get("MSI_ENDPOINT"):
         query["api-version"] = "2017-09-01"
         if own := os.environ.get("DEFAULT_IDENTITY_CLIENT_ID"):
             query["clientid"] = own
-        return _token_in(_get(f"{url}?{urlencode(query)}", {"secret": os.environ.get("MSI_SECRET", "")}))
+        secret = {"secret": os.environ.get("MSI_SECRET", "")}
+        return _token_in(_get(f"{url}?{urlencode(query)}", secret, is_here=True))
     raise ValueError("Azure ML gives this container no identity")
 
 
@@ -98,14 +99,18 @@ def _token_in(answer: dict[str, Any]) -> str:
     return str(answer.get("access_token") or answer["token"])
 
 
-def _get(url: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Return the JSON object at the address, asked for a few times: at a job's start much is not there yet."""
+def _get(url: str, headers: dict[str, str], *, is_here: bool = False) -> dict[str, Any]:
+    """Return the JSON object at the address, asked for a few times: at a job's start much is not there yet.
+
+    `is_here`: it is the machine's own, and no proxy must see what is asked.
+    """
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
     request = urllib.request.Request(url, headers=headers)
     for number in range(_TRIES):
         if number:
             time.sleep(_PAUSE_S * number)
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:

@@ -25,6 +25,7 @@ def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
         "attempt": attempt.number,
         "restarts": state.restarts,
         "platform_name": attempt.name,
+        "url": state.url,
         "instances": attempt.plan["instances"],
         "ranks": attempt.plan["ranks"],
         "step": progress.get("step"),
@@ -54,8 +55,8 @@ def as_lines(job: Job, spend_usd: float | None) -> list[str]:
     ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines.append(f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}")
-    if job.backend != "local":
-        lines.append(f"  there       {attempt.name}, as {job.backend} knows it")
+    if job.backend != "local" and attempt.ref is not None:
+        lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
     if text := shown(attempt.progress):
         lines.append(f"  progress    {text}{_pace(attempt.progress) if job.active else ''}")
     if metrics := attempt.progress.get("metrics"):

@@ -35,10 +35,15 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     come back and how to stop it, and returns 130.
     """
     try:
+        seen_active = job.active  # else it is an old story that is read, and nothing is begun
         job = _stream(registry, job, view, tail)
-        while (again := retry.earned(registry, job)) is not None:
-            job = _stream(registry, again, replace(view, attempt=again.attempt.number), None)
+        while seen_active and (again := retry.earned(registry, job)) is not None:
+            job = again
+            job = _stream(registry, job, replace(view, attempt=job.attempt.number), None)
     except KeyboardInterrupt:
+        if not job.active:
+            say(f"\ninterrupted: `cloudtrain status {job.id}` tells whether a further attempt was sent")
+            return 130
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
         return 130
@@ -82,21 +87,33 @@ def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> 
 
 
 def wait(
-    registry: Registry, jobs: list[Job], timeout_s: float | None, tell: Callable[[Job], None], *, quiet: bool = False
+    registry: Registry,
+    jobs: list[Job],
+    timeout_s: float | None,
+    tell: Callable[[Job], None],
+    *,
+    quiet: bool = False,
+    retrying: bool = True,
 ) -> int:
-    """Wait for all to end, telling of each; return the first bad exit code, 0, or 124 when the time is out."""
+    """Wait for all to end, telling of each; return the first bad exit code, 0, or 124 when the time is out.
+
+    An attempt that a job's `retry` asks for is sent, and waited for too, where the job was seen active; not with
+    `retrying` off, as somebody waits who has stopped it.
+    """
     end = None if timeout_s is None else time.monotonic() + timeout_s
     codes = {}
-    waiting = list(jobs)
+    waiting, seen_active = list(jobs), set()
     due = dict.fromkeys((job.id for job in jobs), 0.0)
     while waiting:
         for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
             job = refresh(registry, job)
             due[job.id] = time.monotonic() + _pace(job).state_s
             waiting = [job if other.id == job.id else other for other in waiting]
-            if not job.active and (again := retry.earned(registry, job)) is not None:
+            if job.active:
+                seen_active.add(job.id)
+            elif retrying and job.id in seen_active and (again := retry.earned(registry, job)) is not None:
                 waiting = [again if other.id == job.id else other for other in waiting]
-            elif not job.active:
+            else:
                 waiting.remove(job)
                 codes[job.id] = exit_code(job.attempt.state)
                 tell(job)

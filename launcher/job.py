@@ -22,7 +22,7 @@ class State:
     `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words. `billed_s`: the
     seconds that each instance costs, where the platform counts them otherwise than from start to end; `idle_s` those
     that may follow, until the platform lets the machines go. `hourly_usd` is the price of all instances, where only the
-    platform knows which they are.
+    platform knows which they are; `url` is where the platform shows the attempt to people.
     """
 
     state: JobState
@@ -36,6 +36,7 @@ class State:
     billed_s: float | None = None
     idle_s: float | None = None
     hourly_usd: float | None = None
+    url: str | None = None
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,7 @@ def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
         "resources.spot": config.resources.spot,
+        "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
     }
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f or wait"

@@ -31,6 +31,9 @@ def refresh(registry: Registry, job: Job) -> Job:
     backend = backends.load(job.backend)
     try:
         if attempt.phase == "intent":
+            attempt = registry.attempt(job, attempt.number)  # it may have been sent since
+            job = replace(job, attempt=attempt)
+        if attempt.phase == "intent":
             if submitter_lives(attempt):
                 return job
             attempt = _settle(registry, attempt, backend)

@@ -147,6 +147,10 @@ class Registry:
         state = State("pending")
         self._update(attempt, phase="sent", ref=json.dumps(ref), state=state.state, outcome=json.dumps(asdict(state)))
 
+    def release(self, attempt: Attempt) -> None:
+        """Store that nobody is sending the attempt any more, though it may be there: any command may settle it."""
+        self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
+
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that nothing was sent, and never will be; unless it has been, meanwhile."""
         self._execute(

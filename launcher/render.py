@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["as_json", "as_yaml", "overlaid", "render_json", "render_yaml"]
+from cloudtrain.launcher.errors import Fault
 
-# What a YAML reader takes only as an escape (YAML 1.1, "c-printable").
-_UNPRINTABLE = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+__all__ = ["as_json", "as_yaml", "changed", "overlaid", "render_json", "render_yaml"]
+
+# What a YAML reader takes only as an escape, or for an end of a line (YAML 1.1, "c-printable" and "b-char").
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 YAML_WIDTH = 120
 
 
@@ -68,6 +71,25 @@ def _overlaid(body: dict[str, Any], raw: dict[str, Any], path: str, changes: lis
             merged[key] = value
             changes.append(f"raw: {here} {_json(value)}, {'new' if key not in body else f'was {_json(before)}'}")
     return merged
+
+
+def changed(
+    planned: dict[str, Any], body: dict[str, Any], paths: Mapping[tuple[str, ...], str], raw: str
+) -> Iterator[Fault]:
+    """Yield a fault for each place of what was planned with that the user's `raw` has changed.
+
+    `paths` are the places in the request and the config's key for each; `raw` is that of the user's own changes.
+    """
+    for path, key in paths.items():
+        if _at(planned, path) != _at(body, path):
+            message = f"`raw` changes {'.'.join(path)}, and with it what was planned"
+            yield Fault(message, key=raw, hint=f"set {key} instead")
+
+
+def _at(body: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.registry import Registry
 
 __all__ = ["earned", "is_earned", "prepare_next"]
+
+OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
 
 
 def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, update_code: bool = False) -> Prepared:
@@ -43,28 +46,45 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
 def is_earned(job: Job) -> bool:
     """Return whether the config's `retry` asks for a further attempt, and the platform makes none by itself."""
     attempt, asked = job.attempt, job.config.get("retry") or {}
-    is_over = not job.active and attempt.state.state == "failed" and attempt.ref is not None
-    if not is_over or attempt.number >= asked.get("max_attempts", 1) or attempt.state.reason not in asked.get("on", ()):
+    state = attempt.state
+    # Machines that are taken away may leave a job the time to save and stop.
+    is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
+    if not is_fault or attempt.ref is None or state.reason not in asked.get("on", ()):
         return False
-    return not backends.load(job.backend).pace(attempt.ref or {}).retries
+    return attempt.number < asked.get("max_attempts", 1) and not backends.load(job.backend).pace(attempt.ref).retries
 
 
 def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ) -> Job | None:
     """Send the attempt that the config's `retry` asks for, if it does; return the job with it, None without one.
 
-    Whoever else follows the job may be quicker: then theirs is the attempt. What stands in the way is said.
+    Whoever else follows the job may be quicker, or know a secret that is not known here: then theirs is the attempt.
+    What stands in the way is said.
     """
     from cloudtrain.launcher import submit
 
     if not is_earned(job):
         return None
-    most = job.config["retry"]["max_attempts"]
-    say(f"{job.id}: {job.attempt.state.reason}; attempt {job.attempt.number + 1} of at most {most} begins")
+    number, most = job.attempt.number + 1, job.config["retry"]["max_attempts"]
+    say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
         return submit.resend(registry, job, prepare_next(registry, job), environ)
-    except UsageError:  # somebody else has begun it
+    except UnreachableError as error:
+        say(f"whether attempt {number} was sent is not known yet: {error}")
+        return registry.find(job.id)
+    except (CloudtrainError, OSError) as error:
+        found = _of_another(registry, job)
+        if found is None:
+            say(f"no further attempt: {error}")
+        return found
+
+
+def _of_another(registry: Registry, job: Job) -> Job | None:
+    """Return the job with a further attempt that somebody else has begun, or begins in the next seconds."""
+    end = time.monotonic() + OTHERS_S
+    while True:
         found = registry.find(job.id)
-        return found if found.attempt.number > job.attempt.number else None
-    except CloudtrainError as error:
-        say(f"no further attempt: {error}")
-        return None
+        if found.attempt.number > job.attempt.number and found.attempt.phase != "never_sent":
+            return found
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.5)

@@ -86,9 +86,14 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
         ref = prepared.backend.send(request, shipment)
     except CloudtrainError as error:
         # The backend refused: the attempt is over, with its reason. What it did not answer stays an intent.
-        if error.exit_code != 7:
-            state = State("failed", "error", detail=f"not sent: {error.message}", ended_s=time.time())
-            registry.mark_never_sent(attempt, state)
+        if error.exit_code == 7:
+            registry.release(attempt)
+            raise
+        state = State("failed", "error", detail=f"not sent: {error.message}", ended_s=time.time())
+        registry.mark_never_sent(attempt, state)
+        raise
+    except BaseException:  # this process may live on, and follow
+        registry.release(attempt)
         raise
     registry.mark_sent(attempt, ref)
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))

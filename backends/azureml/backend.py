@@ -32,10 +32,12 @@ def capacity(config: Config) -> Capacity:
     more = f", with {idle_s // 60}m in which the cluster idles" if idle_s else ""
     more += ", on demand: spot machines cost less" if config.resources.spot else ""
     if block.price_per_hour is not None:
-        return Capacity(machine.count, block.price_per_hour / 1e6, f"azureml.price_per_hour{more}", idle_s)
+        what = machine.instance_type or block.compute
+        return Capacity(machine.count, block.price_per_hour / 1e6, f"{what}, azureml.price_per_hour{more}", idle_s)
     if machine.hourly_usd is None:
         what = machine.instance_type or f"the machines of {block.compute}"
-        return Capacity(machine.count, None, f"no price of {what} in {block.region or 'an unknown region'}", idle_s)
+        where = block.region or "an unknown region (azureml.region)"
+        return Capacity(machine.count, None, f"no price of {what} in {where}: set azureml.price_per_hour", idle_s)
     return Capacity(machine.count, machine.hourly_usd, f"{machine.instance_type}, {machine.price_source}{more}", idle_s)
 
 

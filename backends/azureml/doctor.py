@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import prices, rest, vault
+from cloudtrain.backends.azureml import files, prices, rest, vault
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import AzureML
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.catalog import Machine
@@ -34,7 +35,7 @@ def checks(config: Config | None) -> list[Check]:
             "set azureml.subscription, resource_group and workspace in the config, and name it: doctor azureml -f FILE"
         )
         return [*found, Check("workspace", "fail", error.message, cure)]
-    found.append(_tried("workspace", _workspace, workspace))
+    found.append(_tried("workspace", _workspace, workspace, block.region))
     if found[-1].verdict == "fail" or config is None:
         return found
     return [*found, *_of_job(config, workspace)]
@@ -48,7 +49,7 @@ def _of_job(config: Config, workspace: Workspace) -> Iterator[Check]:
         yield Check("config", "fail", error.message, error.hint)
         return
     if block.compute is not None:
-        yield _tried("compute", _compute, workspace, block.compute, machine)
+        yield _tried("compute", _compute, workspace, block.compute, machine, config.resources.instances)
     yield _tried("datastore", _datastore, workspace, block.datastore)
     if config.secrets:
         yield _tried("key vault", _vault, workspace)
@@ -60,21 +61,19 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
     try:
         with rest.answers(f"look at the {name}"):
             return ask(*args, **more)
+    except ConfigError as error:
+        return Check(name, "fail", error.message, error.hint or error.faults[0].hint)
     except CloudtrainError as error:
         return Check(name, "fail", error.message, error.hint)
 
 
 def _signed_in(cloud: str) -> Check:
-    host = rest.hosts(cloud)[0]
-    params = {"api-version": "2022-12-01"}
-    told = rest.call("GET", f"https://{host}/subscriptions", cloud=cloud, audience=f"https://{host}", params=params)
-    names = [str(each.get("displayName") or each.get("subscriptionId")) for each in told.json().get("value") or ()]
-    if not names:
-        return Check("credentials", "warn", "they see no subscription", "az account list, or ask for a role")
-    return Check("credentials", "ok", f"{len(names)} subscription{'s' * (len(names) != 1)}: {', '.join(names[:3])}")
+    """Ask for a token: what it opens, the next checks tell."""
+    rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
+    return Check("credentials", "ok", "Azure has given a token")
 
 
-def _workspace(workspace: Workspace) -> Check:
+def _workspace(workspace: Workspace, region: str | None) -> Check:
     try:
         told = rest.get_json(workspace, "")
     except rest.AzureError as error:
@@ -82,10 +81,14 @@ def _workspace(workspace: Workspace) -> Check:
             raise
         cure = "`az ml workspace list` shows yours"
         return Check("workspace", "fail", f"there is no {workspace.name} in {workspace.resource_group}", cure)
-    return Check("workspace", "ok", f"{workspace.name} in {told.get('location', 'an unknown region')}")
+    there = str(told.get("location") or "an unknown region")
+    if region is not None and region.lower().replace(" ", "") != there.lower().replace(" ", ""):
+        cure = f"write azureml.region: {there}; the price hangs on it"
+        return Check("workspace", "warn", f"{workspace.name} is in {there}, not in {region}", cure)
+    return Check("workspace", "ok", f"{workspace.name} in {there}")
 
 
-def _compute(workspace: Workspace, name: str, machine: Machine) -> Check:
+def _compute(workspace: Workspace, name: str, machine: Machine, instances: int) -> Check:
     try:
         told = rest.get_json(workspace, f"/computes/{name}")["properties"]
     except rest.AzureError as error:
@@ -100,25 +103,26 @@ def _compute(workspace: Workspace, name: str, machine: Machine) -> Check:
         return Check("compute", "warn", f"{name} is {state}", "look at it in the studio")
     if machine.instance_type and size.lower() != machine.instance_type.lower():
         return Check("compute", "fail", f"{name} has {size}", f"not {machine.instance_type}: mend resources")
+    if isinstance(scale.get("maxNodeCount"), int) and scale["maxNodeCount"] < instances:
+        return Check(
+            "compute", "fail", f"{name}: {room}", f"the job wants {instances} instances: fewer, or let it grow"
+        )
     return Check("compute", "ok", f"{name}: {room}")
 
 
 def _datastore(workspace: Workspace, name: str) -> Check:
-    try:
-        told = rest.get_json(workspace, f"/datastores/{name}")["properties"]
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
-            raise
-        return Check("datastore", "fail", f"there is no `{name}`", "`az ml datastore list` shows those there are")
-    kind = str(told.get("datastoreType") or "")
-    if kind not in ("AzureBlob", "AzureDataLakeGen2"):
-        return Check("datastore", "warn", f"{name} is {kind}", "checkpoints and outputs are tried on blob storage only")
-    return Check("datastore", "ok", f"{name}: {told.get('accountName')}/{told.get('containerName')}")
+    url, container = files.datastore_of(workspace, name)
+    return Check("datastore", "ok", f"{name}: {url}/{container}")
 
 
 def _vault(workspace: Workspace) -> Check:
-    url = vault.url_of(workspace, "doctor")
-    return Check("key vault", "ok", url.partition("/secrets/")[0])
+    """Store an entry and remove it: nothing less tells whether one may."""
+    url = vault.url_of(workspace, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
+    with rest.answers("store secrets in the key vault", needs=vault.ROLE):
+        vault.put(workspace, url, {})
+        vault.remove(workspace, url)
+    place = url.partition("/secrets/")[0]
+    return Check("key vault", "ok", f"{place}; the job's identity needs the role Key Vault Secrets User there")
 
 
 def _price(machine: Machine, region: str, *, is_spot: bool) -> Check:

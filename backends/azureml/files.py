@@ -7,17 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.entrypoints import places
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 
-__all__ = ["download", "has_checkpoint"]
+__all__ = ["datastore_of", "download", "has_checkpoint"]
 
 WORKERS = 8
 CONNECT_S, READ_S = 10, 60
+READER = "Storage Blob Data Reader on the storage account"
 _PART = ".cloudtrain-part"
 
 _DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
@@ -52,9 +53,12 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
             target = folder / name.removeprefix(prefix)
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_name(target.name + _PART)
-            with partial.open("wb") as file:
-                container.download_blob(name).readinto(file)
-            partial.replace(target)
+            try:
+                with partial.open("wb") as file:
+                    container.download_blob(name).readinto(file)
+                partial.replace(target)
+            finally:
+                partial.unlink(missing_ok=True)
             return target
 
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -63,7 +67,27 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
     try:
         return _with_container(workspace, uri, fetch)
     except OSError as error:
+        if error.errno is None:  # of a connection that broke in the middle of a file
+            raise UnreachableError(f"cannot download {uri}: {rest.one_line(str(error))}") from error
         raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+
+
+def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
+    """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
+    try:
+        told = rest.get_json(workspace, f"/datastores/{name}").get("properties") or {}
+    except rest.AzureError as error:
+        if not rest.is_absent(error):
+            raise
+        hint = "`az ml datastore list` shows those there are"
+        raise ConfigError([Fault(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint)]) from error
+    container = told.get("containerName") or told.get("filesystem")  # of blob storage, of Data Lake Gen2
+    if not container or not told.get("accountName"):
+        kind = told.get("datastoreType") or "something else"
+        message = f"the datastore `{name}` is {kind}, not blob storage"
+        raise ConfigError([Fault(message, key="azureml.datastore", hint="name another one")])
+    host = f"{told['accountName']}.blob.{told.get('endpoint') or 'core.windows.net'}"
+    return f"{told.get('protocol') or 'https'}://{host}", str(container)
 
 
 def _is_inside(name: str) -> bool:
@@ -86,10 +110,9 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
         from azure.core import exceptions as core
         from azure.storage.blob import ContainerClient
     except ImportError as error:
-        hint = "pip install 'cloudtrain[azureml]'"
-        raise ConfigError(f"the Azure libraries are not installed here: {error}", hint=hint) from error
+        raise rest.not_installed(error) from error
     doing = f"look into {uri}"
-    with rest.answers(doing):
+    with rest.answers(doing, needs=READER):
         url, container, prefix, datastore = _place(workspace, uri)
         own = rest.credential(workspace.cloud)
         limits: dict[str, Any] = {"connection_timeout": CONNECT_S, "read_timeout": READ_S}
@@ -103,30 +126,29 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
                 return use(ContainerClient(url, container, credential=secret, **limits), prefix)
         except core.HttpResponseError as error:
             code = str(getattr(error, "error_code", "") or "")
-            raise rest.AzureError(error.status_code or 0, code, " ".join(str(error.message).split())[:300]) from error
+            words = str(error.message).partition("\n")[0]  # then come request ids, and what was to be signed
+            raise rest.AzureError(error.status_code or 0, code, rest.one_line(words, 300)) from error
         except core.AzureError as error:
-            raise rest.AzureError(0, "", " ".join(str(error).split())[:300]) from error
+            raise rest.AzureError(0, "", rest.one_line(str(error), 300)) from error
 
 
 def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:
     """Return account url, container, prefix with a slash at its end, and the datastore that the uri names."""
     if found := _DATASTORE.fullmatch(uri):
-        told = rest.get_json(workspace, f"/datastores/{found[1]}")["properties"]
-        host = f"{told['accountName']}.blob.{told.get('endpoint') or 'core.windows.net'}"
-        return (
-            f"{told.get('protocol') or 'https'}://{host}",
-            str(told["containerName"]),
-            f"{found[2].strip('/')}/",
-            found[1],
-        )
+        url, container = datastore_of(workspace, found[1])
+        return url, container, _prefix(found[2]), found[1]
     if found := _HADOOP.fullmatch(uri):
-        return f"https://{found[2]}.blob.{found[3]}", found[1], f"{found[4].strip('/')}/", None
+        return f"https://{found[2]}.blob.{found[3]}", found[1], _prefix(found[4]), None
     split = urlsplit(uri)
-    container, _, prefix = split.path.strip("/").partition("/")
-    return f"{split.scheme}://{split.netloc}", container, f"{prefix}/", None
+    container, _, prefix = unquote(split.path).strip("/").partition("/")
+    return f"{split.scheme}://{split.netloc}", container, _prefix(prefix), None
+
+
+def _prefix(path: str) -> str:
+    return f"{path.strip('/')}/".lstrip("/")
 
 
 def _secret(workspace: Workspace, datastore: str) -> str:
     """Return the datastore's own key or SAS. Raises AzureError."""
-    told = rest.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets").json()
+    told = rest.object_in(rest.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
     return str(told.get("sasToken") or told.get("key") or "")

@@ -60,10 +60,10 @@ def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0)
                 raise
             message = f"Azure ML does not know {name} in the workspace {workspace.name}"
             raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
+        data = rest.object_in(answer)
     try:
-        data = answer.json()
         told = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UnreachableError(f"cannot ask for {name}: the run history's answer makes no sense") from error
     _known[name] = told
     return told

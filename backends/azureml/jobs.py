@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import files, history, rest, sdk, status, vault
+from cloudtrain.backends.azureml import compute, files, history, rest, sdk, status, vault
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.request import SENT, encoded
 from cloudtrain.backends.azureml.workspace import Workspace
@@ -16,6 +18,7 @@ from cloudtrain.launcher import catalog
 from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
@@ -24,11 +27,12 @@ __all__ = ["artifacts", "find", "logs", "pace_s", "send", "state", "stop"]
 
 OWNER = "cloudtrain.owner"
 JOB_VERSION = "2024-01-01-preview"  # of GET and cancel; the SDK puts with one of its own
-TRIES = 3
+TRIES, AGAIN_S = 3, 30.0  # to send; not again where it has taken long already
+WORKERS = 8
+LONG_OVER_S = 600.0  # since a run's end: then a log that cannot be read hides nothing
 SETTLE_S = 5.0  # until a request that its sender did not live to see answered is there to be seen
-IDLE_S = 120.0  # of a cluster that does not say; Azure's own default
 RUN_PAUSE_S, WAIT_PAUSE_S = 4.0, 10.0  # the longest between two looks for lines
-BUSY_S = 10.0  # after a line, during which further ones are expected
+BUSY_S = 10.0  # of silence for each second that a look is put off
 
 _last_line_s: dict[str, float] = {}
 
@@ -42,25 +46,29 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     workspace, owner = _workspace(request.beside), identity(shipment.home)
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
-        if there is not None:
-            return _adopted(request, there, owner)
-        idle_s = _require_compute(workspace, request)
+        if there is not None:  # an earlier try's, whose answer was lost
+            return _found(request, _services_of_ours(request, there, owner), owner)
+        idle_s = compute.require(workspace, request)
+        files.datastore_of(workspace, request.beside["datastore"])
         sent: dict[str, Any] = {"token": secrets.token_hex(16)}
-        url = vault.url_of(workspace, request.name) if shipment.secrets else None
-        if url is not None:
-            with rest.answers("store the job's secrets in the key vault"):
-                vault.put(workspace, url, shipment.secrets)
-            sent["vault"] = url
+        if shipment.secrets:
+            sent["vault"] = vault.url_of(workspace, request.name)
+    try:
+        if shipment.secrets:
+            with rest.answers("store the job's secrets in the key vault", needs=vault.ROLE):
+                vault.put(workspace, sent["vault"], shipment.secrets)
         job = {
             **request.body,
             "tags": {**request.body.get("tags", {}), OWNER: owner},
             "environment_variables": {**request.body["environment_variables"], SENT: encoded(sent)},
         }
-        try:
-            services = _create(request, shipment, job, workspace)
-        except rest.AzureError as error:
-            return _after_failure(request, error, owner, url, idle_s)
-    return _ref(request, services, owner, url, idle_s)
+        services = _create(request, shipment, job, owner)
+    except UnreachableError:
+        raise
+    except BaseException:  # refused, or given up by the user before it left: nothing of it may stay
+        _remove_secrets(workspace, sent.get("vault"))
+        raise
+    return _ref(request, services, owner, idle_s, sent.get("vault"))
 
 
 def find(request: Request, home: Path) -> JobRef | None:
@@ -74,10 +82,11 @@ def find(request: Request, home: Path) -> JobRef | None:
         if there is None:
             time.sleep(SETTLE_S)
             there = _described(workspace, request.name)
+        if there is None and request.beside["secrets"]:
+            vault.remove(workspace, vault.url_of(workspace, request.name))
         if there is None or not _is_ours(there, owner):
             return None
-        url = vault.url_of(workspace, request.name) if request.beside["secrets"] else None
-        return _ref(request, _services(there), owner, url, _idle_s(workspace, request))
+        return _found(request, _services(there), owner)
 
 
 def state(ref: JobRef) -> State:
@@ -85,16 +94,15 @@ def state(ref: JobRef) -> State:
     workspace = _workspace(ref)
     told = history.details(workspace, _root(ref, workspace), ref["name"])
     account, has_checkpoint = None, None
-    if told.is_over:  # what is asked beside that must not hide it
-        if told.status != "Completed":
-            with contextlib.suppress(CloudtrainError):
-                account = _account(told)
-            if ref["checkpoint_uri"] is not None:
-                with contextlib.suppress(CloudtrainError):
-                    has_checkpoint = files.has_checkpoint(workspace, ref["checkpoint_uri"])
-        if ref["vault"] is not None:
-            with contextlib.suppress(CloudtrainError), rest.answers("remove the job's secrets"):
-                vault.remove(workspace, ref["vault"])
+    if told.is_over and told.status != "Completed":
+        account = _account(told)
+        if account is None and status.may_tell_more(told):
+            return status.awaiting(told, ref["studio"])
+        if ref["checkpoint_uri"] is not None:
+            with contextlib.suppress(Exception):  # what is asked beside must not hide the end
+                has_checkpoint = files.has_checkpoint(workspace, ref["checkpoint_uri"])
+    if told.is_over:
+        _remove_secrets(workspace, ref["vault"])
     found = status.state_of(
         told,
         account,
@@ -103,7 +111,7 @@ def state(ref: JobRef) -> State:
         has_checkpoint=has_checkpoint,
         idle_s=ref["idle_s"],
     )
-    return _with_price(found, told, ref)
+    return replace(found, url=ref["studio"], hourly_usd=_hourly_usd(told, ref))
 
 
 def logs(
@@ -128,11 +136,10 @@ def pace_s(ref: JobRef) -> float:
 
     Of a run that may fail any moment never so long that its last words wait; of one that waits for machines longer.
     """
-    told = history.known(ref["name"])
-    if told is not None and told.status in (*history.WAITING, "Preparing"):
-        return WAIT_PAUSE_S / 2
-    quiet_s = time.monotonic() - _last_line_s.get(ref["name"], 0.0)
-    return min(RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
+    now_s, told = time.monotonic(), history.known(ref["name"])
+    quiet_s = now_s - _last_line_s.setdefault(ref["name"], now_s)
+    is_waiting = told is not None and told.status in (*history.WAITING, "Preparing")
+    return min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
 
 
 def stop(ref: JobRef) -> None:
@@ -156,13 +163,21 @@ def _workspace(data: dict[str, Any]) -> Workspace:
     return Workspace(**data["workspace"])
 
 
-def _ref(request: Request, services: dict[str, Any], owner: str, vault_url: str | None, idle_s: float) -> JobRef:
-    beside = request.beside
+def _found(request: Request, services: dict[str, Any], owner: str) -> JobRef:
+    """Return the handle of a job that was sent before. Raises AzureError."""
+    workspace = _workspace(request.beside)
+    url = vault.url_of(workspace, request.name) if request.beside["secrets"] else None
+    return _ref(request, services, owner, compute.idle_s(workspace, request), url)
+
+
+def _ref(request: Request, services: dict[str, Any], owner: str, idle_s: float, vault_url: str | None) -> JobRef:
+    beside, workspace = request.beside, _workspace(request.beside)
     kept = ("workspace", "checkpoint_uri", "output_uri", "nodes", "nproc_per_node", "limit_s", "limit_reason")
     return {
         **{key: beside[key] for key in kept},
         "name": request.name,
-        "history": history.root_of(_workspace(beside), services),
+        "history": history.root_of(workspace, services),
+        "studio": (services.get("Studio") or {}).get("endpoint"),
         "vault": vault_url,
         "owner": owner,
         "idle_s": idle_s,
@@ -171,51 +186,47 @@ def _ref(request: Request, services: dict[str, Any], owner: str, vault_url: str 
     }
 
 
-def _create(request: Request, shipment: Shipment, job: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
-    """Send, and send again where something was lost on the way and the job is not there. Raises AzureError."""
+def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: str) -> dict[str, Any]:
+    """Send, and send again where something was lost on the way and the job is not there; return its services.
+
+    Whatever went wrong, the job may be there: the SDK asks again by itself, and a refusal of its second try is none of
+    the first. Raises UnreachableError where that cannot be seen.
+    """
+    workspace, begin_s = _workspace(request.beside), time.monotonic()
     folder = (shipment.base / request.beside["code_dir"]).absolute()
     for number in range(1, TRIES + 1):
         try:
-            return sdk.create(workspace, job, shipment.bundle.path, folder if folder.is_dir() else Path.cwd())
-        except rest.AzureError as error:
+            with rest.answers("start the job"):
+                return sdk.create(workspace, job, shipment.bundle.path, folder)
+        except CloudtrainError as error:
+            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                there = _described(workspace, request.name)
+            if there is not None:
+                return _services_of_ours(request, there, owner)
             # Of a lost answer to an upload the SDK's own second try hears that the blob exists.
-            is_lost = error.status == 0 or error.code == "BlobAlreadyExists" or "BlobAlreadyExists" in error.words
-            if number == TRIES or not is_lost or _described(workspace, request.name) is not None:
+            is_lost = isinstance(error, UnreachableError) or "BlobAlreadyExists" in str(error)
+            if number == TRIES or not is_lost or time.monotonic() - begin_s > AGAIN_S:
                 raise
     raise AssertionError("unreachable")
 
 
-def _after_failure(
-    request: Request, error: rest.AzureError, owner: str, vault_url: str | None, idle_s: float
-) -> JobRef:
-    """Return the handle where the job is there all the same; else raise, with nothing of it left where it was refused.
-
-    Not only a lost answer hides a job: the SDK asks again by itself, and is told that the name is taken.
-    """
-    workspace = _workspace(request.beside)
-    there = _described(workspace, request.name)
-    if there is not None and _is_ours(there, owner):
-        return _ref(request, _services(there), owner, vault_url, idle_s)
-    if there is not None:
-        raise _taken(request.name) from error
-    if vault_url is not None and error.status not in (0, 408, 429, 500, 502, 503, 504):
-        with contextlib.suppress(rest.AzureError):
-            vault.remove(workspace, vault_url)
-    raise error
-
-
-def _adopted(request: Request, there: dict[str, Any], owner: str) -> JobRef:
-    """Return the handle of a job that is there before it is sent: an earlier try's, whose answer was lost."""
+def _services_of_ours(request: Request, there: dict[str, Any], owner: str) -> dict[str, Any]:
+    """Return the services of a job that is there under the request's name. Raises UsageError where it is not ours."""
     if not _is_ours(there, owner):
-        raise _taken(request.name)
-    workspace = _workspace(request.beside)
-    url = vault.url_of(workspace, request.name) if request.beside["secrets"] else None
-    return _ref(request, _services(there), owner, url, _idle_s(workspace, request))
+        message = f"there is a job {request.name} of another machine's, or of somebody else's, in this workspace"
+        raise UsageError(message, hint="choose another --name")
+    return _services(there)
 
 
-def _taken(name: str) -> UsageError:
-    message = f"there is a job {name} of another machine's, or of somebody else's, in this workspace"
-    return UsageError(message, hint="choose another --name")
+def _remove_secrets(workspace: Workspace, url: str | None) -> None:
+    """Remove the job's entry in the vault; say where it could not be."""
+    if url is None:
+        return
+    try:
+        with rest.answers("remove the job's secrets from the key vault", needs=vault.ROLE):
+            vault.remove(workspace, url)
+    except CloudtrainError as error:
+        say(f"{error.message}; remove them by hand: az keyvault secret delete --id {url}")
 
 
 def _described(workspace: Workspace, name: str) -> dict[str, Any] | None:
@@ -253,72 +264,34 @@ def _root(ref: JobRef, workspace: Workspace) -> str:
 
 
 def _account(told: history.Details) -> dict[str, Any] | None:
-    """Return how the containers say it ended: every node knows, and node 0 is asked first."""
-    names = sorted((node, name) for name in told.log_files if (node := streams.node_of(name)) is not None)
-    for _, name in names:
-        with rest.answers("read the log's end"):
-            found = streams.last_event(told.log_files[name], "ended")
-        if found is not None:
-            return found
-    return None
+    """Return how the containers say it ended: every node knows, and node 0's is taken first.
 
-
-def _require_compute(workspace: Workspace, request: Request) -> float:
-    """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether it fits.
-
-    Raises ConfigError: a wrong name would be told only after the upload.
+    Raises UnreachableError where a log cannot be read that may say it, but of a run that is long over.
     """
-    wanted = request.beside["compute"]
-    if wanted is None:
-        return 0.0
-    try:
-        there = rest.get_json(workspace, f"/computes/{wanted}")["properties"]
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
+    urls = [
+        url
+        for _, url in sorted(
+            (streams.node_of(name), url) for name, url in told.log_files.items() if streams.node_of(name) is not None
+        )
+    ]
+
+    def ask(url: str) -> dict[str, Any] | None:
+        return streams.last_event(url, "ended")
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            with rest.polls("read the end of the log"):
+                return next((found for found in pool.map(ask, urls) if found is not None), None)
+        except UnreachableError:
+            if not status.is_fresh(told, LONG_OVER_S):
+                return None
             raise
-        found = rest.get_json(workspace, "/computes").get("value") or []
-        names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
-        hint = f"there are: {names}; without `compute` it runs serverless"
-        message = f"there is no compute `{wanted}` in the workspace"
-        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)]) from error
-    own: dict[str, Any] = there.get("properties") or {}
-    size, planned = str(own.get("vmSize") or ""), request.beside["instance_type"]
-    if size and planned and size.lower() != planned.lower():
-        message = f"the machines of `{wanted}` are {size}, not {planned}"
-        raise ConfigError([Fault(message, key="resources.instance_type", hint=f"write {size}, or another compute")])
-    most = (own.get("scaleSettings") or {}).get("maxNodeCount")
-    if isinstance(most, int) and most < request.beside["nodes"]:
-        message = f"`{wanted}` grows to {most} machines, and the job wants {request.beside['nodes']}"
-        raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
-    return _idle_of(own)
 
 
-def _idle_s(workspace: Workspace, request: Request) -> float:
-    """Return how long the cluster's machines idle, as far as it can be asked."""
-    if request.beside["compute"] is None:
-        return 0.0
-    with contextlib.suppress(rest.AzureError, KeyError):
-        found = rest.get_json(workspace, f"/computes/{request.beside['compute']}")
-        return _idle_of(found["properties"].get("properties") or {})
-    return IDLE_S
-
-
-def _idle_of(properties: dict[str, Any]) -> float:
-    """Return the seconds after which idle machines are let go, 0 for those that always stay."""
-    scale = properties.get("scaleSettings") or {}
-    if scale.get("minNodeCount"):
-        return 0.0
-    told = status.duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
-    return IDLE_S if told is None else told
-
-
-def _with_price(found: State, told: history.Details, ref: JobRef) -> State:
-    from dataclasses import replace
-
+def _hourly_usd(told: history.Details, ref: JobRef) -> float | None:
+    """Return what the machines cost that the run names, where the plan did not know."""
     if ref["prices"] is None:
-        return found
-    size, region, _ = status.machine_of(told.data)
+        return None
+    size, region = status.machine_of(told.data)
     machine = catalog.by_type("azureml", size, region or ref["prices"]["region"]) if size else None
-    if machine is None or machine.hourly_usd is None:
-        return found
-    return replace(found, hourly_usd=machine.hourly_usd * ref["nodes"])
+    return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * ref["nodes"]

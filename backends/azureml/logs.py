@@ -23,7 +23,6 @@ from cloudtrain.launcher.errors import UnreachableError
 __all__ = ["last_event", "node_of", "page"]
 
 PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and of each at least: memory is bounded by it
-MAX_LINE_BYTES = 1 << 20  # a longer one is taken as it is
 TAIL_BYTES = 64 << 10  # of a file, where its last words are looked for
 WORKERS = 8
 FRESH_S, SOON_S = 10.0, 1.0  # how old the list of files may be, and where some are missing yet
@@ -105,7 +104,10 @@ def page(
 
 
 def last_event(url: str, kind: str) -> dict[str, Any] | None:
-    """Return the last event of a kind in the end of a log file, None without one. Raises AzureError."""
+    """Return the event of a kind among the container's last words in a log file, None without one.
+
+    What follows it may only be other words of the container's own: else it is of a life before. Raises AzureError.
+    """
     size = int(rest.call("HEAD", url).headers.get("Content-Length", 0))
     if not size:
         return None
@@ -114,10 +116,11 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
         errors="replace"
     )
     for line in reversed(text.splitlines()):
-        if events.MARK in line:
-            fields = events.parse(line)[1]
-            if fields is not None and fields["e"] == kind:
-                return fields
+        fields = events.parse(line)[1] if line.strip() else {"e": _OWN[0]}
+        if fields is None or fields["e"] not in _OWN or _STAMP.match(line) or _TAG.match(line):
+            return None
+        if fields["e"] == kind:
+            return fields
     return None
 
 
@@ -150,11 +153,14 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
     born = answer.headers.get("x-ms-creation-time", "")
     if place.born and born != place.born:  # another file of that name: the platform has begun the node anew
         return _read(url, _File(born=born, last_s=place.last_s), limit, is_over=is_over)
+    if answer.status_code != 206:  # a proxy's page, or one that knows no ranges: none of it are lines
+        failure = rest.AzureError(0, "", "the log's storage gives something else than was asked for")
+        return _Piece(replace(place, at_end=False), [], failure)
     data: bytes = answer.content
     is_full = len(data) >= limit
     whole, newline, rest_of_it = data.rpartition(b"\n")
     is_stuck = is_over and not is_full and place.pending == len(rest_of_it)  # nobody will end that line any more
-    if rest_of_it and (is_stuck or (is_full and not newline and len(data) >= min(limit, MAX_LINE_BYTES))):
+    if rest_of_it and (is_stuck or (is_full and not newline)):  # a line longer than a piece comes in several
         whole, newline, rest_of_it = data, b"", b""
     lines = whole.split(b"\n") if whole or newline else []
     taken = len(whole) + len(newline)
@@ -178,14 +184,16 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
 def _lines(name: str, piece: _Piece, places: dict[str, _File]) -> Iterator[LogLine]:
     """Yield the piece's lines, and note in `places` what they tell of the file."""
     node, place = node_of(name) or 0, piece.place
+    first = next((found for raw in piece.lines if (found := _STAMP.match(raw.decode("utf-8", "replace")))), None)
+    begin_s = _seconds(first) if first else time.time()  # of lines before any that has a time
     for raw in piece.lines:
         text = raw.decode("utf-8", "replace").removesuffix("\r")
         stamp = _STAMP.match(text)
         if stamp:
             text = text[stamp.end() :]
         # A node's own order is the file's, whatever its clock does.
-        last_s = max(place.last_s, _seconds(stamp)) if stamp else place.last_s or time.time()
-        place = replace(place, last_s=last_s)
+        last_s = max(place.last_s, _seconds(stamp)) if stamp else place.last_s or begin_s
+        place = replace(place, last_s=last_s) if stamp else place
         tag = _TAG.match(text)
         fields = events.parse(text)[1] if events.MARK in text and tag is None else None
         if fields is not None and fields["e"] in _OWN:

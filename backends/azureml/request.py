@@ -48,19 +48,19 @@ _SERVICES = {"tensorboard": "tensor_board", "jupyter_lab": "jupyter_lab", "vs_co
 
 # What `raw` must leave alone, and the config's key for it.
 _PLANNED = {
-    "name": "name",
-    "code": "code",
-    "command": "args",
-    "compute": "azureml.compute",
-    "resources.instance_type": "resources.instance_type",
-    "resources.instance_count": "resources.instances",
-    "distribution": "distributed",
-    "limits.timeout": "limits.max_duration",
-    "queue_settings.job_tier": "resources.spot",
-    f"environment_variables.{ORDER}": "env",
-    f"outputs.{CHECKPOINTS}": "checkpoint.uri",
-    "tags.cloudtrain\0job": "tags",
-    "tags.cloudtrain\0attempt": "tags",
+    ("name",): "name",
+    ("code",): "code",
+    ("command",): "args",
+    ("compute",): "azureml.compute",
+    ("resources", "instance_type"): "resources.instance_type",
+    ("resources", "instance_count"): "resources.instances",
+    ("distribution",): "distributed",
+    ("limits", "timeout"): "limits.max_duration",
+    ("queue_settings", "job_tier"): "resources.spot",
+    ("environment_variables", ORDER): "env",
+    ("outputs", CHECKPOINTS): "checkpoint.uri",
+    ("tags", "cloudtrain.job"): "tags",
+    ("tags", "cloudtrain.attempt"): "tags",
 }
 
 
@@ -96,7 +96,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     }
     planned = render.render_yaml("azureml/job.yml", job=job)
     body, changes = render.overlaid(planned, block.raw)
-    _require_as_planned(planned, body)
+    if faults := list(render.changed(planned, body, _PLANNED, "azureml.raw")):
+        raise ConfigError(faults)
     beside = {
         "workspace": {
             "subscription": workspace.subscription,
@@ -106,6 +107,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         },
         "compute": block.compute,
         "instance_type": machine.instance_type,
+        "datastore": block.datastore,
         "code_dir": config.code.dir,
         "checkpoint_uri": outputs.get(CHECKPOINTS),
         "output_uri": outputs[OUTPUT],
@@ -147,7 +149,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
     """Return what entrypoints/container.py needs beside the job's spec; its places count from the code's folder."""
     return {
         "environment": dict(config.env),
-        "secrets": {"names": list(config.secrets)} if config.secrets else None,
+        "secrets": {"names": list(config.secrets), "as": block_of(config).identity} if config.secrets else None,
         "deadline_s": plan.deadline_s,
         "max_duration_s": plan.cap_s,
         "limit_reason": plan.cap_reason,
@@ -224,24 +226,6 @@ def _require_reachable(config: Config) -> None:
         faults.append(Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`"))
     if faults:
         raise ConfigError(faults)
-
-
-def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
-    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
-    faults = []
-    for path, key in _PLANNED.items():
-        if _at(planned, path) != _at(body, path):
-            shown = path.replace("\0", ".")
-            hint = f"set {key} instead"
-            faults.append(Fault(f"`raw` changes {shown}, and with it what was planned", key="azureml.raw", hint=hint))
-    if faults:
-        raise ConfigError(faults)
-
-
-def _at(body: Any, path: str) -> Any:
-    for name in path.split("."):
-        body = body.get(name.replace("\0", ".")) if isinstance(body, dict) else None
-    return body
 
 
 def _type_of(uri: str) -> str:

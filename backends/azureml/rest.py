@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 
 __all__ = [
-    "ARM_VERSION",
     "AzureError",
     "answers",
     "arm",
@@ -27,13 +28,19 @@ __all__ = [
     "get_json",
     "hosts",
     "is_absent",
+    "not_installed",
+    "object_in",
+    "one_line",
     "polls",
+    "token",
     "translated",
 ]
 
 ARM_VERSION = "2024-10-01"
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
+MOST_PATIENT_S = 120.0  # with a host that asks for a longer pause
+WORKSPACE_ROLE = "AzureML Data Scientist on the workspace"
 MARGIN_S = 120  # a token that has less left is not used any more
 
 # Cloud -> ARM, login, suffix of the data planes' hosts, of key vaults.
@@ -45,12 +52,18 @@ _HOSTS = {
 _BUSY = (408, 429, 500, 502, 503, 504)
 _NO_CAPACITY = ("quota", "insufficientcapacity", "notenoughcores", "allocationfailed", "skunotavailable")
 # What the credentials' library says of a login that cannot be reached: it calls that a failed authentication.
-_NO_WAY = re.compile(r"Unable to connect|establish a new connection|resolve|timed out|Connection aborted|RemoteDisconn")
+_NO_WAY = re.compile(
+    r"Unable to connect|establish a new connection|resolve|timed out|Connection (aborted|broken)|RemoteDisconn"
+    r"|IncompleteRead|HTTP Error: (5|429)|Unable to get authority configuration|TooManyRequests"
+)
+_NO_CERTIFICATES = re.compile(r"CA certificate bundle|certificate file")
+_SIGNATURE = re.compile(r"(sig|token|key|password)=[^&\s'\"]+", re.IGNORECASE)
 _HINT_LOGIN = "az login, or export AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET"
 
 _sessions: list[Any] = []
 _credentials: dict[str, Any] = {}
 _tokens: dict[tuple[str, str], Any] = {}
+_not_before_s: dict[str, float] = {}  # host -> when it may be asked again (time.monotonic), as it has told
 
 
 class AzureError(Exception):
@@ -75,10 +88,12 @@ def credential(cloud: str) -> Any:
         try:
             from azure.identity import DefaultAzureCredential
         except ImportError as error:
-            raise _not_installed(error) from error
+            raise not_installed(error) from error
         # It tells in warnings what it has tried; the error that it raises says the same.
         logging.getLogger("azure").setLevel(logging.CRITICAL)
         logging.getLogger("msal").setLevel(logging.CRITICAL)
+        # requests, which is below all of Azure's libraries, would put a line of ~/.netrc in the token's place.
+        os.environ["NETRC"] = os.devnull
         _credentials[cloud] = DefaultAzureCredential(authority=hosts(cloud)[1])
     return _credentials[cloud]
 
@@ -99,11 +114,13 @@ def call(
     old one. Raises AzureError.
     """
     session, errors = _session()
-    is_renewed = False
+    host, is_renewed = urlsplit(url).netloc, False
+    if (left_s := _not_before_s.get(host, 0.0) - time.monotonic()) > 0:
+        raise AzureError(429, "", f"{host} has asked to be left alone for {left_s:.0f} s more")
     for number in range(1, TRIES + 1):
         sent = dict(headers or {})
         if audience is not None:
-            sent["Authorization"] = f"Bearer {_token(cloud, audience)}"
+            sent["Authorization"] = f"Bearer {token(cloud, audience)}"
         try:
             answer = session.request(
                 method, url, params=params, json=body, headers=sent, timeout=(CONNECT_S, READ_S), allow_redirects=False
@@ -111,8 +128,10 @@ def call(
         except errors.RequestException as error:
             failure = AzureError(0, "", _cause(error))
             pause_s = PAUSE_S * 2**number
+        except OSError as error:  # requests' word for a file of certificates that is not there
+            raise AzureError(495, "certificates", one_line(str(error))) from error
         else:
-            if answer.status_code < 400:
+            if answer.status_code < 300:
                 return answer
             failure = _said(answer)
             if answer.status_code == 401 and audience is not None and not is_renewed:
@@ -122,7 +141,10 @@ def call(
             if answer.status_code not in _BUSY:
                 raise failure
             pause_s = _asked_pause_s(answer, PAUSE_S * 2**number)
-        if number == TRIES or pause_s > LONGEST_PAUSE_S:
+        if pause_s > LONGEST_PAUSE_S:
+            _not_before_s[host] = time.monotonic() + min(pause_s, MOST_PATIENT_S)
+            break
+        if number == TRIES:
             break
         time.sleep(pause_s)
     raise failure
@@ -138,7 +160,17 @@ def arm(workspace: Workspace, method: str, path: str, *, version: str = ARM_VERS
 
 def get_json(workspace: Workspace, path: str, *, version: str = ARM_VERSION) -> dict[str, Any]:
     """Return what there is at a path below the workspace. Raises AzureError."""
-    found: dict[str, Any] = arm(workspace, "GET", path, version=version).json()
+    return object_in(arm(workspace, "GET", path, version=version))
+
+
+def object_in(answer: Any) -> dict[str, Any]:
+    """Return the JSON object that the answer holds. Raises AzureError: a proxy's page is no answer."""
+    try:
+        found = answer.json()
+    except ValueError as error:
+        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} answers something else than JSON") from error
+    if not isinstance(found, dict):
+        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} answers something else than an object")
     return found
 
 
@@ -148,12 +180,15 @@ def is_absent(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def answers(doing: str) -> Iterator[None]:
-    """Raise what Azure says against `doing` as one of our errors, in one sentence with what to do."""
+def answers(doing: str, needs: str = WORKSPACE_ROLE) -> Iterator[None]:
+    """Raise what Azure says against `doing` as one of our errors, in one sentence with what to do.
+
+    `needs`: the role that allows it.
+    """
     try:
         yield
     except AzureError as error:
-        raise translated(error, doing) from error
+        raise translated(error, doing, needs) from error
 
 
 @contextlib.contextmanager
@@ -170,19 +205,21 @@ def polls(doing: str) -> Iterator[None]:
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
-def translated(error: AzureError, doing: str) -> CloudtrainError:
+def translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> CloudtrainError:
     """Return our error for what Azure has said."""
     code, words = error.code, error.words
     text = f"{code} {words}".lower()
     if code == "credentials":
-        return CredentialError(f"cannot {doing}: no Azure credentials: {words}", hint=_HINT_LOGIN)
+        return CredentialError(f"cannot {doing}: no Azure credentials that serve: {words}", hint=_HINT_LOGIN)
+    if code == "certificates":
+        return ConfigError(f"cannot {doing}: {words}", hint="mend REQUESTS_CA_BUNDLE, or unset it")
     if error.status == 401:
         return CredentialError(f"cannot {doing}: Azure does not take these credentials: {words}", hint="az login")
     if any(word in text for word in _NO_CAPACITY) and error.status in (400, 403, 409, 429):
         hint = "ask for more under Quotas in the Azure ML studio, or take fewer or other instances"
         return CapacityError(f"cannot {doing}: {words}", hint=hint)
     if error.status == 403:
-        hint = "the role `AzureML Data Scientist` on the workspace allows it; who gives roles is its owner"
+        hint = f"a role that allows it: {needs}; who gives roles is its owner"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if error.status == 0 or error.status in _BUSY:
         return UnreachableError(f"cannot {doing}: Azure does not answer as it should: {words}")
@@ -193,7 +230,7 @@ def _session() -> tuple[Any, Any]:
     try:
         import requests
     except ImportError as error:
-        raise _not_installed(error) from error
+        raise not_installed(error) from error
     if not _sessions:
         made = requests.Session()
         made.mount("https://", requests.adapters.HTTPAdapter(pool_maxsize=32))
@@ -201,37 +238,40 @@ def _session() -> tuple[Any, Any]:
     return _sessions[0], requests.exceptions
 
 
-def _not_installed(error: ImportError) -> ConfigError:
+def not_installed(error: ImportError) -> ConfigError:
+    """Return what to say where a library of Azure's is missing."""
     hint = "pip install 'cloudtrain[azureml]'"
     return ConfigError(f"the Azure libraries are not installed here: {error}", hint=hint)
 
 
-def _token(cloud: str, audience: str) -> str:
+def token(cloud: str, audience: str) -> str:
     """Return a token for the service. Raises AzureError where there are no credentials."""
     held = _tokens.get((cloud, audience))
     if held is None or held.expires_on - time.time() < MARGIN_S:
-        from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError, ServiceResponseError
+        from azure.core import exceptions as core
 
         try:
             held = credential(cloud).get_token(f"{audience}/.default")
-        except (ServiceRequestError, ServiceResponseError) as error:
-            raise AzureError(0, "", _one_line(str(error))) from error
-        except ClientAuthenticationError as error:
+        except core.ClientAuthenticationError as error:
             words = _credentials_words(str(error))
+            if _NO_CERTIFICATES.search(words):
+                raise AzureError(495, "certificates", words) from error
             if _NO_WAY.search(words):
-                raise AzureError(0, "", words) from error
+                raise AzureError(0, "", f"its login cannot be reached: {words}") from error
             raise AzureError(401, "credentials", words) from error
+        except core.AzureError as error:
+            raise AzureError(0, "", one_line(str(error))) from error
         except ValueError as error:  # a variable that holds something else
-            raise AzureError(401, "credentials", _one_line(str(error))) from error
+            raise AzureError(401, "credentials", one_line(str(error))) from error
         _tokens[cloud, audience] = held
     return str(held.token)
 
 
 def _credentials_words(text: str) -> str:
     """Return what the credentials' own sources say, without the ones that merely are not configured."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("\t", "Env", "Azure", "Managed"))]
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("Env", "Azure", "Managed", "Work"))]
     told = [line for line in lines if "unavailable" not in line.lower()]
-    return _one_line(told[0] if told else "none of the usual sources has any")
+    return one_line(told[0] if told else "none of the usual sources has any")
 
 
 def _said(answer: Any) -> AzureError:
@@ -242,14 +282,14 @@ def _said(answer: Any) -> AzureError:
         code, words = str(told.get("code", code)), str(told.get("message", ""))
         for inner in told.get("details") or ():
             words = f"{words} {inner.get('message', '')}"
-    words = _one_line(words or answer.reason or f"HTTP {answer.status_code}")
+    words = one_line(words or answer.reason or f"HTTP {answer.status_code}")
     return AzureError(answer.status_code, code, words, answer.headers)
 
 
 def _asked_pause_s(answer: Any, default_s: float) -> float:
     """Return how long Azure asks to wait, in seconds, else the default."""
     with contextlib.suppress(ValueError):
-        return float(answer.headers.get("Retry-After", default_s))
+        return max(0.0, float(answer.headers.get("Retry-After", default_s)))
     return default_s
 
 
@@ -257,9 +297,10 @@ def _cause(error: Exception) -> str:
     inner: BaseException = error
     while inner.__cause__ or inner.__context__:
         inner = inner.__cause__ or inner.__context__ or inner
-    return _one_line(str(inner) or type(inner).__name__)
+    return one_line(str(inner) or type(inner).__name__)
 
 
-def _one_line(text: str, most: int = 400) -> str:
-    line = " ".join(text.split())
+def one_line(text: str, most: int = 400) -> str:
+    """Return the text in one line, not too long, and without what would let anybody in."""
+    line = _SIGNATURE.sub(r"\1=...", " ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}..."

@@ -29,12 +29,15 @@ def create(workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path
     Runs with `folder`, the user's own of the code, as current directory: of it the SDK notes the commit. Raises
     AzureError, ConfigError for what the SDK itself refuses.
     """
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
-        code = Path(scratch, "code")
-        code.mkdir()
-        shutil.copyfile(bundle, code / BUNDLE)
-        with _quiet(), _inside(folder):
-            return _create(workspace, {**job, "code": str(code)}, Path(scratch))
+    try:
+        with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+            code = Path(scratch, "code")
+            code.mkdir()
+            shutil.copyfile(bundle, code / BUNDLE)
+            with _quiet(), _inside(folder if folder.is_dir() else code):
+                return _create(workspace, {**job, "code": str(code)}, Path(scratch))
+    except OSError as error:
+        raise ConfigError(f"the code cannot be sent: {error.strerror or error}", where=error.filename or "") from error
 
 
 def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -44,8 +47,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[st
         from azure.core import exceptions as core
         from marshmallow.exceptions import ValidationError
     except ImportError as error:
-        hint = "pip install 'cloudtrain[azureml]'"
-        raise ConfigError(f"the Azure ML SDK is not installed here: {error}", hint=hint) from error
+        raise rest.not_installed(error) from error
     from cloudtrain.launcher.render import as_yaml
 
     path = scratch / "job.yml"
@@ -64,8 +66,6 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[st
         sent = client.jobs.create_or_update(load_job(path))
     except core.HttpResponseError as error:
         raise _of_response(error) from error
-    except core.ClientAuthenticationError as error:
-        raise rest.AzureError(401, "credentials", _line(error)) from error
     except (core.ServiceRequestError, core.ServiceResponseError) as error:
         raise rest.AzureError(0, "", _line(error)) from error
     except core.AzureError as error:
@@ -96,8 +96,7 @@ def _of_cause(error: BaseException) -> rest.AzureError:
 
 
 def _line(error: object) -> str:
-    line = " ".join(str(error).split())
-    return line if len(line) < 600 else f"{line[:600]}..."
+    return rest.one_line(str(error), 600)
 
 
 @contextlib.contextmanager
@@ -121,9 +120,10 @@ def _quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     """Change the current directory for a while; contextlib has its own from Python 3.11 on."""
-    before = Path.cwd()
+    before = os.open(".", os.O_RDONLY)  # it may have been removed, and has no name then
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.fchdir(before)
+        os.close(before)

@@ -11,15 +11,16 @@ from typing import Any
 from cloudtrain.backends.azureml.history import OVER, WAITING, Details
 from cloudtrain.launcher.job import JobState, State
 
-__all__ = ["duration_s", "is_preempted", "machine_of", "seconds", "state_of"]
+__all__ = ["awaiting", "duration_s", "is_fresh", "machine_of", "may_tell_more", "seconds", "state_of"]
 
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
 # Machines are there, and paid; the image is brought to them.
 _STARTING = ("Preparing", "Starting")
-_PREEMPTED = re.compile(r"pre-?empt", re.IGNORECASE)
+_PREEMPTED = re.compile(r"\bPreemptionError\b")
 _FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
+LATE_S = 20.0  # from a run's end until its containers' last words are surely in their files
 LIMIT_MARGIN_S = 15.0  # between the limit and the start that Azure tells
 
 
@@ -50,7 +51,7 @@ def state_of(
     words = _words(data)
     if told.status == "Completed":
         return State("succeeded", **common)
-    if is_preempted(data):
+    if _is_preempted(data) and account.get("kind") != "error":
         error = {"rank": None, "kind": "preempted", "message": words}
         return State("failed", "preempted", is_resumable, error, **common)
     if told.status == "Canceled":
@@ -58,20 +59,32 @@ def state_of(
     return _failed(account, words, is_resumable, common)
 
 
-def is_preempted(data: Mapping[str, Any]) -> bool:
-    """Return whether the run has ended because its machines were taken back (`PreemptionError`)."""
+def may_tell_more(told: Details) -> bool:
+    """Return whether the containers' account of a failure may still be on its way: files are written late."""
+    has_run = bool(told.data.get("startTimeUtc")) and bool(told.log_files)
+    return has_run and told.status == "Failed" and not _is_preempted(told.data) and is_fresh(told, LATE_S)
+
+
+def is_fresh(told: Details, most_s: float) -> bool:
+    """Return whether the run has ended in the last so many seconds, by Azure's clock."""
+    ended_s = seconds(told.data.get("endTimeUtc"))
+    return ended_s is not None and abs(time.time() - ended_s) < most_s
+
+
+def awaiting(told: Details, url: str | None) -> State:
+    """Return the state of a run that is over and has not said why yet."""
+    started_s, detail = seconds(told.data.get("startTimeUtc")), "it has ended; its last words are awaited"
+    return State("stopping", detail=detail, started_s=started_s, billed_s=_billed_s(told.data, None), url=url)
+
+
+def _is_preempted(data: Mapping[str, Any]) -> bool:
     return bool(_PREEMPTED.search(f"{_error(data).get('code', '')} {_words(data)}"))
 
 
-def machine_of(data: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """Return the machines' type, region, and whether they are of low priority, each empty where it is not told."""
+def machine_of(data: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the machines' type and region, each empty where it is not told."""
     compute = data.get("compute") or {}
-    priority = str(compute.get("priority") or "")
-    return (
-        str(compute.get("vmSize") or ""),
-        str(compute.get("region") or ""),
-        priority.lower() in ("lowpriority", "spot"),
-    )
+    return str(compute.get("vmSize") or ""), str(compute.get("region") or "")
 
 
 def seconds(when: Any) -> float | None:
@@ -128,7 +141,7 @@ def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: 
 
 def _failed(account: Mapping[str, Any], words: str, is_resumable: bool, common: dict[str, Any]) -> State:
     """Return the end that the container's own account tells, else what Azure says."""
-    if account:
+    if account and not (account.get("reason") == "preempted" and _FAULTS.search(words)):
         error = {key: account.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
         state: JobState = "stopped" if account.get("state") == "stopped" else "failed"
         is_plain = state == "stopped" and account.get("kind") is None

@@ -11,9 +11,10 @@ from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
 
-__all__ = ["put", "remove", "url_of"]
+__all__ = ["ROLE", "put", "remove", "url_of"]
 
 VERSION = "7.4"
+ROLE = "Key Vault Secrets Officer on the workspace's key vault"
 MAX_BYTES = 25_000  # of one entry
 
 

@@ -36,18 +36,18 @@ JOIN_TIMEOUT_S = 900  # the slowest instance's download of image and data
 
 # What `raw` must leave alone, and the config's key for it.
 _PLANNED = {
-    "TrainingJobName": "name",
-    "ResourceConfig.InstanceType": "resources.instance_type",
-    "ResourceConfig.InstanceCount": "resources.instances",
-    "ResourceConfig.InstanceGroups": "resources.instances",
-    "ResourceConfig.InstancePreferences": "resources.instance_type",
-    "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
-    "StoppingCondition.MaxRuntimeInSeconds": "limits.max_duration",
-    "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
-    "EnableManagedSpotTraining": "resources.spot",
-    "Tags": "tags",
-    "CheckpointConfig.LocalPath": "checkpoint.uri",
-    "EnableNetworkIsolation": "sagemaker.network_isolation",
+    ("TrainingJobName",): "name",
+    ("ResourceConfig", "InstanceType"): "resources.instance_type",
+    ("ResourceConfig", "InstanceCount"): "resources.instances",
+    ("ResourceConfig", "InstanceGroups"): "resources.instances",
+    ("ResourceConfig", "InstancePreferences"): "resources.instance_type",
+    ("ResourceConfig", "KeepAlivePeriodInSeconds"): "sagemaker.keep_alive",
+    ("StoppingCondition", "MaxRuntimeInSeconds"): "limits.max_duration",
+    ("StoppingCondition", "MaxWaitTimeInSeconds"): "limits.max_wait",
+    ("EnableManagedSpotTraining",): "resources.spot",
+    ("Tags",): "tags",
+    ("CheckpointConfig", "LocalPath"): "checkpoint.uri",
+    ("EnableNetworkIsolation",): "sagemaker.network_isolation",
 }
 
 # 224 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
@@ -124,7 +124,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     }
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
-    carried = {"retry", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
+    carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
     return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
 
 
@@ -185,28 +185,18 @@ def _asked(plan: Plan, config: Config) -> dict[str, Any]:
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
     """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
-    faults = []
-    for path, key in _PLANNED.items():
-        if _at(planned, path) != _at(body, path):
-            message = f"`raw` changes {path}, and with it what was planned"
-            faults.append(Fault(message, key="sagemaker.raw", hint=f"set {key} instead"))
+    faults = list(render.changed(planned, body, _PLANNED, "sagemaker.raw"))
     channels = body.get("InputDataConfig")
     ours = [channel for channel in planned["InputDataConfig"] if channel["ChannelName"] in (CODE, JOB)]
     if not isinstance(channels, list) or any(channel not in channels for channel in ours):
         message = "`raw` takes away the channels `code` or `job`, by which the job gets its code and its order"
         faults.append(Fault(message, key="sagemaker.raw", hint="repeat them, or use `inputs`"))
-    for path in ("CheckpointConfig.S3Uri", "OutputDataConfig.S3OutputPath"):
-        if not isinstance(_at(body, path), str):
+    for part, name in (("CheckpointConfig", "S3Uri"), ("OutputDataConfig", "S3OutputPath")):
+        if not isinstance((body.get(part) or {}).get(name), str):
             hint = "leave it as it is, or name another place"
-            faults.append(Fault(f"`raw` takes away {path}", key="sagemaker.raw", hint=hint))
+            faults.append(Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint))
     if faults:
         raise ConfigError(faults)
-
-
-def _at(body: Any, path: str) -> Any:
-    for name in path.split("."):
-        body = body.get(name) if isinstance(body, dict) else None
-    return body
 
 
 def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:

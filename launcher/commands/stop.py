@@ -67,11 +67,11 @@ def _see_it_stop(registry: Registry, job: Job) -> bool:
     from cloudtrain.launcher.follow import wait
 
     try:
-        if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True) == 124:
+        if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True, retrying=False) == 124:
             say("it is saving, or does not listen; after two minutes it is killed")
             if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
                 say(f"  kill it now   cloudtrain stop --now {job.id}")
-            wait(registry, [job], None, lambda _: None)
+            wait(registry, [job], None, lambda _: None, retrying=False)
     except KeyboardInterrupt:
         say("no longer waiting; the stop goes on")
         return False

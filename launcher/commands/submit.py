@@ -166,7 +166,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text)
+            (folder / name).write_text(text, encoding="utf-8")
             say(f"wrote {folder / name}")
     except OSError as error:
         raise ConfigError(f"the files cannot be written: {error.strerror}", where=error.filename) from error

@@ -60,14 +60,24 @@ def test_all_is_well(cli: Any, folder: Path) -> None:
         (f"subscription: {SUBSCRIPTION}, ->", "workspace", "no Azure subscription"),
         ("identity: managed->identity: managed, compute: nowhere", "compute", "there is no `nowhere`"),
         ("identity: managed->identity: managed, compute: cpu-cluster", "compute", "not Standard_NC6s_v3"),
-        ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no `nowhere`"),
+        ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no datastore `nowhere`"),
         ("region: eastus->region: moonbase", "price", "Azure lists none"),
+        ("region: eastus->region: moonbase", "workspace", "is in eastus, not in moonbase"),
+        ("identity: managed->identity: managed, compute: small", "compute", "the job wants 2 instances"),
     ],
 )
-def test_what_is_wrong_is_named(cli: Any, folder: Path, setting: str, name: str, words: str) -> None:
+def test_what_is_wrong_is_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:
     """With what to do."""
+    azure.compute("small", vmSize="Standard_NC6s_v3", maxNodeCount=1)
     verdict, said = verdicts(cli, folder, setting)[name]
     assert (verdict in ("fail", "warn"), words in said) == (True, True), said
+
+
+def test_vault_that_may_not_be_written_is_found(cli: Any, folder: Path, azure: Azure) -> None:
+    """By writing: its address alone tells nothing. And nothing stays there."""
+    azure.settings(vault_access=False)
+    verdict, said = verdicts(cli, folder)["key vault"]
+    assert (verdict, "Key Vault Secrets Officer" in said) == ("fail", True)
 
 
 def test_without_credentials_nothing_else_is_asked(cli: Any, folder: Path) -> None:

@@ -62,6 +62,7 @@ def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[i
     """Return a function that makes a reader of a job of so many nodes, which is not executed."""
     for module, name, empty in ((rest, "_sessions", []), (rest, "_credentials", {}), (rest, "_tokens", {})):
         monkeypatch.setattr(module, name, empty)
+    monkeypatch.setattr(rest, "_not_before_s", {})
     monkeypatch.setattr(history, "_known", {})
     monkeypatch.setattr(logs, "SOON_S", 0.0)
     monkeypatch.setattr(rest, "PAUSE_S", 0.001)
@@ -99,6 +100,13 @@ def test_line_without_a_time_has_the_one_before(reader: Callable[[int], Reader],
         ("bare", 5),
         ("the clock went back", 5),
     ]
+
+
+def test_first_line_without_a_time_has_the_next_ones(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """A shell's word before the container's start must not lift all later times to this moment."""
+    one = reader(1)
+    azure.write_logs("j", 0, "bash: no job control in this shell", stamped(7, "[0] a"))
+    assert [line.time_s % 60 for line in one.all()] == [7, 7]
 
 
 def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], azure: Azure) -> None:
@@ -263,9 +271,26 @@ def test_many_nodes_are_read_in_one_look(reader: Callable[[int], Reader], azure:
 
 
 def test_throttled_reader_waits_as_it_is_told(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Up to ten seconds in place; who asks for longer gets an answer that says so, and the follower comes back."""
+    """Up to ten seconds in place; who asks for longer is left alone for as long, whoever comes back before."""
     one = reader(1)
     azure.fault("run.details", "throttle", retry_after="60")
-    with pytest.raises(UnreachableError, match="does not answer as it should"):
-        one.read()
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match="does not answer as it should"):
+            one.read()
     assert len(azure.journal("run.details")) == 1
+
+
+def test_account_of_the_end_is_the_last_lifes(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Of a life before a restart, or a rank that prints such a line itself, nothing is believed."""
+    told = events.format_line("ended", "so it ended", {"state": "failed"})
+    one = reader(1)
+    azure.write_logs("j", 0, "[0] a", told, END)
+    url = history.details(HOME, ROOT, "j").log_files["user_logs/std_log.txt"]
+    found = logs.last_event(url, "ended")
+    assert found is not None
+    assert found["state"] == "failed"
+    azure.write_logs("j", 0, "[0] begun anew")
+    assert logs.last_event(url, "ended") is None
+    azure.write_logs("j", 0, f"[0] {told}", END)
+    assert logs.last_event(url, "ended") is None
+    assert one.texts()

@@ -58,6 +58,8 @@ def test_run_that_is_not_over(run_status: str, state: str) -> None:
 BROKEN_NODE = {"error": {"code": "ServiceError", "message": "NodeFailure"}}
 NO_IMAGE = {"error": {"code": "UserError", "message": "image not found"}}
 SAVED = {"state": "stopped", "reason": "budget", "kind": None}
+SIGNALLED = {"state": "stopped", "reason": "preempted", "kind": None}
+QUEUE_IS_FULL = {"error": {"code": "UserError", "message": "ValueError: the PreemptibleQueue is full"}}
 OUT_OF_TIME = {"reason": "time_limit", "resumable": True}
 
 
@@ -72,10 +74,13 @@ OUT_OF_TIME = {"reason": "time_limit", "resumable": True}
         ({"run_status": "Failed", "account": {**ACCOUNT, "resumable": True}}, ("failed", "error", True)),
         ({"run_status": "Failed", "account": SAVED, "saved": True}, ("stopped", "budget", True)),
         ({"run_status": "Failed", "error": {"error": PREEMPTED}, "saved": True}, ("failed", "preempted", True)),
-        ({"run_status": "Failed", "error": {"error": PREEMPTED}, "account": ACCOUNT}, ("failed", "preempted", False)),
+        ({"run_status": "Failed", "error": {"error": PREEMPTED}, "account": SAVED}, ("failed", "preempted", False)),
         ({"run_status": "Failed", "error": BROKEN_NODE}, ("failed", "node_failure", False)),
         ({"run_status": "Failed", "error": NO_IMAGE}, ("failed", "error", False)),
         ({"run_status": "Failed"}, ("failed", "error", False)),
+        ({"run_status": "Failed", "error": BROKEN_NODE, "account": SIGNALLED}, ("failed", "node_failure", False)),
+        ({"run_status": "Failed", "account": SIGNALLED, "saved": True}, ("stopped", "preempted", True)),
+        ({"run_status": "Failed", "error": QUEUE_IS_FULL, "account": ACCOUNT}, ("failed", "error", False)),
     ],
     ids=str,
 )

@@ -28,7 +28,7 @@ PREEMPTED = State("failed", "preempted", resumable=True)
         (State("failed", "error"), ASKED, 1, False),
         (State("failed", "error"), {**ASKED, "on": ["error"]}, 1, True),
         (State("stopped", "user", resumable=True), ASKED, 1, False),
-        (State("stopped", "preempted"), ASKED, 1, False),
+        (State("stopped", "preempted"), ASKED, 1, True),
         (State("running"), ASKED, 1, False),
         (State("succeeded"), ASKED, 1, False),
     ],
@@ -56,8 +56,11 @@ def test_platform_that_tries_again_by_itself_is_left_to(make_job: Callable[..., 
     assert not retry.is_earned(job)
 
 
-def test_what_stands_in_the_way_is_said(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_stands_in_the_way_is_said(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The code that was submitted is gone: no further attempt, one sentence, and the job's own end stays."""
+    monkeypatch.setattr(retry, "OTHERS_S", 0.0)
     job = seed("j-1", PREEMPTED)
     config = {"name": "j", "script": "x.py", "retry": ASKED}
     bundle = {"sha256": "0", "path": "/nowhere/0.tar.gz", "bytes": 1, "files": 1, "code_bytes": 1, "largest": []}
