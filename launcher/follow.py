@@ -133,6 +133,7 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
     state_due = 0.0
     last_word: LastWord | None = None
     told, has_said = None, False
+    outage: str | None = None
     while True:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
@@ -150,12 +151,17 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
                 page = backend.logs(job.attempt.ref, cursor, view.ranks)
             except UnreachableError as error:
                 hint = f" ({error.hint})" if error.hint else ""
-                say(f"the log cannot be read for now, the job is not touched: {error.message}{hint}")
+                if outage != error.message:
+                    outage = error.message
+                    say(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
                 time.sleep(BACK_OFF_S)
                 if last_word is not None and last_word.is_out_of_patience():
                     return job
                 continue
             cursor = page.cursor
+            if outage is not None:
+                outage = None
+                say("the log can be read again")
             print_lines([view.show(line) for line in page.lines if view.wants(line)])
         if last_word is not None and last_word.has_come(page):
             return job

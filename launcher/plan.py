@@ -64,7 +64,9 @@ class Plan:
             split = f"{b.micro_size} x {ranks} x {b.accumulation} accumulated"
             lines.append(f"global batch {b.global_size} = {split}")
         why = ", what the budget buys" if self.cap_reason == "budget" else ""
-        lines.append(f"at most {format_duration(self.cap_s)}{why}, then it saves and stops")
+        lines.append(
+            f"at most {format_duration(self.cap_s)}{why}; after {format_duration(self.deadline_s)} it saves and stops"
+        )
         if self.hourly_usd is None:
             lines.append(f"price unknown: {self.price_source}")
         elif self.hourly_usd == 0:

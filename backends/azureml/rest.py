@@ -17,7 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
+from cloudtrain.launcher.errors import (
+    CapacityError,
+    CloudtrainError,
+    ConfigError,
+    CredentialError,
+    Fault,
+    UnreachableError,
+)
 
 __all__ = [
     "AzureError",
@@ -58,6 +65,12 @@ _NO_WAY = re.compile(
 )
 _NO_CERTIFICATES = re.compile(r"CA certificate bundle|certificate file")
 _SIGNATURE = re.compile(r"(sig|token|key|password)=[^&\s'\"]+", re.IGNORECASE)
+# What Azure calls a part of the workspace's id that is not there -> the config's key for it, and what tells it.
+_ABSENT = {
+    "ResourceGroupNotFound": ("azureml.resource_group", "`az ml workspace list` shows yours with their groups"),
+    "SubscriptionNotFound": ("azureml.subscription", "`az account list` shows yours"),
+    "InvalidSubscriptionId": ("azureml.subscription", "`az account list` shows yours"),
+}
 _HINT_LOGIN = "az login, or export AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET"
 
 _sessions: list[Any] = []
@@ -115,8 +128,8 @@ def call(
     """
     session, errors = _session()
     host, is_renewed = urlsplit(url).netloc, False
-    if (left_s := _not_before_s.get(host, 0.0) - time.monotonic()) > 0:
-        raise AzureError(429, "", f"{host} has asked to be left alone for {left_s:.0f} s more")
+    if _not_before_s.get(host, 0.0) > time.monotonic():
+        raise AzureError(429, "", f"{host} has asked to be left alone for a while")
     for number in range(1, TRIES + 1):
         sent = dict(headers or {})
         if audience is not None:
@@ -223,6 +236,9 @@ def translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> Cl
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if error.status == 0 or error.status in _BUSY:
         return UnreachableError(f"cannot {doing}: Azure does not answer as it should: {words}")
+    if code in _ABSENT:
+        key, hint = _ABSENT[code]
+        return ConfigError([Fault(f"cannot {doing}: {words}", key=key, hint=hint)])
     return ConfigError(f"cannot {doing}: {words}", where=code or str(error.status))
 
 
