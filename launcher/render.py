@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 
-__all__ = ["as_json", "as_yaml", "changed", "overlaid", "render_json", "render_yaml"]
+__all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
 
 # What a YAML reader takes only as an escape, or for an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -81,12 +81,13 @@ def changed(
     `paths` are the places in the request and the config's key for each; `raw` is that of the user's own changes.
     """
     for path, key in paths.items():
-        if _at(planned, path) != _at(body, path):
+        if at(planned, path) != at(body, path):
             message = f"`raw` changes {'.'.join(path)}, and with it what was planned"
             yield Fault(message, key=raw, hint=f"set {key} instead")
 
 
-def _at(body: Any, path: tuple[str, ...]) -> Any:
+def at(body: Any, path: tuple[str, ...]) -> Any:
+    """Return what is at a place of the request, None where there is none."""
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
     return body

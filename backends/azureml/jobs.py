@@ -65,7 +65,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         services = _create(request, shipment, job, owner)
     except UnreachableError:
         raise
-    except BaseException:  # refused, or given up by the user before it left: nothing of it may stay
+    except Exception:  # refused: nothing of it may stay
         _remove_secrets(workspace, sent.get("vault"))
         raise
     return _ref(request, services, owner, idle_s, sent.get("vault"))

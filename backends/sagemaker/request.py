@@ -192,7 +192,7 @@ def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
         message = "`raw` takes away the channels `code` or `job`, by which the job gets its code and its order"
         faults.append(Fault(message, key="sagemaker.raw", hint="repeat them, or use `inputs`"))
     for part, name in (("CheckpointConfig", "S3Uri"), ("OutputDataConfig", "S3OutputPath")):
-        if not isinstance((body.get(part) or {}).get(name), str):
+        if not isinstance(render.at(body, (part, name)), str):
             hint = "leave it as it is, or name another place"
             faults.append(Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint))
     if faults:
