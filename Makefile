@@ -18,8 +18,8 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 	CLOUDTRAIN_HOME=$(CURDIR)/.demo $(BIN)/cloudtrain status last
 
 test: $(READY) lint  ## Everything: lint, types, unit tests in parallel, then the real distributed runs.
-	$(BIN)/pytest -n 4 -m "not slow"
-	$(BIN)/pytest -n 3 -m slow tests/backends tests/doubles tests/launcher tests/packaging
+	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 3 -m slow --ignore=tests/entrypoints
 	$(BIN)/pytest -n 2 -m slow tests/entrypoints
 
 lint: $(READY)

@@ -188,8 +188,8 @@ def object_in(answer: Any) -> dict[str, Any]:
 
 
 def is_absent(error: Exception) -> bool:
-    """Return whether Azure has said that there is no such thing."""
-    return isinstance(error, AzureError) and error.status == 404
+    """Return whether Azure has said that there is no such thing, where there is what it would be in."""
+    return isinstance(error, AzureError) and error.status == 404 and error.code not in _ABSENT
 
 
 @contextlib.contextmanager

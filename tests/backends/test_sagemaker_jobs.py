@@ -131,24 +131,6 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     assert done.code == 0
 
 
-def test_job_that_only_the_platform_ends(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
-    """The time limit holds at SageMaker, with everything of ours dead: saved, resumable, and resume goes on."""
-    text = CONFIG.replace("limits: {max_duration: 1h}", "limits: {max_duration: 25s}").replace(
-        "max_steps: 100", "max_steps: 3000"
-    )
-    (folder / "cloudtrain.yaml").write_text(text)
-    assert cli("submit", "-d", "-y", "--name", "capped", cwd=folder).code == 0
-    account.wait("capped-1", timeout_s=60)
-    status = cli("status", "capped", "--json").json
-    assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), status
-    step = status["step"]
-    given = ("--set", "limits.max_duration=1h", "--set", f"training.max_steps={step + 40}")
-    done = cli("resume", "capped", "-y", *given, timeout_s=200)
-    assert done.code == 0, done.stdout + done.stderr
-    [again] = events(cli("logs", "capped", "--json", "--raw").stdout, "restart")
-    assert again["step"] >= step
-
-
 def test_rank_that_is_killed_restarts_inside(cli: Any, account: Aws, folder: Path) -> None:
     """A rank that is killed restarts inside its container; nobody submits anything again."""
     kill = """\

@@ -720,7 +720,7 @@ def trained() -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp"])  # the store knows none; ddp is held with a bucket
 def test_killed_run_resumes_from_a_container_to_the_bit(
     strategy: str, store: Azure, trained: ModuleType, tmp_path: Path
 ) -> None:
