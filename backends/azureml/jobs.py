@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import compute, files, history, rest, sdk, status, vault
+from cloudtrain.backends.azureml import compute, files, history, rest, status, vault
 from cloudtrain.backends.azureml import logs as streams
-from cloudtrain.backends.azureml.request import SENT, encoded
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import catalog
 from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
@@ -43,6 +42,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
     has started, which `find` can tell later.
     """
+    from cloudtrain.backends.azureml.request import SENT, encoded  # of a job's many readers none needs it
+
     workspace, owner = _workspace(request.beside), identity(shipment.home)
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
@@ -192,6 +193,8 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     Whatever went wrong, the job may be there: the SDK asks again by itself, and a refusal of its second try is none of
     the first. Raises UnreachableError where that cannot be seen.
     """
+    from cloudtrain.backends.azureml import sdk
+
     workspace, begin_s = _workspace(request.beside), time.monotonic()
     folder = (shipment.base / request.beside["code_dir"]).absolute()
     for number in range(1, TRIES + 1):
