@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudtrain.backends.azureml import backend, files, machine
+from cloudtrain.backends.azureml import backend, files, machine, rest
+from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
@@ -249,3 +250,23 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
 def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
     """Names in blob storage may be anything, and what is fetched must not leave the folder that it is fetched to."""
     assert files._is_inside(name) is is_safe
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        ({"accountName": "acc", "containerName": "c"}, ("https://acc.blob.core.windows.net", "c")),
+        ({"accountName": "acc", "filesystem": "f", "endpoint": "x"}, ("https://acc.blob.x", "f")),
+        ({"datastoreType": "AzureFile", "accountName": "acc", "fileShareName": "s"}, None),
+    ],
+)
+def test_datastores_of_all_kinds(
+    told: dict[str, Any], place: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blob storage and Data Lake Gen2 call their container differently; what is neither is said to be so."""
+    monkeypatch.setattr(rest, "get_json", lambda *args, **more: {"properties": told})
+    if place is not None:
+        assert files.datastore_of(Workspace("s", "g", "w"), "d") == place
+        return
+    with pytest.raises(ConfigError, match="is AzureFile, not blob storage"):
+        files.datastore_of(Workspace("s", "g", "w"), "d")

@@ -155,7 +155,9 @@ def test_piece_that_ends_within_a_line(
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_file_that_was_begun_anew(reader: Callable[[int], Reader], azure: Azure, longer: bool) -> None:
+def test_file_that_was_begun_anew(
+    reader: Callable[[int], Reader], azure: Azure, wait_until: Callable[..., Any], longer: bool
+) -> None:
     """A restart may put another file in place of the old one, shorter or longer than what was read of it."""
     one = reader(1)
     azure.write_logs("j", 0, *(f"[0] old {n}" for n in range(10)))
@@ -163,6 +165,7 @@ def test_file_that_was_begun_anew(reader: Callable[[int], Reader], azure: Azure,
     time.sleep(1.01)  # blob storage tells in whole seconds when a file was made
     azure.settings(restart_logs="replace")
     azure.preempt("j")
+    wait_until(lambda: azure.log("j") == "")
     azure.begin("j")
     azure.write_logs("j", 0, *(f"[0] new {n}" for n in range(100 if longer else 3)))
     assert one.texts() == [f"new {n}" for n in range(100 if longer else 3)]
@@ -294,3 +297,22 @@ def test_account_of_the_end_is_the_last_lifes(reader: Callable[[int], Reader], a
     azure.write_logs("j", 0, f"[0] {told}", END)
     assert logs.last_event(url, "ended") is None
     assert one.texts()
+
+
+def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of 200 in a part's place moves nothing: its lines are not the job's, and the job's come later."""
+    one = reader(1)
+    azure.write_logs("j", 0, "[0] a")
+    real = rest.call
+
+    def through_a_portal(method: str, url: str, **more: Any) -> Any:
+        answer = real(method, url, **more)
+        if "std_log" in url:
+            answer.status_code, answer._content = 200, b"<html>\nsign in\n</html>\n"
+        return answer
+
+    monkeypatch.setattr(rest, "call", through_a_portal)
+    with pytest.raises(UnreachableError, match="something else than was asked for"):
+        one.read()
+    monkeypatch.setattr(rest, "call", real)
+    assert one.texts() == ["a"]

@@ -201,6 +201,7 @@ class Azure:
     def end(self, name: str, status: str = "Completed", error: dict[str, Any] | None = None) -> None:
         """End a job, executed or not; `error` as in {"code": "UserError", "message": "..."}."""
         self.control(f"jobs/{name}/end", {"status": status, "error": error})
+        self.wait(name)
 
     def wait(self, name: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait for one of these statuses (default: any end); return job(name)."""
