@@ -48,7 +48,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
         if there is not None:  # an earlier try's, whose answer was lost
-            return _found(request, _services_of_ours(request, there, owner), owner)
+            return _found(request, _services_of_ours(request, there, owner))
         idle_s = compute.require(workspace, request)
         files.datastore_of(workspace, request.beside["datastore"])
         sent: dict[str, Any] = {"token": secrets.token_hex(16)}
@@ -69,7 +69,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     except Exception:  # refused: nothing of it may stay
         _remove_secrets(workspace, sent.get("vault"))
         raise
-    return _ref(request, services, owner, idle_s, sent.get("vault"))
+    return _ref(request, services, idle_s, sent.get("vault"))
 
 
 def find(request: Request, home: Path) -> JobRef | None:
@@ -87,7 +87,7 @@ def find(request: Request, home: Path) -> JobRef | None:
             vault.remove(workspace, vault.url_of(workspace, request.name))
         if there is None or not _is_ours(there, owner):
             return None
-        return _found(request, _services(there), owner)
+        return _found(request, _services(there))
 
 
 def state(ref: JobRef) -> State:
@@ -164,14 +164,14 @@ def _workspace(data: dict[str, Any]) -> Workspace:
     return Workspace(**data["workspace"])
 
 
-def _found(request: Request, services: dict[str, Any], owner: str) -> JobRef:
+def _found(request: Request, services: dict[str, Any]) -> JobRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
     workspace = _workspace(request.beside)
     url = vault.url_of(workspace, request.name) if request.beside["secrets"] else None
-    return _ref(request, services, owner, compute.idle_s(workspace, request), url)
+    return _ref(request, services, compute.idle_s(workspace, request), url)
 
 
-def _ref(request: Request, services: dict[str, Any], owner: str, idle_s: float, vault_url: str | None) -> JobRef:
+def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> JobRef:
     beside, workspace = request.beside, _workspace(request.beside)
     kept = ("workspace", "checkpoint_uri", "output_uri", "nodes", "nproc_per_node", "limit_s", "limit_reason")
     return {
@@ -180,7 +180,6 @@ def _ref(request: Request, services: dict[str, Any], owner: str, idle_s: float, 
         "history": history.root_of(workspace, services),
         "studio": (services.get("Studio") or {}).get("endpoint"),
         "vault": vault_url,
-        "owner": owner,
         "idle_s": idle_s,
         # Where the plan knew no price, the machines that the run names may have one.
         "prices": None if beside["has_price"] or beside["instance_type"] else {"region": beside["region"]},

@@ -40,7 +40,6 @@ __all__ = [
     "one_line",
     "polls",
     "token",
-    "translated",
 ]
 
 ARM_VERSION = "2024-10-01"
@@ -201,7 +200,7 @@ def answers(doing: str, needs: str = WORKSPACE_ROLE) -> Iterator[None]:
     try:
         yield
     except AzureError as error:
-        raise translated(error, doing, needs) from error
+        raise _translated(error, doing, needs) from error
 
 
 @contextlib.contextmanager
@@ -218,7 +217,7 @@ def polls(doing: str) -> Iterator[None]:
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
-def translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> CloudtrainError:
+def _translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> CloudtrainError:
     """Return our error for what Azure has said."""
     code, words = error.code, error.words
     text = f"{code} {words}".lower()
