@@ -41,9 +41,10 @@ BUILT_IN = {
     "local": "cloudtrain.backends.local.backend",
     "sagemaker": "cloudtrain.backends.sagemaker.backend",
     "azureml": "cloudtrain.backends.azureml.backend",
+    "vertex": "cloudtrain.backends.vertex.backend",
 }
 # Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
-ANNOUNCED = ("ssh", "vertex")
+ANNOUNCED = ("ssh",)
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 

@@ -5,21 +5,18 @@ What plans and renders is imported by a dry run, what talks to Azure by the comm
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher import lazily
+from cloudtrain.launcher.backend import Capacity, Request
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
-STATE_S = 4.0
-LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
+_JOBS = "cloudtrain.backends.azureml.jobs"
 CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
 
 
@@ -41,13 +38,6 @@ def capacity(config: Config) -> Capacity:
     return Capacity(machine.count, machine.hourly_usd, f"{machine.instance_type}, {machine.price_source}{more}", idle_s)
 
 
-def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the command job. Raises ConfigError where the config does not say enough for one."""
-    from cloudtrain.backends.azureml import request as requests
-
-    return requests.build(plan, config, job_id, attempt, bundle_sha256)
-
-
 def check(request: Request) -> list[Fault]:
     """Return what Azure ML would refuse."""
     from cloudtrain.backends.azureml import check as rules
@@ -55,59 +45,12 @@ def check(request: Request) -> list[Fault]:
     return list(rules.faults(request.body))
 
 
-def send(request: Request, shipment: Shipment) -> JobRef:
-    """Upload what is not there yet, and start the job."""
-    from cloudtrain.backends.azureml import jobs
-
-    return jobs.send(request, shipment)
-
-
-def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started."""
-    from cloudtrain.backends.azureml import jobs
-
-    return jobs.find(request, home)
-
-
-def state(ref: JobRef) -> State:
-    """Return what Azure says of the job."""
-    from cloudtrain.backends.azureml import jobs
-
-    return jobs.state(ref)
-
-
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor."""
-    from cloudtrain.backends.azureml import jobs
-
-    return jobs.logs(ref, cursor, ranks, now=now)
-
-
-def pace(ref: JobRef) -> Pace:
-    """Return how often to ask."""
-    from cloudtrain.backends.azureml import jobs
-
-    return Pace(lines_s=jobs.pace_s(ref), state_s=STATE_S, late_s=LATE_S, can_kill=False)
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask Azure to cancel the job; `now` is no quicker there."""
-    from cloudtrain.backends.azureml import jobs
-
-    jobs.stop(ref)
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download what the job has left in its output folder; return the files."""
-    from cloudtrain.backends.azureml import jobs
-
-    return jobs.artifacts(ref, folder)
-
-
-def doctor(config: Config | None) -> list[Check]:
-    """Return what stands in the way of a job in the workspace."""
-    from cloudtrain.backends.azureml import doctor
-
-    return doctor.checks(config)
+request = lazily.of("cloudtrain.backends.azureml.request", "build")
+send = lazily.of(_JOBS, "send")
+find = lazily.of(_JOBS, "find")
+state = lazily.of(_JOBS, "state")
+logs = lazily.of(_JOBS, "logs")
+pace = lazily.of(_JOBS, "pace")
+stop = lazily.of(_JOBS, "stop")
+artifacts = lazily.of(_JOBS, "artifacts")
+doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")

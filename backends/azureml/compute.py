@@ -3,16 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.azureml import rest, status
+from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.times import duration_s
 
-__all__ = ["idle_s", "require"]
+__all__ = ["Cluster", "fitting", "idle_s", "require"]
 
 IDLE_S = 120.0  # of a cluster that does not say; Azure's own default
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster as it tells of itself: `most` machines, None where it does not say; how long they idle after a job."""
+
+    size: str
+    most: int | None
+    priority: str
+    state: str
+    idle_s: float
+
+
+def fitting(workspace: Workspace, name: str, instance_type: str | None, instances: int) -> Cluster:
+    """Return the cluster of that name. Raises ConfigError where there is none, or the job does not fit it."""
+    try:
+        there = rest.get_json(workspace, f"/computes/{name}")["properties"]
+    except rest.AzureError as error:
+        if not rest.is_absent(error):
+            raise
+        found = rest.get_json(workspace, "/computes").get("value") or []
+        names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
+        hint = f"there are: {names}; without `compute` it runs serverless"
+        message = f"there is no compute `{name}` in the workspace"
+        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)]) from error
+    own: dict[str, Any] = there.get("properties") or {}
+    size, most = str(own.get("vmSize") or ""), (own.get("scaleSettings") or {}).get("maxNodeCount")
+    if size and instance_type and size.lower() != instance_type.lower():
+        message = f"the machines of `{name}` are {size}, not {instance_type}"
+        raise ConfigError([Fault(message, key="resources.instance_type", hint=f"write {size}, or another compute")])
+    most = most if isinstance(most, int) else None
+    if most is not None and most < instances:
+        message = f"`{name}` grows to {most} machines, and the job wants {instances}"
+        raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
+    priority, state = str(own.get("vmPriority") or "dedicated").lower(), str(there.get("provisioningState") or "?")
+    return Cluster(size, most, priority, state, _idle_of(own))
 
 
 def require(workspace: Workspace, request: Request) -> float:
@@ -20,29 +58,10 @@ def require(workspace: Workspace, request: Request) -> float:
 
     Raises ConfigError: a wrong name would be told only after the upload.
     """
-    wanted = request.beside["compute"]
-    if wanted is None:
+    beside = request.beside
+    if beside["compute"] is None:
         return 0.0
-    try:
-        there = rest.get_json(workspace, f"/computes/{wanted}")["properties"]
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
-            raise
-        found = rest.get_json(workspace, "/computes").get("value") or []
-        names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
-        hint = f"there are: {names}; without `compute` it runs serverless"
-        message = f"there is no compute `{wanted}` in the workspace"
-        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)]) from error
-    own: dict[str, Any] = there.get("properties") or {}
-    size, planned = str(own.get("vmSize") or ""), request.beside["instance_type"]
-    if size and planned and size.lower() != planned.lower():
-        message = f"the machines of `{wanted}` are {size}, not {planned}"
-        raise ConfigError([Fault(message, key="resources.instance_type", hint=f"write {size}, or another compute")])
-    most = (own.get("scaleSettings") or {}).get("maxNodeCount")
-    if isinstance(most, int) and most < request.beside["nodes"]:
-        message = f"`{wanted}` grows to {most} machines, and the job wants {request.beside['nodes']}"
-        raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
-    return _idle_of(own)
+    return fitting(workspace, beside["compute"], beside["instance_type"], beside["nodes"]).idle_s
 
 
 def idle_s(workspace: Workspace, request: Request) -> float:
@@ -60,5 +79,5 @@ def _idle_of(properties: dict[str, Any]) -> float:
     scale = properties.get("scaleSettings") or {}
     if scale.get("minNodeCount"):
         return 0.0
-    told = status.duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
+    told = duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
     return IDLE_S if told is None else told

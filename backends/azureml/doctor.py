@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import files, prices, rest, vault
+from cloudtrain.backends.azureml import compute, files, prices, rest, vault
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Check
@@ -89,25 +89,10 @@ def _workspace(workspace: Workspace, region: str | None) -> Check:
 
 
 def _compute(workspace: Workspace, name: str, machine: Machine, instances: int) -> Check:
-    try:
-        told = rest.get_json(workspace, f"/computes/{name}")["properties"]
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
-            raise
-        return Check("compute", "fail", f"there is no `{name}`", "mend azureml.compute, or leave it out for serverless")
-    own = told.get("properties") or {}
-    size, state = str(own.get("vmSize") or "?"), str(told.get("provisioningState") or "?")
-    scale = own.get("scaleSettings") or {}
-    room = f"up to {scale.get('maxNodeCount')} x {size}, {str(own.get('vmPriority') or 'dedicated').lower()}"
-    if state != "Succeeded":
-        return Check("compute", "warn", f"{name} is {state}", "look at it in the studio")
-    if machine.instance_type and size.lower() != machine.instance_type.lower():
-        return Check("compute", "fail", f"{name} has {size}", f"not {machine.instance_type}: mend resources")
-    if isinstance(scale.get("maxNodeCount"), int) and scale["maxNodeCount"] < instances:
-        return Check(
-            "compute", "fail", f"{name}: {room}", f"the job wants {instances} instances: fewer, or let it grow"
-        )
-    return Check("compute", "ok", f"{name}: {room}")
+    found = compute.fitting(workspace, name, machine.instance_type, instances)
+    if found.state != "Succeeded":
+        return Check("compute", "warn", f"{name} is {found.state}", "look at it in the studio")
+    return Check("compute", "ok", f"{name}: up to {found.most} x {found.size or '?'}, {found.priority}")
 
 
 def _datastore(workspace: Workspace, name: str) -> Check:

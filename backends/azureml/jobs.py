@@ -14,7 +14,7 @@ from cloudtrain.backends.azureml import compute, files, history, rest, status, v
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import catalog
-from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.terminal import say
@@ -22,8 +22,10 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "find", "logs", "pace_s", "send", "state", "stop"]
+__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
 
+STATE_S = 4.0
+LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
 OWNER = "cloudtrain.owner"
 JOB_VERSION = "2024-01-01-preview"  # of GET and cancel; the SDK puts with one of its own
 TRIES, AGAIN_S = 3, 30.0  # to send; not again where it has taken long already
@@ -132,19 +134,23 @@ def logs(
     return page if ranks is None else page.only(ranks)
 
 
-def pace_s(ref: JobRef) -> float:
-    """Return how long to wait before the next look for lines: a second while they come, then longer and longer.
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask; for lines every second while they come, then less and less.
 
     Of a run that may fail any moment never so long that its last words wait; of one that waits for machines longer.
     """
     now_s, told = time.monotonic(), history.known(ref["name"])
     quiet_s = now_s - _last_line_s.setdefault(ref["name"], now_s)
     is_waiting = told is not None and told.status in (*history.WAITING, "Preparing")
-    return min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
+    lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
+    return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False)
 
 
-def stop(ref: JobRef) -> None:
-    """Ask Azure to cancel the job: it signals the containers, which save, and kills them a while later."""
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Ask Azure to cancel the job: it signals the containers, which save, and kills them a while later.
+
+    `now` is no quicker there.
+    """
     workspace = _workspace(ref)
     with rest.answers(f"stop {ref['name']}"):
         try:

@@ -6,7 +6,6 @@ in the cursor. entrypoints/pump.py has put time and rank in front of each line.
 
 from __future__ import annotations
 
-import calendar
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.history import Details
-from cloudtrain.entrypoints import events
+from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 
@@ -28,9 +27,6 @@ WORKERS = 8
 FRESH_S, SOON_S = 10.0, 1.0  # how old the list of files may be, and where some are missing yet
 
 _FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
-_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
-_TAG = re.compile(r"\[(\d+)\] ")
-_OWN = ("end", "ended")  # of entrypoints/container.py: for readers of the log's end, not of its lines
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def page(
 def last_event(url: str, kind: str) -> dict[str, Any] | None:
     """Return the event of a kind among the container's last words in a log file, None without one.
 
-    What follows it may only be other words of the container's own: else it is of a life before. Raises AzureError.
+    Raises AzureError.
     """
     size = int(rest.call("HEAD", url).headers.get("Content-Length", 0))
     if not size:
@@ -115,13 +111,7 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
     text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
-    for line in reversed(text.splitlines()):
-        fields = events.parse(line)[1] if line.strip() else {"e": _OWN[0]}
-        if fields is None or fields["e"] not in _OWN or _STAMP.match(line) or _TAG.match(line):
-            return None
-        if fields["e"] == kind:
-            return fields
-    return None
+    return containerlog.last_word(text.splitlines(), kind, stamped=True)
 
 
 def _urls(told: Details, wanted: frozenset[int]) -> dict[str, str]:
@@ -184,26 +174,15 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
 def _lines(name: str, piece: _Piece, places: dict[str, _File]) -> Iterator[LogLine]:
     """Yield the piece's lines, and note in `places` what they tell of the file."""
     node, place = node_of(name) or 0, piece.place
-    first = next((found for raw in piece.lines if (found := _STAMP.match(raw.decode("utf-8", "replace")))), None)
-    begin_s = _seconds(first) if first else time.time()  # of lines before any that has a time
-    for raw in piece.lines:
-        text = raw.decode("utf-8", "replace").removesuffix("\r")
-        stamp = _STAMP.match(text)
-        if stamp:
-            text = text[stamp.end() :]
-        # A node's own order is the file's, whatever its clock does.
-        last_s = max(place.last_s, _seconds(stamp)) if stamp else place.last_s or begin_s
-        place = replace(place, last_s=last_s) if stamp else place
-        tag = _TAG.match(text)
-        fields = events.parse(text)[1] if events.MARK in text and tag is None else None
-        if fields is not None and fields["e"] in _OWN:
-            place = replace(place, has_ended=place.has_ended or fields["e"] == "end")
+    found = [containerlog.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines]
+    # Of lines before any that has a time.
+    begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
+    for line in found:
+        if line.time_s is not None:  # a node's own order is the file's, whatever its clock does
+            place = replace(place, last_s=max(place.last_s, line.time_s))
+        if line.own is not None:
+            place = replace(place, has_ended=place.has_ended or line.own["e"] == "end")
             continue
         place = replace(place, has_ended=False) if place.has_ended else place  # the platform has begun it anew
-        yield LogLine(text[tag.end() :] if tag else text, node, int(tag[1]) if tag else None, last_s)
+        yield LogLine(line.text, node, line.rank, place.last_s or begin_s)
     places[name] = place
-
-
-def _seconds(stamp: re.Match[str]) -> float:
-    year, month, day, hour, minute, second, milli = map(int, stamp.groups())
-    return calendar.timegm((year, month, day, hour, minute, second)) + milli / 1000

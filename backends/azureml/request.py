@@ -155,7 +155,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
         "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,
-        "stamped": True,
+        "log": "stamped",
         "places": {
             "own": "cloudtrain",
             "bundle": BUNDLE,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from cloudtrain.backends.azureml.history import OVER, WAITING, Details
+from cloudtrain.launcher import account as accounts
 from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.times import seconds
 
-__all__ = ["awaiting", "duration_s", "is_fresh", "machine_of", "may_tell_more", "seconds", "state_of"]
+__all__ = ["awaiting", "is_fresh", "machine_of", "may_tell_more", "state_of"]
 
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
 # Machines are there, and paid; the image is brought to them.
 _STARTING = ("Preparing", "Starting")
 _PREEMPTED = re.compile(r"\bPreemptionError\b")
 _FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
-_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
 LATE_S = 20.0  # from a run's end until its containers' last words are surely in their files
 LIMIT_MARGIN_S = 15.0  # between the limit and the start that Azure tells
@@ -46,8 +46,7 @@ def state_of(
     common["ended_s"] = seconds(data.get("endTimeUtc")) or started_s or time.time()
     account = account or {}
     is_resumable = bool(account.get("resumable")) if has_checkpoint is None else has_checkpoint
-    if account.get("restarts"):
-        common["restarts"] = account["restarts"]
+    common["restarts"] = accounts.restarts(account)
     words = _words(data)
     if told.status == "Completed":
         return State("succeeded", **common)
@@ -56,7 +55,7 @@ def state_of(
         return State("failed", "preempted", is_resumable, error, **common)
     if told.status == "Canceled":
         return State("stopped", _why_stopped(common, account, limit_s, limit_reason), is_resumable, **common)
-    return _failed(account, words, is_resumable, common)
+    return accounts.failed(account, words, is_fault=bool(_FAULTS.search(words)), is_resumable=is_resumable, **common)
 
 
 def may_tell_more(told: Details) -> bool:
@@ -87,35 +86,6 @@ def machine_of(data: Mapping[str, Any]) -> tuple[str, str]:
     return str(compute.get("vmSize") or ""), str(compute.get("region") or "")
 
 
-def seconds(when: Any) -> float | None:
-    """Return unix seconds of a time in ISO 8601, None where there is none."""
-    if not isinstance(when, str) or not when:
-        return None
-    try:
-        plain = re.sub(r"(\.\d{1,6})\d*", r"\1", when.replace("Z", "+00:00"))
-        found = datetime.fromisoformat(plain) if "." not in plain else _with_fraction(plain)
-    except ValueError:
-        return None
-    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
-
-
-def duration_s(text: Any) -> float | None:
-    """Return the seconds of a duration in ISO 8601, such as PT2M, None where it is none."""
-    found = _DURATION.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        return None
-    days, hours, minutes, rest = (float(part or 0) for part in found.groups())
-    return days * 86_400 + hours * 3600 + minutes * 60 + rest
-
-
-def _with_fraction(text: str) -> datetime:
-    """Return the time; Python 3.10 reads fractions of three or six digits only."""
-    whole, _, rest = text.partition(".")
-    digits = re.match(r"\d+", rest)
-    fraction = digits[0] if digits else ""
-    return datetime.fromisoformat(f"{whole}.{fraction:0<6}{rest[len(fraction) :]}")
-
-
 def _running(status: str) -> JobState:
     if status in ("CancelRequested", "Canceling"):
         return "stopping"
@@ -137,17 +107,6 @@ def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: 
     begun, ended = times.get("started_s"), times["ended_s"]
     is_out_of_time = begun is not None and ended - begun >= limit_s - LIMIT_MARGIN_S
     return limit_reason if is_out_of_time else "user"
-
-
-def _failed(account: Mapping[str, Any], words: str, is_resumable: bool, common: dict[str, Any]) -> State:
-    """Return the end that the container's own account tells, else what Azure says."""
-    if account and not (account.get("reason") == "preempted" and _FAULTS.search(words)):
-        error = {key: account.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
-        state: JobState = "stopped" if account.get("state") == "stopped" else "failed"
-        is_plain = state == "stopped" and account.get("kind") is None
-        return State(state, account.get("reason"), is_resumable, None if is_plain else error, **common)
-    reason = "node_failure" if _FAULTS.search(words) else "error"
-    return State("failed", reason, is_resumable, {"rank": None, "kind": "platform", "message": words}, **common)
 
 
 def _billed_s(data: Mapping[str, Any], now_s: float | None) -> float | None:

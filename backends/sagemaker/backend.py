@@ -5,26 +5,21 @@ What plans and renders is here, and imported by a dry run; what talks to AWS is 
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.backends.sagemaker import check as rules
-from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
-from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher import lazily
+from cloudtrain.launcher.backend import Capacity, Request
 from cloudtrain.launcher.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
-CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
-STATE_S = 5.0
-LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
+_JOBS = "cloudtrain.backends.sagemaker.jobs"
 
 
 def capacity(config: Config) -> Capacity:
@@ -42,69 +37,17 @@ def capacity(config: Config) -> Capacity:
     return Capacity(machine.count, machine.hourly_usd, source, warm_s)
 
 
-def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the CreateTrainingJob request. Raises ConfigError where the config does not say enough for one."""
-    return requests.build(plan, config, job_id, attempt, bundle_sha256)
-
-
 def check(request: Request) -> list[Fault]:
     """Return what SageMaker would refuse."""
     return list(rules.faults(request.body))
 
 
-def send(request: Request, shipment: Shipment) -> JobRef:
-    """Upload what is not there yet, claim the job's name, and start it."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    return jobs.send(request, shipment)
-
-
-def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started, or close the door to one that is still under way."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    return jobs.find(request, home)
-
-
-def state(ref: JobRef) -> State:
-    """Return what SageMaker says of the job."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    return jobs.state(ref)
-
-
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    return jobs.logs(ref, cursor, ranks, now=now)
-
-
-def pace(ref: JobRef) -> Pace:
-    """Return how often to ask: each look costs a call a host."""
-    return Pace(
-        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False, retries=True
-    )
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask SageMaker to stop the job; `now` is no quicker there."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    jobs.stop(ref)
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download what the job has left in its output folder; return the files."""
-    from cloudtrain.backends.sagemaker import jobs
-
-    return jobs.artifacts(ref, folder)
-
-
-def doctor(config: Config | None) -> list[Check]:
-    """Return what stands in the way of a job on this account."""
-    from cloudtrain.backends.sagemaker import doctor
-
-    return doctor.checks(config)
+request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
+send = lazily.of(_JOBS, "send")
+find = lazily.of(_JOBS, "find")
+state = lazily.of(_JOBS, "state")
+logs = lazily.of(_JOBS, "logs")
+pace = lazily.of(_JOBS, "pace")
+stop = lazily.of(_JOBS, "stop")
+artifacts = lazily.of(_JOBS, "artifacts")
+doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
-from cloudtrain.launcher.backend import JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "find", "logs", "send", "state", "stop"]
+__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
+
+CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
+STATE_S = 5.0
+LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -94,8 +98,18 @@ def logs(
     return page.only(ranks)
 
 
-def stop(ref: JobRef) -> None:
-    """Ask SageMaker to stop the job: it signals the containers, which save, and kills them after 120 s."""
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask: each look costs a call a host."""
+    return Pace(
+        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False, retries=True
+    )
+
+
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Ask SageMaker to stop the job: it signals the containers, which save, and kills them after 120 s.
+
+    `now` is no quicker there.
+    """
     access = aws.Access.of(ref)
     with aws.answers(f"stop {ref['name']}"):
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.sagemaker import aws
-from cloudtrain.entrypoints import events
+from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 
@@ -30,7 +30,6 @@ PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # the most that CloudWatch gives at o
 ROUND_EVENTS, FEWEST_EVENTS = 20_000, 500  # of all streams together, and of each at least: memory is bounded by it
 
 _STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
-_TAG = re.compile(r"\[(\d+)\] ")  # of entrypoints/pump.py
 
 
 @dataclass
@@ -186,9 +185,9 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         text = str(event["message"])
         stream.same = stream.same + 1 if event["timestamp"] == stream.stamp_ms else 1
         stream.stamp_ms = int(event["timestamp"])
-        fields = events.parse(text)[1] if events.MARK in text and not _TAG.match(text) else None
-        if fields is not None and fields["e"] == "end":
-            stream.ended_s, stream.is_final = now_s, bool(fields.get("final", True))
+        own = containerlog.parse(text, stamped=False).own
+        if own is not None and own["e"] == "end":
+            stream.ended_s, stream.is_final = now_s, bool(own.get("final", True))
             continue
         # A host's own order is the stream's, whatever its clock does.
         stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
@@ -221,8 +220,8 @@ def _release(tail: _Tail, failed: set[str], now_s: float, hold_s: float) -> Iter
         if at_ms / 1000 <= now_s - hold_s or not 0 <= now_s - seen_s < hold_s:
             ready = place + 1
     for at_ms, _, _, name, text in tail.held[:ready]:
-        tag, node = _TAG.match(text), tail.streams[name].node
-        yield LogLine(text[tag.end() :] if tag else text, node, int(tag[1]) if tag else None, at_ms / 1000)
+        line = containerlog.parse(text, stamped=False)
+        yield LogLine(line.text, tail.streams[name].node, line.rank, at_ms / 1000)
     del tail.held[:ready]
 
 

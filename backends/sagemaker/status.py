@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from typing import Any
 
-from cloudtrain.entrypoints import events
+from cloudtrain.launcher import account
 from cloudtrain.launcher.job import JobState, State
 
 __all__ = ["is_over", "state_of"]
@@ -92,26 +92,16 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
     """Return the end that the container's own account tells, else what SageMaker says."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
-    told = _account(words)
-    if told is not None:
-        # Attempts of ours inside the containers count too.
-        common["restarts"] += told.get("restarts") or 0
-        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
-        state: JobState = "stopped" if told["state"] == "stopped" else "failed"
-        is_plain = state == "stopped" and told.get("kind") is None
-        return State(state, told.get("reason"), has_checkpoint, None if is_plain else error, **common)
-    reason = "node_failure" if kind and kind[1] in _FAULTS else "error"
-    error = {"rank": None, "kind": kind[1] if kind else "platform", "message": words}
-    return State("failed", reason, has_checkpoint, error, **common)
-
-
-def _account(words: str) -> dict[str, Any] | None:
-    """Return what entrypoints/container.py has written for us: an event line, with the platform's words around it."""
-    if events.MARK not in words:
-        return None
-    text = re.sub(r", exit code: -?\d+\s*$", "", words)
-    _, fields = events.parse(text[: text.rfind("}") + 1])
-    return fields if fields is not None and fields["e"] == "ended" else None
+    told = account.told_in(words)
+    common["restarts"] += account.restarts(told)
+    return account.failed(
+        told,
+        words,
+        is_fault=kind is not None and kind[1] in _FAULTS,
+        is_resumable=has_checkpoint,
+        kind=kind[1] if kind else "platform",
+        **common,
+    )
 
 
 def _restarts(moves: list[dict[str, Any]]) -> int:

@@ -58,12 +58,12 @@ def test_all_is_well(cli: Any, folder: Path) -> None:
     [
         (f"workspace: {WORKSPACE}->workspace: nowhere", "workspace", "there is no nowhere"),
         (f"subscription: {SUBSCRIPTION}, ->", "workspace", "no Azure subscription"),
-        ("identity: managed->identity: managed, compute: nowhere", "compute", "there is no `nowhere`"),
+        ("identity: managed->identity: managed, compute: nowhere", "compute", "there is no compute `nowhere`"),
         ("identity: managed->identity: managed, compute: cpu-cluster", "compute", "not Standard_NC6s_v3"),
         ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no datastore `nowhere`"),
         ("region: eastus->region: moonbase", "price", "Azure lists none"),
         ("region: eastus->region: moonbase", "workspace", "is in eastus, not in moonbase"),
-        ("identity: managed->identity: managed, compute: small", "compute", "the job wants 2 instances"),
+        ("identity: managed->identity: managed, compute: small", "compute", "grows to 1 machines, and the job wants 2"),
     ],
 )
 def test_what_is_wrong_is_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:

@@ -128,22 +128,6 @@ def test_exit_code_of_a_run_that_ran_out_of_budget() -> None:
     assert exit_code(told("Canceled", 3600)) == 6
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("2026-11-21T00:00:00Z", 0), ("2026-11-21T00:00:00.1234567+00:00", 0.123456), ("2026-11-21T00:00:01.5Z", 1.5)],
-)
-def test_times_of_any_precision(text: str, seconds: float) -> None:
-    """.NET writes seven digits of a second, Python 3.10 reads six."""
-    assert status.seconds(text) == pytest.approx(1_795_219_200 + seconds)
-    assert status.seconds(None) is status.seconds("soon") is None
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("PT120S", 120), ("PT2M", 120), ("P1DT1H", 90_000), ("2m", None)])
-def test_durations(text: str, seconds: float | None) -> None:
-    """As scale settings say them."""
-    assert status.duration_s(text) == seconds
-
-
 def test_run_history_is_where_the_job_says() -> None:
     """Its host is the region's; a job that has told nothing yet has none."""
     workspace = Workspace("s", "g", "w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import lazily
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.registry import Registry
 
@@ -48,6 +50,25 @@ def test_built_in_backend_has_the_whole_protocol(name: str) -> None:
     """Every function of the protocol is in the module that the table names."""
     module = backends.load(name)
     assert [function for function in PROTOCOL if not callable(getattr(module, function, None))] == []
+
+
+@pytest.mark.parametrize("function", PROTOCOL)
+@pytest.mark.parametrize("name", backends.BUILT_IN)
+def test_built_in_backend_takes_the_protocols_parameters(name: str, function: str) -> None:
+    """By the same names and defaults, wherever the function is: the type checker does not see modules as backends."""
+    of_self, *wanted = inspect.signature(getattr(backends.Backend, function)).parameters.values()
+    found = inspect.signature(getattr(backends.load(name), function)).parameters.values()
+    assert of_self.name == "self"
+    assert [str(parameter) for parameter in found] == [str(parameter) for parameter in wanted]
+
+
+def test_lazy_function_imports_nothing_before_its_call() -> None:
+    """A module that is not there is missed by the call, and what is there is called as it is."""
+    with pytest.raises(ModuleNotFoundError):
+        lazily.of("cloudtrain.nowhere", "x")()
+    assert lazily.of("json", "dumps")({"a": 1}, indent=None) == '{"a": 1}'
+    with pytest.raises(AttributeError):
+        lazily.of("json", "nothing")()
 
 
 def test_unknown_backend_is_a_config_error_that_lists_what_there_is() -> None:

@@ -1,0 +1,111 @@
+"""The walk over a vendor's table, on a small one that has every kind of rule; the vendors' own have tests of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.tablecheck import Table, meant, violations
+
+_KINDS = {kind: {"type": {"type": "string", "enum": [kind]}, "path": "string"} for kind in ("file", "model")}
+FILE, MODEL = ({"type": "object", "members": members, "required": ["path", "type"]} for members in _KINDS.values())
+TABLE = Table(
+    root="Job",
+    shapes={
+        "Job": {
+            "type": "object",
+            "members": {
+                "name": "Name",
+                "nodes": {"type": "integer", "min": 1, "max": 8},
+                "size": "int64",
+                "price": "number",
+                "isSpot": "boolean",
+                "machine": "Machine",
+                "tags": {"type": "map", "key": "Name", "of": "string"},
+                "words": {"type": "list", "of": "string", "max": 2},
+                "task": "Task",
+                "input": {"type": "either", "of": ["number", FILE, MODEL]},
+                "mode": {"type": "string", "enum": ["read_only", "copy"], "fold": "snake", "nullable": True},
+                "extra": "any",
+            },
+            "required": ["name"],
+            "read_only": ["state"],
+        },
+        "Name": {"type": "string", "min": 1, "pattern": "[a-z-]*", "said": "name in small letters"},
+        "Machine": {"type": "string", "enum": ["a1", "b2"]},
+        "Task": {"type": "choice", "by": "kind", "cases": {"script": "Script"}},
+        "Script": {"type": "object", "members": {"kind": "string", "path": "string"}, "required": ["path"]},
+    },
+    thing="a job",
+    vendor="Acme",
+    growing=("Machine",),
+)
+GOOD: dict[str, Any] = {"name": "digits"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"nodes": 8, "size": 5, "price": 1, "isSpot": False},
+        {"size": "5", "price": 0.5, "machine": "a1", "tags": {"team": "Vision"}, "words": []},
+        {"task": {"kind": "script", "path": "x"}, "input": 3, "mode": None, "extra": [None]},
+        {"input": {"type": "model", "path": "x"}, "mode": "ReadOnly"},
+    ],
+)
+def test_good_value_passes(more: dict[str, Any]) -> None:
+    """Of every kind that the table has."""
+    assert list(violations(TABLE, {**GOOD, **more})) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "path", "message"),
+    [
+        ({"name": "Digits"}, "name", "`Digits` is no name in small letters"),
+        ({"name": ""}, "name", "0 characters is less than 1"),
+        ({"nodes": 0}, "nodes", "0 is less than 1"),
+        ({"nodes": 9}, "nodes", "9 is more than 8"),
+        ({"nodes": 2.0}, "nodes", "expected an integer, found 2.0"),
+        ({"nodes": True}, "nodes", "expected an integer, found true"),
+        ({"size": 2.5}, "size", "expected an integer, found 2.5"),
+        ({"price": "1"}, "price", 'expected a number, found "1"'),
+        ({"isSpot": 0}, "isSpot", "expected true or false, found 0"),
+        ({"tags": {"Team": "x"}}, "tags.Team", "`Team` is no name in small letters"),
+        ({"tags": {"team": 1}}, "tags.team", "expected a string, found 1"),
+        ({"tags": {1: "x"}}, "tags.1", "expected a string, found 1"),
+        ({"words": ["a", None]}, "words[1]", "expected a string, found null"),
+        ({"words": ["a"] * 3}, "words", "3 entries is more than 2"),
+        ({"task": {"path": "x"}}, "task.kind", "is required"),
+        ({"task": {"kind": "module"}}, "task.kind", "`module` is none of script"),
+        ({"task": {"kind": "script"}}, "task.path", "is required"),
+        ({"input": "x"}, "input", 'expected a number or a mapping, found "x"'),
+        ({"input": {"type": "folder", "path": "x"}}, "input.type", "`folder` is none of file, model"),
+        ({"input": {"path": "x"}}, "input.type", "is required: one of file, model"),
+        ({"input": {"type": "model"}}, "input.path", "is required"),
+        ({"mode": "reed_only"}, "mode", "`reed_only` is none of read_only, copy; did you mean `read_only`?"),
+        ({"state": "x"}, "state", "is Acme's to say; what is sent has it not"),
+        ({"is_spot": True}, "is_spot", "is no field of a job; did you mean `isSpot`?"),
+        ({"colour": "x"}, "colour", "is no field of a job"),
+        ({"words": "x" * 100}, "words", f'expected a list, found "{"x" * 79}...'),
+    ],
+)
+def test_breach_is_told_at_its_place(more: dict[str, Any], path: str, message: str) -> None:
+    """Each once, with nothing beside it."""
+    assert list(violations(TABLE, {**GOOD, **more})) == [(path, message, False)]
+
+
+def test_new_word_of_a_growing_enumeration_is_a_warning() -> None:
+    """The vendor adds to it: the table may be older."""
+    told = ("machine", "`c3` is not in our table of 2; Acme may know it", True)
+    assert list(violations(TABLE, {**GOOD, "machine": "c3"})) == [told]
+
+
+def test_value_may_have_another_shape_than_the_roots() -> None:
+    """A part is checked by itself, and its paths count from it."""
+    assert [path for path, _, _ in violations(TABLE, {"kind": "script", "x": 1}, "Task")] == ["path", "x"]
+
+
+@pytest.mark.parametrize(("word", "name"), [("isspot", "isSpot"), ("is_spot", "isSpot"), ("nmae", "name")])
+def test_slips_and_other_spellings_are_recognised(word: str, name: str) -> None:
+    """A spelling that is the same but for its case and its signs comes before what is merely alike."""
+    assert meant(word, ["is_spots", "name", "isSpot"]) == f"; did you mean `{name}`?"
