@@ -34,6 +34,7 @@ __all__ = ["main", "start", "supervise"]
 TICK_S = 0.1
 JOIN_TIMEOUT_S = 120.0
 MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
+WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until it is said who is missing at the start, and then again
 FIRST_PORT, PORTS = 20000, 8000  # below the ephemeral range, where outgoing connections come and go
 
 
@@ -157,6 +158,7 @@ class Agent:
         self.terminated = False
         self.join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
         self.ended: dict[str, Any] | None = None  # what exit.json holds
+        self.tell_missing_s = WAITING_S
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the end; say on the pipe `announce` that it has begun."""
@@ -219,6 +221,10 @@ class Agent:
         now_s = time.monotonic() - self.clock_zero
         desired = self.coordinator.decide(reports, self.head.lost(), now_s, self._fresh_port)
         self.head.tell(desired)
+        if desired.want == "wait" and now_s >= self.tell_missing_s:
+            self.tell_missing_s = now_s + WAITING_AGAIN_S
+            missing = ", ".join(str(node) for node in range(self.spec["spec"]["nodes"]) if node not in reports)
+            print(f"waiting for node {missing} to start, for {now_s:.0f} s by now", flush=True)
         return desired
 
     def _fresh_port(self) -> int:

@@ -2,8 +2,10 @@
 
     python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
     python3 -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER checkpoints=/mnt/a/b input.train=/mnt/c
+    python3 -m cloudtrain.entrypoints.container /tmp/cloudtrain gs://BUCKET/.../order.json fence=MARK
 
-The folder is the platform's; the spec in it, or in a variable as base64, is the request's, with the platform's places
+The folder is the platform's; the spec in it, in a variable as base64, or in a bucket (with the mark of the send that it
+is for) is the request's, with the platform's places
 relative to that folder, of which the last arguments know some better. The supervisor is the very agent of the other
 backends, so a job restarts, stops and fails here as it does there; only logs go to standard output, the account of a
 failure to where the platform looks for it, and the archive has come by itself.
@@ -20,12 +22,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import agent, events, peers, processes, secretstore, usedtime
+from cloudtrain.entrypoints import agent, events, peers, processes, secretstore, staging, usedtime
 from cloudtrain.entrypoints import node as nodes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from cloudtrain.entrypoints.carrier import Carrier
 from cloudtrain.entrypoints.checkpoints.sweeper import Sweeper
 from cloudtrain.entrypoints.pump import Pump
 from cloudtrain.entrypoints.usedtime import Note
@@ -44,21 +48,28 @@ def main(argv: list[str]) -> int:
     # As process 1 it would not even notice a signal without a handler.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
-    failure: Path | None = None
+    ending = _Ending()
     try:
         spec = _spec(root, argv[1], argv[2:])
-        failure = root / spec["places"]["failure"] if spec["places"]["failure"] else None
+        ending = _Ending.of(spec, root)
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
-        told = _agent_spec(spec, root, nodes.identify({**os.environ, **about}))
+        node = nodes.identify({**os.environ, **about})
+        ending.begin(node.rank)
+        staging.bring_in(spec, root)
+        told = _agent_spec(spec, root, node)
         (Path(told["root"]) / "log").mkdir(parents=True, exist_ok=True)
         _prefer_newer_driver()
         server = peers.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
     except (OSError, KeyError, ValueError, secretstore.SecretError) as error:
-        words = str(error) if isinstance(error, secretstore.SecretError) else f"cannot tell what to run: {error!r}"
+        is_told = isinstance(error, (secretstore.SecretError, staging.StagingError))
+        words = str(error) if is_told else f"cannot tell what to run: {error!r}"
         print(words, file=sys.stderr, flush=True)
         cause = {"rank": None, "kind": "config", "message": words}
-        return _leave(failure, {"state": "failed", "reason": "error", "error": cause, "resumable": False})
-    helpers = _helpers(spec, told)
+        may_mend = isinstance(error, staging.StagingError) and error.may_mend
+        reason = "node_failure" if may_mend else "error"
+        return ending.tell({"state": "failed", "reason": reason, "error": cause, "resumable": False})
+    pump = Pump(Path(told["root"]) / "log", form=spec.get("log", "plain"))
+    helpers = [pump, *_helpers(spec, told, root)]
     for helper in helpers:
         helper.start()
     try:
@@ -69,16 +80,19 @@ def main(argv: list[str]) -> int:
     finally:
         for helper in helpers:
             helper.finish()
-    code = _leave(failure, verdict)
+    code = ending.tell(verdict)
     # Whoever follows the log knows by it that nothing more will come.
     is_final = verdict.get("reason") != "preempted"  # else the platform may start the job on other machines
-    events.emit("end", f"node {told['node']} has ended", node=told["node"], final=is_final)
+    counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
+    events.emit("end", f"node {told['node']} has ended", **counted)
     return code
 
 
-def _helpers(spec: dict[str, Any], told: dict[str, Any]) -> list[Pump | Sweeper | Note]:
-    """Return what runs beside the agent."""
-    found: list[Pump | Sweeper | Note] = [Pump(Path(told["root"]) / "log", stamped=spec.get("stamped", False))]
+def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
+    """Return what runs beside the agent and the pump."""
+    found: list[Sweeper | Note | Carrier] = [
+        Carrier(root / each["place"], each["uri"]) for each in spec.get("carried", ())
+    ]
     if told["node"] != 0:
         return found
     if spec["run"]["kind"] == "task":  # a script's checkpoint folder is its own
@@ -116,6 +130,8 @@ def _short(text: str, size: int) -> str:
 def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
     """Return the spec, with the places that the platform has told on the command line. Raises ValueError."""
     name = source.removeprefix("env:")
+    if source.startswith("gs://"):
+        return staging.order(source, root, given[0].removeprefix("fence="))
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     spec: dict[str, Any] = json.loads(text)
     if name != source:  # what only the sending could know
@@ -186,20 +202,46 @@ def _prefer_newer_driver() -> None:
             os.environ["LD_LIBRARY_PATH"] = found
 
 
-def _leave(failure: Path | None, verdict: dict[str, Any]) -> int:
-    """Say how it ended where the platform looks for it, else in the log; return the container's exit code."""
-    if verdict["state"] == "succeeded":
-        return EXIT_DONE
-    if failure is None:
-        with contextlib.suppress(OSError):
-            print(account(verdict), flush=True)
-    else:
+@dataclass
+class _Ending:
+    """Where the platform, or the launcher, looks for the account of an end: a file, an object in a bucket, the log.
+
+    `codes`: the exit codes by which the platform knows whether a new start may mend it, None where it does not ask.
+    """
+
+    failure: Path | None = None
+    uri: str | None = None
+    codes: dict[str, int] | None = None
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], root: Path) -> _Ending:
+        """Return what the spec says of it."""
+        place = spec["places"]["failure"]
+        return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
+
+    def begin(self, node: int) -> None:
+        """Take back what a life before has said; the node is known from here on."""
+        if self.uri is not None:
+            self.uri = f"{self.uri}-{node}.json"
+            staging.retract(self.uri)
+
+    def tell(self, verdict: dict[str, Any]) -> int:
+        """Say how it ended; return the container's exit code."""
+        if self.uri is not None and self.uri.endswith(".json"):
+            staging.report(self.uri, verdict)
+        if verdict["state"] == "succeeded":
+            return EXIT_DONE
         with contextlib.suppress(OSError):  # a full disk: the log has it
-            failure.parent.mkdir(parents=True, exist_ok=True)
-            failure.write_text(account(verdict))
-    if verdict["state"] == "stopped":
-        return EXIT_SAVED
-    return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED
+            if self.failure is None:
+                print(account(verdict), flush=True)
+            else:
+                self.failure.parent.mkdir(parents=True, exist_ok=True)
+                self.failure.write_text(account(verdict))
+        if self.codes is not None:
+            return self.codes["again" if verdict["reason"] in ("preempted", "node_failure") else "permanent"]
+        if verdict["state"] == "stopped":
+            return EXIT_SAVED
+        return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -138,6 +138,40 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
     return Node("Azure ML", rank, count, head, HEAD_PORT, address, f"NODE_RANK {rank}, MASTER_ADDR {head}")
 
 
+def _from_vertex(environ: Mapping[str, str]) -> Node | None:
+    """Vertex AI names all replicas in CLUSTER_SPEC; pool 0 is the head, pool 1 the others, what is beyond no rank.
+
+    The port is the one that it announces for every replica. Of a single replica it may say nothing at all.
+    """
+    if "CLOUD_ML_JOB_ID" not in environ and "CLUSTER_SPEC" not in environ:
+        return None
+    told = json.loads(environ.get("CLUSTER_SPEC") or "{}")
+    cluster, task = told.get("cluster") or {}, told.get("task") or {}
+    heads = cluster.get("workerpool0") or cluster.get("chief") or []
+    names = [*heads[:1], *cluster.get("workerpool1", [])]
+    count = int(environ.get("CLOUDTRAIN_NODES") or 1)
+    if not names and count == 1:
+        return Node("Vertex AI", 0, 1, "127.0.0.1", HEAD_PORT, "127.0.0.1", "one replica, no CLUSTER_SPEC")
+    if not names:
+        raise ValueError(f"CLUSTER_SPEC names no replicas, and there should be {count}")
+    rank = 0 if task.get("type") in ("workerpool0", "chief") else int(task.get("index", 0)) + 1
+    if task.get("type") not in ("workerpool0", "chief", "workerpool1"):
+        raise ValueError(f"CLUSTER_SPEC makes this a `{task.get('type')}`, which trains nothing")
+    host, _, port = names[0].partition(":")
+    own = names[rank].partition(":")[0] if rank < len(names) else socket.gethostname()
+    evidence = f"CLUSTER_SPEC: {task.get('type')}-{task.get('index', 0)}"
+    return Node("Vertex AI", rank, len(names), host, int(port or HEAD_PORT), _own_address(own), evidence)
+
+
+def _own_address(name: str) -> str:
+    """Return this machine's address by its own name in the cluster, else the one that leads out of it."""
+    with contextlib.suppress(TimeoutError):
+        found = resolve(name, OWN_NAME_S)
+        if not found.startswith("127.0."):  # an own name that only this machine knows
+            return found
+    return _towards(ELSEWHERE)
+
+
 def _towards(address: str) -> str:
     """Return this machine's own address on the network by which the other one is reached; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -145,4 +179,9 @@ def _towards(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (_from_agent, _from_sagemaker, _from_azureml)
+_PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (
+    _from_agent,
+    _from_sagemaker,
+    _from_azureml,
+    _from_vertex,
+)

@@ -2,20 +2,27 @@
 
 Ranks write into files of their own and never wait for this. Each of their lines gets its rank in front, `[3] `, because
 the platform has one stream a node; the node's own lines get nothing. Where the platform keeps no times, each line gets
-the one at which it was seen here, too: `2026-11-21T23:59:59.123Z [3] `.
+the one at which it was seen here, too: `2026-11-21T23:59:59.123Z [3] `. Where it may lose the order, or a line, and
+reads objects (Cloud Logging), each is one: `message`, `severity`, and `ct`: this container's mark `l`, the line's
+number `n`, from 1, and its time `t` in milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
+import secrets
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
-__all__ = ["Pump"]
+__all__ = ["Form", "Pump"]
+
+Form = Literal["plain", "stamped", "json"]
 
 LOOK_S = 0.1
 PIECE_BYTES = 1 << 20  # of one file at once, so that all have their turn
@@ -25,15 +32,20 @@ MAX_LINE_BYTES = 1 << 16  # a longer one is passed on in pieces: CloudWatch take
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 _LOG = re.compile(r"boot\.log|rank-(\d+)\.log")
+_LEVEL = re.compile(r"\b(DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|Traceback \(most recent|Error: ")
+_LEVEL_IN = 80  # characters from the line's beginning: further on it is what the line tells about
+_SEVERITIES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
 class Pump:
     """A thread that copies, from `start` to `finish`."""
 
-    def __init__(self, folder: Path, out: int = 1, *, stamped: bool = False) -> None:
+    def __init__(self, folder: Path, out: int = 1, *, form: Form = "plain") -> None:
         self._folder = folder
         self._out = out
-        self._stamped = stamped
+        self._form = form
+        self.life = secrets.token_hex(4)
+        self.count = 0  # of the lines that it has written
         self._offsets: dict[Path, int] = {}
         self._given: dict[Path, int] = {}  # up to where the room on disk was given back
         self._is_over = threading.Event()
@@ -66,14 +78,34 @@ class Pump:
             with contextlib.suppress(OSError):  # one file that cannot be read must not silence the others
                 lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
             if lines:
-                rank = f"[{match[1]}] " if match[1] else ""
-                tag = f"{_now() if self._stamped else ''}{rank}".encode()
-                _write(self._out, b"".join(tag + line + b"\n" for line in lines))
+                _write(self._out, self._formed(f"[{match[1]}] " if match[1] else "", lines))
                 found = True
             if self._offsets.get(path, 0) - self._given.get(path, 0) >= GIVE_BYTES:
                 _give_back(path, self._offsets[path])
                 self._given[path] = self._offsets[path]
         return found
+
+    def _formed(self, rank: str, lines: list[bytes]) -> bytes:
+        """Return the lines as the platform gets them."""
+        begin, self.count = self.count + 1, self.count + len(lines)
+        if self._form != "json":
+            tag = f"{_now() if self._form == 'stamped' else ''}{rank}".encode()
+            return b"".join(tag + line + b"\n" for line in lines)
+        now_ms = int(time.time() * 1000)
+        texts = (f"{rank}{line.decode(errors='replace')}" for line in lines)
+        found = [
+            {"severity": _severity(text), "message": text, "ct": {"l": self.life, "n": number, "t": now_ms}}
+            for number, text in enumerate(texts, begin)
+        ]
+        return "".join(f"{json.dumps(each, ensure_ascii=False, separators=(',', ':'))}\n" for each in found).encode()
+
+
+def _severity(text: str) -> str:
+    """Return the level that the line itself names: of a container's output the platform knows only INFO and ERROR."""
+    level = _LEVEL.search(text, 0, _LEVEL_IN)
+    if level is None:
+        return "INFO"
+    return _SEVERITIES.get(level[1], level[1]) if level[1] else "ERROR"
 
 
 def _now() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import time
@@ -10,10 +11,13 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from cloudtrain.entrypoints import googleaccess
+
 __all__ = ["SecretError", "fetch"]
 
 _BATCH = 10  # the most that SSM gives at once
 _TRIES, _PAUSE_S, _TIMEOUT_S = 5, 2.0, 30.0
+_GOOGLE = "https://secretmanager.googleapis.com"
 
 
 class SecretError(Exception):
@@ -23,7 +27,8 @@ class SecretError(Exception):
 def fetch(where: dict[str, Any] | None) -> dict[str, str]:
     """Return the secrets by name. `where`: the names, and the store that has them; None without secrets.
 
-    A `vault` is an entry of an Azure key vault, `prefix` and `region` lead into AWS's parameters. Raises SecretError.
+    A `vault` is an entry of an Azure key vault, a `secret` a version in Google's Secret Manager, `prefix` and `region`
+    lead into AWS's parameters. Raises SecretError.
     """
     if not where or not where["names"]:
         return {}
@@ -31,6 +36,8 @@ def fetch(where: dict[str, Any] | None) -> dict[str, str]:
         found, place = _from_parameters(where), str(where["prefix"])
     elif "vault" in where:
         found, place = _from_vault(where["vault"], is_user=where.get("as") == "user"), str(where["vault"])
+    elif "secret" in where:
+        found, place = _from_secret_manager(where["secret"], where.get("endpoint") or _GOOGLE), str(where["secret"])
     else:
         raise SecretError("who sent this job has not stored its secrets: send it with `cloudtrain submit`")
     missing = sorted(set(where["names"]) - set(found))
@@ -74,6 +81,21 @@ def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
         raise SecretError(
             f"the job's secrets cannot be read: whoever it acts as (azureml.identity) needs the role Key Vault Secrets "
             f"User on {host}: {error}"
+        ) from error
+    return found
+
+
+def _from_secret_manager(version: str, endpoint: str) -> dict[str, str]:
+    """Return what one version of a secret in Google's Secret Manager holds: a JSON object."""
+    identity = googleaccess.of_environment()
+    try:
+        token = identity.token()
+        answer = _get(f"{endpoint}/v1/{version}:access", {"Authorization": f"Bearer {token}"})
+        found: dict[str, str] = json.loads(base64.b64decode(answer["payload"]["data"]))
+    except (OSError, ValueError, KeyError) as error:
+        raise SecretError(
+            f"the job's secrets cannot be read: {identity.who} needs the role Secret Manager Secret Accessor on "
+            f"{version.partition('/versions/')[0]}: {error}"
         ) from error
     return found
 

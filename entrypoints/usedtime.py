@@ -1,6 +1,6 @@
 """How long a job has run on machines that were taken away since: its time limit counts them, and so must its deadline.
 
-The note lies beside the checkpoints, which the platform brings to the next machines.
+The note lies beside the checkpoints, which the platform brings to the next machines; where it does not, in a store too.
 """
 
 from __future__ import annotations
@@ -12,16 +12,39 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints.checkpoints.mirror import Mirror, open_mirror
+from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["Note", "used_s"]
 
 NAME = ".used.json"
 EVERY_S = 30.0
+FINISH_S = 20.0  # for a store that does not answer
 
 
-def used_s(folder: Path, job: str, attempt: int) -> float:
-    """Return the seconds that the attempt has used before, 0 where it begins."""
-    told = durable.read_json(folder / NAME)
+def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> float:
+    """Return the seconds that the attempt has used before, 0 where it begins.
+
+    `kept_in`: a place that has the note too, as gs://BUCKET/PREFIX; one that cannot be read is said, and passed over.
+    """
+    path = folder / NAME
+    found = [_seconds(path, job, attempt)]
+    try:
+        store = open_mirror(kept_in)
+        if store is not None:
+            copy = folder / f"{NAME}.kept.tmp"
+            store.get(NAME, copy)
+            found.append(_seconds(copy, job, attempt))
+            copy.unlink()
+    except FileNotFoundError:
+        pass
+    except (OSError, TaskError) as error:
+        print(f"how long the job has run before is not known, and its time limit begins anew: {error}", flush=True)
+    return max(found)
+
+
+def _seconds(path: Path, job: str, attempt: int) -> float:
+    told = durable.read_json(path)
     is_known = isinstance(told, dict) and (told.get("job"), told.get("attempt")) == (job, attempt)
     return float(told["used_s"]) if is_known else 0.0
 
@@ -29,8 +52,10 @@ def used_s(folder: Path, job: str, attempt: int) -> float:
 class Note:
     """A thread of node 0 that keeps the note up to date."""
 
-    def __init__(self, folder: Path, job: str, attempt: int, before_s: float) -> None:
+    def __init__(self, folder: Path, job: str, attempt: int, before_s: float, kept_in: str | None = None) -> None:
         self._path = folder / NAME
+        self._kept_in = kept_in
+        self._store: Mirror | None = None
         self._told: dict[str, Any] = {"job": job, "attempt": attempt}
         self._begin_s = time.monotonic() - before_s
         self._is_over = threading.Event()
@@ -43,12 +68,17 @@ class Note:
     def finish(self) -> None:
         """Write once more."""
         self._is_over.set()
-        self._write()
+        self._thread.join(FINISH_S)
 
     def _run(self) -> None:
         while not self._is_over.wait(EVERY_S):
             self._write()
+        self._write()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TaskError):  # the next time it may go
             durable.write_json(self._path, {**self._told, "used_s": time.monotonic() - self._begin_s})
+            if self._store is None:
+                self._store = open_mirror(self._kept_in)
+            if self._store is not None:
+                self._store.put(self._path, NAME)

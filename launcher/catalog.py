@@ -1,6 +1,6 @@
 """The clouds' machine types with accelerators and what they cost: instances.csv, each price with source and date.
 
-Prices are of one machine and an hour, on demand, in US dollars. What is not known is None, never 0.
+Prices are of one machine and an hour, in US dollars, on demand and spot. What is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ __all__ = ["Machine", "by_accelerators", "by_type"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine type of a backend. `as_of` is the date of its price; `is_derived`: from another figure, by a rule."""
+    """A machine type of a backend. `as_of` is the date of its prices; `is_derived`: from other figures, by a rule.
+
+    Of Vertex AI the spot prices are all derived, also where the one on demand is not.
+    """
 
     instance_type: str
     accelerator: str
@@ -23,6 +26,7 @@ class Machine:
     hourly_usd: float | None
     as_of: str
     is_derived: bool
+    spot_hourly_usd: float | None = None
 
     @property
     def price_source(self) -> str:
@@ -34,7 +38,7 @@ def by_type(backend: str, instance_type: str, region: str | None) -> Machine | N
     """Return the type with its price in the region, without one where the region's is not known; None: no such type."""
     found = [row for row in _rows() if (row["backend"], row["instance_type"]) == (backend, instance_type)]
     here = next((row for row in found if row["region"] == region), None)
-    return _machine(here or {**found[0], "usd_per_hour": ""}) if found else None
+    return _machine(here or {**found[0], "usd_per_hour": "", "spot_usd_per_hour": ""}) if found else None
 
 
 def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
@@ -66,10 +70,19 @@ def _plain(name: str) -> str:
 
 
 def _machine(row: dict[str, str]) -> Machine:
-    price = float(row["usd_per_hour"]) if row["usd_per_hour"] else None
     return Machine(
-        row["instance_type"], row["accelerator"], int(row["count"]), price, row["as_of"], row["derived"] == "yes"
+        row["instance_type"],
+        row["accelerator"],
+        int(row["count"]),
+        _usd(row["usd_per_hour"]),
+        row["as_of"],
+        is_derived=row["derived"] == "yes",
+        spot_hourly_usd=_usd(row["spot_usd_per_hour"]),
     )
+
+
+def _usd(text: str) -> float | None:
+    return float(text) if text else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,6 +15,7 @@ __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "re
 # What a YAML reader takes only as an escape, or for an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 YAML_WIDTH = 120
+_TEXT = "tag:yaml.org,2002:str"
 
 
 def render_json(template: str, **values: Any) -> dict[str, Any]:
@@ -43,8 +44,14 @@ def as_yaml(body: dict[str, Any]) -> str:
     """Return the mapping as a dry run prints it, in its own order."""
     import yaml
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(body, Dumper=dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        """Writes texts of several lines as they are."""
+
+    def shown(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
+
+    Dumper.add_representer(str, shown)
+    text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)
     return text
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
-from doubles.fixtures import aws, aws_server, azure, azure_server  # noqa: F401 - fixtures, by these names everywhere
+from doubles.fixtures import aws, aws_server, azure, azure_server, google, google_server  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")

@@ -3,45 +3,45 @@
     .venv/bin/python tools/azureml_table.py            # writes it
     .venv/bin/python tools/azureml_table.py --check    # compares, and fails where azure-ai-ml says something else
 
-Facts only, in a form of our own: types, required fields, enumerations, read-only fields, and which field tells the
-kinds of a thing apart. Twice: `shapes` for the body of the PUT, from the client's models, and `yaml` for the file that
-`az ml job create` and `load_job` read, from their schema. The models know no lengths and no patterns; the few that the
-published ARM schema has stand below. A dry run reads the table, so that it needs no SDK; a test runs `--check`.
+Facts only, in the form that launcher/tablecheck.py walks: types, required fields, enumerations, read-only fields, and
+which field tells the kinds of a thing apart. Twice: the body of the PUT, from the client's models, and as JobFile the
+file that `az ml job create` and `load_job` read, from their schema. The models know no lengths and no patterns; the
+few that the published ARM schema has stand below. A dry run reads the table, so that it needs no SDK; a test runs
+`--check`.
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib
-import json
 import logging
 import sys
 import types
 import typing
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).parents[1] / "backends" / "azureml" / "rules.json"
+import rulesfile
+
 MODELS = "azure.ai.ml._restclient.arm_ml_service.models"
 KINDS: dict[Any, str] = {
     str: "string",
     bool: "boolean",
     int: "integer",
     float: "number",
-    datetime.timedelta: "duration",
+    datetime.timedelta: "Duration",
 }
 
 # What the published ARM schema says and the SDK's models leave out. Source: Azure/azure-resource-manager-schemas,
 # commit a1454431 (2026-08-16), Microsoft.MachineLearningServices 2025-01-01-preview, which the SDK sends; 2026-05-01
-# says the same. A pattern without anchors is one to be found somewhere in the text ("holds a letter, a digit or _");
-# shmSize is anchored here, because its description says that the whole text has the form.
-_NOT_EMPTY = {"min": 1, "pattern": "[a-zA-Z0-9_]"}
-_GUID = {"min": 36, "max": 36, "pattern": r"^[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z"}
+# says the same. A pattern without anchors is there one to be found somewhere in the text ("holds a letter, a digit or
+# _"); shmSize's is taken for the whole, because its description says so.
+_NOT_EMPTY = {"min": 1, "pattern": r"(?s:.*)[a-zA-Z0-9_](?s:.*)"}
+_GUID = {"min": 36, "max": 36, "pattern": r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "CommandJob.command": _NOT_EMPTY,
     "CommandJob.environmentId": _NOT_EMPTY,
-    "JobResourceConfiguration.shmSize": {"pattern": r"^\d+[bBkKmMgG]\Z"},
+    "JobResourceConfiguration.shmSize": {"pattern": r"\d+[bBkKmMgG]"},
     "LiteralJobInput.value": _NOT_EMPTY,
     "ManagedIdentity.clientId": _GUID,
     "ManagedIdentity.objectId": _GUID,
@@ -52,9 +52,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 # Fields of that version which the models have lost, and the SDK still writes into the body by hand. Source: the same
 # schema, and azure-ai-ml 1.35.2, entities/_job/command_job.py, _to_rest_object.
-LOST: dict[str, dict[str, Any]] = {"CommandJob.parentJobName": {"type": "string"}}
+LOST: dict[str, dict[str, Any]] = {"CommandJob.parentJobName": {}}
 # The job's name stands in the URL, not in the body. Source: the same schema, resourceDefinitions.workspaces_jobs.
-JOB_NAME = {"type": "string", "min": 1, "max": 255, "pattern": r"^[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}\Z"}
+JOB_NAME = {"type": "string", "min": 1, "max": 255, "pattern": r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}"}
+# As the client writes a timedelta.
+DURATION = {
+    "type": "string",
+    "pattern": r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?",
+    "said": "ISO 8601 duration in whole seconds, such as PT3600S",
+}
 
 
 def table() -> dict[str, Any]:
@@ -64,17 +70,14 @@ def table() -> dict[str, Any]:
 
     models = importlib.import_module(MODELS)
     schema: Any = CommandJobSchema
-    shapes: dict[str, Any] = {"JobName": JOB_NAME}
+    job_file = _file_object(schema(context={"base_path": "./"}))
+    shapes: dict[str, Any] = {"Duration": DURATION, "JobFile": job_file, "JobName": JOB_NAME}
     _model(models.JobBase, shapes)
     for place, facts in {**PUBLISHED, **LOST}.items():
         shape, _, field = place.partition(".")
-        shapes[shape]["members"].setdefault(field, {}).update(facts)
-    return {
-        "sdk": f"azure-ai-ml {VERSION}",
-        "yaml": _file_object(schema(context={"base_path": "./"})),
-        "root": models.JobBase.__name__,
-        "shapes": dict(sorted(shapes.items())),
-    }
+        shapes[shape]["members"][field] = {"type": "string", **facts}
+    source = f"azure-ai-ml {VERSION}"
+    return {"source": source, "root": models.JobBase.__name__, "shapes": dict(sorted(shapes.items()))}
 
 
 def _model(model: Any, shapes: dict[str, Any]) -> None:
@@ -103,13 +106,13 @@ def _model(model: Any, shapes: dict[str, Any]) -> None:
             shape["required"].append(field._rest_name)
 
 
-def _rule(hint: Any, shapes: dict[str, Any]) -> dict[str, Any]:
+def _rule(hint: Any, shapes: dict[str, Any]) -> Any:
     """Return the rule of one value."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint in KINDS:
-        return {"type": KINDS[hint]}
+        return KINDS[hint]
     if hint is Any:
-        return {"type": "any"}
+        return "any"
     if origin is typing.Literal:
         return {"type": "string", "enum": [arguments[0].value]}
     if origin is list:
@@ -120,11 +123,11 @@ def _rule(hint: Any, shapes: dict[str, Any]) -> dict[str, Any]:
         # The models write an enumeration as `str or the enumeration`.
         (enum,) = (each for each in arguments if isinstance(each, type) and issubclass(each, Enum))
         shapes[enum.__name__] = {"type": "string", "enum": [member.value for member in enum]}
-        return {"ref": enum.__name__}
+        return str(enum.__name__)
     if hint.__name__ == "JobBaseProperties":  # any kind of job in the models, a command job here
         hint = sys.modules[MODELS].CommandJob
     _model(hint, shapes)
-    return {"ref": hint.__name__}
+    return str(hint.__name__)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -140,7 +143,7 @@ def _file_object(schema: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "object", "members": {}, "required": [], "read_only": []}
     for name, field in sorted((field.data_key or name, field) for name, field in schema.fields.items()):
         if name == "$schema":  # for editors; load_job passes over it
-            found["members"][name] = {"type": "string"}
+            found["members"][name] = "string"
             continue
         if field.dump_only:
             found["read_only"].append(name)
@@ -183,19 +186,6 @@ def _file_rule(field: Any) -> dict[str, Any]:
     return rule | {"nullable": True} if field.allow_none else rule
 
 
-def main(argv: list[str]) -> int:
-    """Write the table, or compare it; return the exit code."""
-    logging.disable(logging.WARNING)  # the SDK calls half of its classes experimental
-    text = json.dumps(table(), indent=1, sort_keys=False) + "\n"
-    if argv != ["--check"]:
-        TARGET.write_text(text)
-        print(f"wrote {TARGET.relative_to(Path.cwd())}")
-        return 0
-    if TARGET.read_text() == text:
-        return 0
-    print("backends/azureml/rules.json is not what this azure-ai-ml says: run tools/azureml_table.py, look at the diff")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    logging.disable(logging.WARNING)  # the SDK calls half of its classes experimental
+    sys.exit(rulesfile.main(sys.argv[1:], "azureml", "this azure-ai-ml", table))

@@ -3,19 +3,18 @@
     .venv/bin/python tools/sagemaker_table.py            # writes it
     .venv/bin/python tools/sagemaker_table.py --check    # compares, and fails where botocore says something else
 
-Facts only, in a form of our own: types, required members, limits, patterns, enumerations. A dry run reads the table, so
-that it needs no SDK; a test runs `--check`.
+Facts only, in the form that launcher/tablecheck.py walks: types, required members, limits, patterns, enumerations. A
+dry run reads the table, so that it needs no SDK; a test runs `--check`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).parents[1] / "backends" / "sagemaker" / "rules.json"
+import rulesfile
+
 ROOT = "CreateTrainingJobRequest"
 KINDS = {"structure": "object", "list": "list", "map": "map", "string": "string", "boolean": "boolean"}
 # As Java reads \\p{Z}: no tab and no newline.
@@ -75,20 +74,5 @@ def translated(pattern: str) -> str:
     return pattern
 
 
-def main(argv: list[str]) -> int:
-    """Write the table, or compare it; return the exit code."""
-    text = json.dumps(table(), indent=1, sort_keys=False) + "\n"
-    if argv != ["--check"]:
-        TARGET.write_text(text)
-        print(f"wrote {TARGET.relative_to(Path.cwd())}")
-        return 0
-    if TARGET.read_text() == text:
-        return 0
-    print(
-        "backends/sagemaker/rules.json is not what this botocore says: run tools/sagemaker_table.py, look at the diff"
-    )
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(rulesfile.main(sys.argv[1:], "sagemaker", "this botocore", table))

@@ -21,6 +21,7 @@ LATEST = "latest.json"
 # launcher/config/rules.py, which refuses what is not here.
 MODULES = {
     "s3": "cloudtrain.entrypoints.checkpoints.s3",
+    "gs": "cloudtrain.entrypoints.checkpoints.gcs",
     **dict.fromkeys(("https", "abfss", "wasbs"), "cloudtrain.entrypoints.checkpoints.azureblob"),
 }
 

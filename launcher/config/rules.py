@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import Fault, Place
 __all__ = ["STORES", "faults_of", "given"]
 
 # What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/checkpoints/mirror.py.
-STORES = ("file", "s3", "https", "abfss", "wasbs")
+STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
@@ -207,11 +207,14 @@ def _mirror(root: Node) -> Iterator[Fault]:
     if store not in STORES:
         close = get_close_matches(store, STORES, 1, 0.75)
         message = f"the trainer knows no `{scheme[1]}:` store to copy checkpoints to"
-        hint = f"a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, s3://BUCKET/PREFIX, or {_AZURE}"
+        hint = "a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, or "
+        hint += _AZURE
         hint = f"did you mean `{close[0]}://`?" if close else hint
     elif store == "s3" and not re.match(r"//[A-Za-z0-9._-]{3,255}(/|$)", rest):
         message, hint = f"`{named(node)}` names no bucket", "as in s3://BUCKET/PREFIX"
-    elif store not in ("file", "s3"):
+    elif store == "gs" and not re.match(r"//[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)", rest):
+        message, hint = f"`{named(node)}` names no bucket", "as in gs://BUCKET/PREFIX"
+    elif store not in ("file", "s3", "gs"):
         message, hint = _at_azure(store, rest)
     if message:
         yield Fault(message, "checkpoint.mirror", node.place, hint)
@@ -232,6 +235,8 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
         message = f"`{host}` is no host of Azure's blob storage"
         if bucket := re.fullmatch(r"(.+)\.s3[.-].*amazonaws\.com", host):
             return message, f"did you mean `s3://{bucket[1]}/{path}`?"
+        if re.fullmatch(r"storage\.(googleapis|cloud\.google)\.com", host):
+            return message, f"did you mean `gs://{path}`?"
         near = re.fullmatch(rf"({label})\.{label}\.(core(\.{label})+)", host, re.IGNORECASE)
         return message, f"did you mean `{near[1]}.{_SERVICE[store]}.{near[2]}`?" if near else f"as in {form}"
     if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", container) or len(container) > 63:

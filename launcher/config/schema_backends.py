@@ -227,10 +227,20 @@ class AzureML(Section):
 class Vertex(Section):
     """Google Vertex AI custom jobs."""
 
-    project: Text | None = Field(None, description="Project id.", examples=["my-project"])
-    location: Text | None = Field(None, description="Region of the job.", examples=["europe-west4"])
+    project: Text | None = Field(
+        None, description="Project id. Default: GOOGLE_CLOUD_PROJECT, then gcloud's own.", examples=["my-project"]
+    )
+    location: Text | None = Field(
+        None, description="Region of the job. Default: gcloud's own.", examples=["europe-west4"]
+    )
     staging_bucket: Text | None = Field(
         None, description="Bucket for code, checkpoints and outputs.", examples=["gs://my-bucket"]
+    )
+    prefix: Text = Field("cloudtrain", description="Folder in the bucket.", examples=["teams/vision"])
+    machine_type: Text | None = Field(
+        None,
+        description="Machine that carries the `resources.accelerators`. Default: the smallest that may.",
+        examples=["n1-standard-16"],
     )
     service_account: Text | None = Field(
         None, description="Account the job runs as.", examples=["train@my-project.iam.gserviceaccount.com"]
@@ -262,6 +272,16 @@ class Vertex(Section):
     )
     persistent_resource: Text | None = Field(None, description="Persistent resource to run on.", examples=["pool-1"])
     web_access: bool = Field(False, description="Allow a shell into the replicas.", examples=[True])
+    input_mode: Literal["mount", "download"] = Field(
+        "mount",
+        description="How inputs reach the job: below /gcs as files, where the machine has that, or copied first.",
+        examples=["download"],
+    )
+    price_per_hour: Money | None = Field(
+        None,
+        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        examples=["2.50 USD"],
+    )
     endpoints: dict[str, Text] = Field(
         {}, description=_ENDPOINTS, examples=[{"aiplatform": "https://europe-west4-aiplatform.googleapis.com"}]
     )

@@ -6,6 +6,7 @@ import pytest
 
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
+from doubles.google.handle import Google
 
 
 @pytest.fixture
@@ -24,3 +25,10 @@ def azure_account(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
     """Return a workspace at Azure, where the command finds it."""
     azure.apply(monkeypatch)
     return azure
+
+
+@pytest.fixture
+def google_project(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
+    """Return a project at Google Cloud with a bucket, where the command finds it."""
+    google.apply(monkeypatch)
+    return google

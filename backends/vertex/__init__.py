@@ -1,0 +1,1 @@
+"""Google Vertex AI custom jobs."""

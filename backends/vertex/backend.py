@@ -1,0 +1,51 @@
+"""The Vertex AI backend: jobs are custom jobs, their lines are in Cloud Logging, their files in Cloud Storage.
+
+What plans and renders is imported by a dry run, what talks to Google by the commands that do, each on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import lazily
+from cloudtrain.launcher.backend import Capacity, Request
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.errors import Fault
+
+__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+
+_JOBS = "cloudtrain.backends.vertex.jobs"
+
+request = lazily.of("cloudtrain.backends.vertex.request", "build")
+send = lazily.of(_JOBS, "send")
+find = lazily.of(_JOBS, "find")
+state = lazily.of(_JOBS, "state")
+logs = lazily.of(_JOBS, "logs")
+pace = lazily.of(_JOBS, "pace")
+stop = lazily.of(_JOBS, "stop")
+artifacts = lazily.of(_JOBS, "artifacts")
+doctor = lazily.of("cloudtrain.backends.vertex.doctor", "checks")
+
+
+def capacity(config: Config) -> Capacity:
+    """Return what the machine brings, at the price of the way in which it is to be had."""
+    from cloudtrain.backends.vertex import prices
+    from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of
+
+    choice, block, kind = choose(config), block_of(config), kind_of(config)
+    if block.price_per_hour is not None:
+        return Capacity(choice.count, block.price_per_hour / 1e6, f"{choice.label}, vertex.price_per_hour")
+    hourly_usd, source = prices.hourly(choice.machine, kind)
+    if hourly_usd is None:
+        where = location_of(block) or "an unknown region (vertex.location)"
+        return Capacity(choice.count, None, f"no price of {choice.label} in {where}: set vertex.price_per_hour")
+    return Capacity(choice.count, hourly_usd, source)
+
+
+def check(request: Request) -> list[Fault]:
+    """Return what Vertex AI would refuse."""
+    from cloudtrain.backends.vertex import check as rules
+
+    return list(rules.faults(request.body))

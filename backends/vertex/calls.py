@@ -1,0 +1,43 @@
+"""How often Cloud Logging may be asked: 60 lists a minute for a whole project, of which we take a part.
+
+All processes of this home count together, in a small file under a lock: several that follow jobs ask less often each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import time
+from pathlib import Path
+
+__all__ = ["FOLLOWING", "PASSING", "may_ask"]
+
+MINUTE_S = 60.0
+FOLLOWING, PASSING = 30, 50  # calls a minute: by who stays, and by who reads what is there and goes
+
+
+def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
+    """Count one more call; return False, and count none, where `most` were made in the last minute."""
+    path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
+    try:
+        with path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            now_s = time.time()
+            made = [when for when in _read(file.read()) if 0 <= now_s - when < MINUTE_S]
+            if len(made) >= most:
+                return False
+            file.seek(0)
+            file.truncate()
+            json.dump([*made, now_s], file)
+    except OSError:  # a full disk: a log that can be read is worth more than the count
+        pass
+    return True
+
+
+def _read(text: str) -> list[float]:
+    try:
+        return [float(when) for when in json.loads(text or "[]")]
+    except (ValueError, TypeError):
+        return []

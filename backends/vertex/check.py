@@ -1,0 +1,316 @@
+"""What Vertex AI would refuse of a custom job, found without Google: a table, and rules between fields.
+
+rules.json holds every field of a CustomJob with its type, required and read-only fields and enumerations
+(tools/vertex_table.py writes it from Google's own description of the API). That knows no lengths, no forms and nothing
+that holds between fields: those are rules of our own below. A machine type newer than our table is let through with a
+warning; an accelerator is not, because Google's client refuses it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unicodedata import category
+
+from cloudtrain.backends.vertex import poolcheck
+from cloudtrain.backends.vertex.poolcheck import BUCKET, ID, PROJECT, REGION, Part, Violation, listed, mapped, part
+from cloudtrain.launcher import tablecheck
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["faults", "violations"]
+
+# Source: the descriptions in the API's discovery document, revision 20261106.
+MAX_POOLS = 4
+MAX_NAME = 128
+# Source: docs.cloud.google.com/resource-manager/docs/labels-overview.
+MAX_LABELS, MAX_LABEL = 64, 63
+# Source: the page "Schedule training jobs based on resource availability", training/schedule-jobs-dws.
+MAX_FLEX_S = 7 * 86_400
+FLEX_ACCELERATORS = (
+    "NVIDIA_L4",
+    "NVIDIA_TESLA_A100",
+    "NVIDIA_A100_80GB",
+    "NVIDIA_H100_80GB",
+    "NVIDIA_H100_MEGA_80GB",
+    "NVIDIA_H200_141GB",
+    "NVIDIA_B200",
+)
+_SMALL_A3 = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
+_IN_A_REGION = re.compile(rf"projects/[^/]+/(?:locations|regions|zones)/({REGION})(?:-[a-z])?(?:/|\Z)")
+
+# The form of what a field says as a whole, by its place: a pattern, and the same in words.
+_FORMS = {
+    "encryptionSpec.kmsKeyName": (
+        rf"projects/{PROJECT}/locations/{REGION}/keyRings/{ID}/cryptoKeys/{ID}",
+        "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+    ),
+    "jobSpec.serviceAccount": (
+        r"[a-z0-9][a-z0-9-]*@([a-z0-9-]+\.)+gserviceaccount\.com",
+        "NAME@PROJECT.iam.gserviceaccount.com",
+    ),
+    "jobSpec.network": (
+        r"projects/\d+/global/networks/[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
+        "projects/NUMBER/global/networks/NAME, with the project's number and not its id",
+    ),
+    "jobSpec.tensorboard": (
+        rf"projects/{PROJECT}/locations/{REGION}/tensorboards/{ID}",
+        "projects/PROJECT/locations/REGION/tensorboards/ID",
+    ),
+    "jobSpec.experiment": (
+        rf"projects/{PROJECT}/locations/{REGION}/metadataStores/{ID}/contexts/{ID}",
+        "projects/PROJECT/locations/REGION/metadataStores/STORE/contexts/NAME",
+    ),
+    "jobSpec.baseOutputDirectory.outputUriPrefix": (rf"{BUCKET}(/.*)?", "gs://BUCKET/FOLDER"),
+    "jobSpec.persistentResourceId": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "small letters, digits and `-`, at most 63"),
+    "jobSpec.protectedArtifactLocationId": (REGION, "a region, such as us-central1"),
+    "jobSpec.pscInterfaceConfig.networkAttachment": (
+        rf"(projects/{PROJECT}/regions/{REGION}/networkAttachments/)?[a-z]([a-z0-9-]{{0,61}}[a-z0-9])?",
+        "projects/PROJECT/regions/REGION/networkAttachments/NAME",
+    ),
+}
+_FORMS["jobSpec.experimentRun"] = _FORMS["jobSpec.experiment"]
+
+# Where in the config the parts of the job come from, the longest first; of a pool's parts without the pool's number.
+_KEYS = {
+    "displayName": "name",
+    "labels": "tags",
+    "encryptionSpec": "vertex.kms_key",
+    "jobSpec.workerPoolSpecs.replicaCount": "resources.instances",
+    "jobSpec.workerPoolSpecs.machineSpec.machineType": "resources.instance_type",
+    "jobSpec.workerPoolSpecs.machineSpec.acceleratorType": "resources.accelerators",
+    "jobSpec.workerPoolSpecs.machineSpec.acceleratorCount": "resources.accelerators",
+    "jobSpec.workerPoolSpecs.machineSpec.reservationAffinity": "vertex.reservation",
+    "jobSpec.workerPoolSpecs.diskSpec.bootDiskSizeGb": "resources.disk_gb",
+    "jobSpec.workerPoolSpecs.diskSpec.bootDiskType": "vertex.boot_disk_type",
+    "jobSpec.workerPoolSpecs.containerSpec.imageUri": "image",
+    "jobSpec.workerPoolSpecs.containerSpec.env": "env",
+    "jobSpec.workerPoolSpecs.pythonPackageSpec.executorImageUri": "image",
+    "jobSpec.workerPoolSpecs.pythonPackageSpec.env": "env",
+    "jobSpec.scheduling.timeout": "limits.max_duration",
+    "jobSpec.scheduling.maxWaitDuration": "limits.max_wait",
+    "jobSpec.scheduling.strategy": "vertex.scheduling",
+    "jobSpec.serviceAccount": "vertex.service_account",
+    "jobSpec.network": "vertex.network",
+    "jobSpec.pscInterfaceConfig": "vertex.network_attachment",
+    "jobSpec.baseOutputDirectory": "vertex.staging_bucket",
+    "jobSpec.tensorboard": "vertex.tensorboard",
+    "jobSpec.persistentResourceId": "vertex.persistent_resource",
+    "jobSpec.enableWebAccess": "vertex.web_access",
+}
+# How to mend what the table refuses, by the field's name.
+_HINTS = {
+    "acceleratorType": "update cloudtrain, if Google has a newer one",
+    "timeout": "such as 43200s",
+    "maxWaitDuration": "such as 7200s; 0s waits for ever",
+    "labels": "text alone: quote numbers, true and false",
+    "env": "text alone: quote numbers, true and false",
+}
+
+
+def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
+    """Yield what is wrong with a CustomJob, each under the config's key where one leads there, else under `raw`'s.
+
+    `location`: the region that the job is sent to, for what must lie in the same; left out, these must agree.
+    """
+    for path, message, hint, is_warning in violations(job, location):
+        yield Fault(f"{path or 'the job'}: {message}", _key_of(path), hint=hint, is_warning=is_warning)
+
+
+def violations(job: Any, location: str | None = None) -> Iterator[Violation]:
+    """Yield what is wrong, by the place in the job; of each place what the table says, else what our rules say."""
+    table = tablecheck.read("vertex", "a CustomJob", "Google")
+    in_table = [
+        Violation(*found[:2], _hint(table, *found[:2]), found[2]) for found in tablecheck.violations(table, job)
+    ]
+    yield from in_table
+    if not isinstance(job, Mapping):
+        return
+    said = [each.path for each in in_table]
+    for rules in (_names(job), _labels(job), _forms(job), _regions(job, location), _spec(part(job, "jobSpec"))):
+        for each in rules:
+            if not any(each.path == path or each.path.startswith((f"{path}.", f"{path}[")) for path in said):
+                yield each
+
+
+def _names(job: Part) -> Iterator[Violation]:
+    name = job.get("displayName")
+    if isinstance(name, str) and not 0 < len(name) <= MAX_NAME:
+        yield Violation("displayName", f"{len(name)} characters, and Vertex keeps 1 to {MAX_NAME}", "shorten it")
+
+
+def _labels(job: Part) -> Iterator[Violation]:
+    labels, hint = part(job, "labels"), "small letters, digits, `_` and `-`, a letter first"
+    if len(labels) > MAX_LABELS:
+        yield Violation("labels", f"{len(labels)} labels, and Google keeps {MAX_LABELS}", "leave some out")
+    for key, value in labels.items():
+        if not _is_label(str(key)) or not key or category(str(key)[0]) not in ("Ll", "Lo"):
+            yield Violation(f"labels.{key}", f"`{str(key)[:80]}` is no label's key", f"{hint}; at most {MAX_LABEL}")
+        elif isinstance(value, str) and not _is_label(value):
+            yield Violation(f"labels.{key}", f"`{value[:80]}` is no label's value", f"{hint}; at most {MAX_LABEL}")
+
+
+def _is_label(text: str) -> bool:
+    """Whether a label may say it; letters of every script pass, as long as they are not capitals."""
+    return len(text) <= MAX_LABEL and all(each in "_-" or category(each) in ("Ll", "Lo", "Nd") for each in text)
+
+
+def _forms(job: Part) -> Iterator[Violation]:
+    for path, (pattern, said) in _FORMS.items():
+        value = _at(job, path)
+        if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
+            yield Violation(path, f"`{value}` has not the form that it needs", said)
+
+
+def _regions(job: Part, location: str | None) -> Iterator[Violation]:
+    """Yield what lies in another region than the job, or than most others where the job's is not known."""
+    places = {path: str(_at(job, path)) for path in _FORMS}
+    for index, pool in enumerate(_pools(part(job, "jobSpec"))):
+        for number, value in enumerate(listed(part(part(pool, "machineSpec"), "reservationAffinity"), "values")):
+            at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity.values[{number}]"
+            places[at] = str(value)
+    found = {path: match[1] for path, value in places.items() if (match := _IN_A_REGION.match(value))}
+    if not found:
+        return
+    here = location or Counter(found.values()).most_common(1)[0][0]
+    for path, region in found.items():
+        if region != here:
+            whose = "the job" if location else "all else"
+            yield Violation(path, f"lies in {region}, and {whose} in {here}", "take one of the same region")
+
+
+def _spec(spec: Part) -> Iterator[Violation]:
+    at, pools = "jobSpec.workerPoolSpecs", spec.get("workerPoolSpecs")
+    if isinstance(pools, list) and not 0 < len(pools) <= MAX_POOLS:
+        yield Violation(at, f"{len(pools)} pools, and Vertex takes 1 to {MAX_POOLS}")
+    for index, pool in enumerate(_pools(spec)):
+        where = f"{at}[{index}]"
+        yield from poolcheck.violations(pool, index, where)
+        for kind in ("nfsMounts", "lustreMounts"):
+            if pool.get(kind) and not (spec.get("network") or spec.get("pscInterfaceConfig")):
+                yield Violation(f"{where}.{kind}", "needs a network that has the server", "set vertex.network")
+    yield from _reservations(spec)
+    yield from _scheduling(spec)
+    yield from _flex_start(spec)
+    yield from _network(spec)
+    yield from _doubts(spec)
+    if spec.get("tensorboard") and not spec.get("serviceAccount"):
+        yield Violation("jobSpec.serviceAccount", "is required with a tensorboard", "set vertex.service_account")
+
+
+def _reservations(spec: Part) -> Iterator[Violation]:
+    """Yield what a reservation does not go with. Source: the page "Use reservations with training"."""
+    strategy = part(spec, "scheduling").get("strategy")
+    for index, pool in enumerate(_pools(spec)):
+        kind = part(part(pool, "machineSpec"), "reservationAffinity").get("reservationAffinityType")
+        if kind not in ("ANY_RESERVATION", "SPECIFIC_RESERVATION"):
+            continue
+        at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity"
+        if strategy in ("SPOT", "FLEX_START"):
+            yield Violation(at, f"machines of a reservation are not had by {strategy}", "keep one of the two")
+        elif spec.get("persistentResourceId"):
+            yield Violation(at, "a persistent resource has machines of its own", "keep one of the two")
+
+
+def _scheduling(spec: Part) -> Iterator[Violation]:
+    scheduling, at = part(spec, "scheduling"), "jobSpec.scheduling"
+    timeout, strategy = _seconds(scheduling.get("timeout")), scheduling.get("strategy")
+    if "timeout" not in scheduling:
+        yield Violation(f"{at}.timeout", "without it a job runs, and costs, for 7 days", "set limits.max_duration")
+    elif timeout is not None and timeout < 1:
+        yield Violation(f"{at}.timeout", f"{timeout:g} s is no time to run", "raise limits.max_duration")
+    elif timeout is not None and timeout > MAX_FLEX_S and strategy == "FLEX_START":
+        message = f"{timeout:g} s is more than the 7 days that FLEX_START gives"
+        yield Violation(f"{at}.timeout", message, "lower limits.max_duration")
+    if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
+        yield Violation(f"{at}.maxWaitDuration", "goes with FLEX_START alone", "set vertex.scheduling: flex_start")
+
+
+def _flex_start(spec: Part) -> Iterator[Violation]:
+    if part(spec, "scheduling").get("strategy") != "FLEX_START":
+        return
+    machines = [dict(part(pool, "machineSpec")) for pool in _pools(spec)]
+    for index, machine in enumerate(machines):
+        machine.pop("reservationAffinity", None)  # refused beside it, in any pool
+        at = f"jobSpec.workerPoolSpecs[{index}].machineSpec"
+        if index and machine != machines[0]:
+            yield Violation(at, "FLEX_START wants one kind of machine in all pools", "as in the first pool")
+        elif index == 0 and machine.get("acceleratorType") not in FLEX_ACCELERATORS:
+            message = "FLEX_START has no such machines: L4, A100, H100, H200 and B200 alone"
+            yield Violation("jobSpec.scheduling.strategy", message, "leave vertex.scheduling out")
+    if spec.get("persistentResourceId"):
+        message = "a persistent resource has its machines already, and FLEX_START waits for some"
+        yield Violation("jobSpec.persistentResourceId", message, "keep one of the two")
+
+
+def _network(spec: Part) -> Iterator[Violation]:
+    psc, at = part(spec, "pscInterfaceConfig"), "jobSpec.pscInterfaceConfig"
+    if spec.get("network") and "pscInterfaceConfig" in spec:
+        yield Violation(at, "network and pscInterfaceConfig exclude each other", "keep one of them")
+    elif "pscInterfaceConfig" in spec and not psc.get("networkAttachment"):
+        yield Violation(f"{at}.networkAttachment", "is required", "set vertex.network_attachment")
+    for number, peering in enumerate(listed(psc, "dnsPeeringConfigs")):
+        domain = mapped(peering).get("domain")
+        if isinstance(domain, str) and not re.fullmatch(r"([a-zA-Z0-9_-]+\.)+", domain):
+            path = f"{at}.dnsPeeringConfigs[{number}].domain"
+            yield Violation(path, f"`{domain}` is no domain with a dot at its end", "such as corp.example.")
+    if spec.get("reservedIpRanges") and not spec.get("network"):
+        yield Violation("jobSpec.reservedIpRanges", "are ranges of a network, and there is none", "set vertex.network")
+
+
+def _doubts(spec: Part) -> Iterator[Violation]:
+    """Yield what may fail for want of machines. Source: configure-compute, and Compute Engine's page on A3 machines."""
+    strategy = part(spec, "scheduling").get("strategy")
+    for index, pool in enumerate(_pools(spec)):
+        machine, at = part(pool, "machineSpec"), f"jobSpec.workerPoolSpecs[{index}].machineSpec"
+        kind, is_reserved = machine.get("machineType"), "reservationAffinity" in machine
+        if machine.get("acceleratorType") == "NVIDIA_TESLA_P100":
+            message = "Google's support of P100 ended on 2026-09-15"
+            yield Violation(f"{at}.acceleratorType", message, "T4 or V100", is_warning=True)
+        if kind in _SMALL_A3 and strategy not in ("SPOT", "FLEX_START"):
+            message = f"{kind} is had by spot and flex start alone"
+            yield Violation(f"{at}.machineType", message, "set resources.spot, or vertex.scheduling", is_warning=True)
+        if kind == "a4x-highgpu-4g" and not is_reserved:
+            yield Violation(f"{at}.machineType", f"{kind} is had by reservation alone", "vertex.reservation", True)
+
+
+def _hint(table: tablecheck.Table, path: str, message: str) -> str:
+    """Return how to mend what the table refuses: where a misplaced field belongs, or what it takes."""
+    name = re.sub(r"\[\d+\]", "", path).rpartition(".")[2]
+    if "did you mean" not in message and message.startswith("is no field"):
+        places = [where for where in _places(table, table.root, "") if where.endswith(f".{name}") or where == name]
+        return f"it belongs at {places[0]}" if places else ""
+    return next((hint for field, hint in _HINTS.items() if field in re.split(r"[.\[]", path)), "")
+
+
+def _places(table: tablecheck.Table, shape: str, path: str) -> Iterator[str]:
+    """Yield the path of every field that a job may have."""
+    for name, rule in table.shapes[shape]["members"].items():
+        where = f"{path}.{name}" if path else name
+        yield where
+        below, mark = (rule["of"], "[]") if isinstance(rule, dict) and rule["type"] == "list" else (rule, "")
+        if isinstance(below, str) and "members" in table.shapes.get(below, {}):
+            yield from _places(table, below, where + mark)
+
+
+def _seconds(text: Any) -> float | None:
+    return float(text[:-1]) if isinstance(text, str) and re.fullmatch(r"\d+(\.\d+)?s", text) else None
+
+
+def _pools(spec: Part) -> list[Part]:
+    return [pool if isinstance(pool, Mapping) else {"": pool} for pool in listed(spec, "workerPoolSpecs")]
+
+
+def _at(node: Any, path: str) -> Any:
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
+def _key_of(path: str) -> str:
+    bare = re.sub(r"\[\d+\]", "", path)
+    for prefix, key in _KEYS.items():
+        if bare == prefix or bare.startswith(f"{prefix}."):
+            return key
+    return "vertex.raw"

@@ -1,0 +1,149 @@
+"""What stands in the way of a Vertex AI job: credentials, project, bucket, log, machines, secrets, price."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from cloudtrain.backends.vertex import feed, files, prices, rest, secretmanager
+from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.config.schema_backends import Vertex
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.vertex.machine import Choice, Kind
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["checks"]
+
+DIFFERENCE = 0.01  # of prices, from which on it is told
+
+
+def checks(config: Config | None) -> list[Check]:
+    """Return the checks, of a config's own job where there is one."""
+    block = Vertex() if config is None else block_of(config)
+    project, location = project_of(block), location_of(block)
+    if project is None or location is None:
+        missing = "project" if project is None else "location"
+        cure = "set vertex.project and vertex.location in the config, and name it: doctor vertex -f FILE"
+        return [Check("project", "fail", f"no {missing} is known", cure)]
+    access = Access(project, location, tuple(sorted(block.endpoints.items())))
+    found = [_tried("credentials", _signed_in, access)]
+    if found[0].verdict == "fail":  # nothing else can be asked
+        return found
+    found.append(_tried("Vertex AI", _jobs, access))
+    found.append(_tried("Cloud Logging", _log, access))
+    return found if config is None else [*found, *_of_job(config, access)]
+
+
+def _of_job(config: Config, access: Access) -> Iterator[Check]:
+    block = block_of(config)
+    try:
+        place, choice, kind = place_of(config), choose(config), kind_of(config)
+    except CloudtrainError as error:
+        yield Check("config", "fail", error.message, error.hint)
+        return
+    yield _tried("bucket", _bucket, access, place.root)
+    if block.persistent_resource is not None:
+        yield _tried("persistent resource", _persistent, access, block.persistent_resource, choice)
+    if config.secrets:
+        yield _tried("secrets", _secrets, access)
+    yield _tried("price", _price, access, choice, kind)
+
+
+def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
+    """Return the check, or what stands in its way."""
+    try:
+        with rest.answers("look"):
+            return ask(*args)
+    except UnreachableError as error:
+        return Check(name, "warn", error.message, "try again")
+    except CloudtrainError as error:
+        return Check(name, "fail", error.message, error.hint)
+
+
+def _signed_in(access: Access) -> Check:
+    found = rest.credentials(access.project)
+    who = getattr(found, "service_account_email", None) or "your own login"
+    return Check("credentials", "ok", f"{who}, for the project {access.project}")
+
+
+def _jobs(access: Access) -> Check:
+    rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", {"pageSize": "1"})
+    return Check("Vertex AI", "ok", f"custom jobs of {access.project} in {access.location} can be seen")
+
+
+def _log(access: Access) -> Check:
+    with rest.answers("read the log", needs="Logs Viewer (roles/logging.viewer)"):
+        feed.lists(access, f"{feed.query_of('0', None)} AND {feed.since(4e9)}", "", {})
+    return Check("Cloud Logging", "ok", "jobs' lines can be read")
+
+
+def _bucket(access: Access, root: str) -> Check:
+    """Write an object and remove it: nothing less tells whether one may."""
+    bucket, uri = rest.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
+    with rest.answers(f"write to the bucket {bucket}", needs=files.ROLE):
+        files.require_bucket(access, root)
+        files.put_order(access, uri, {})
+        files.retract(access, uri)
+    try:
+        told = rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+    except GoogleError:  # one may write without leave to look at the bucket itself
+        return Check("bucket", "ok", f"{root} can be written")
+    where = str(told.get("location", "?")).lower()
+    region = access.location.partition("-")[0]
+    if where not in (access.location, {"us": "us", "europe": "eu", "asia": "asia"}.get(region)):
+        cure = f"take one in {access.location}: checkpoints and data cross regions, which costs time and money"
+        return Check("bucket", "warn", f"{bucket} is in {where}, the job in {access.location}", cure)
+    return Check("bucket", "ok", f"{root} in {where}")
+
+
+def _persistent(access: Access, name: str, choice: Choice) -> Check:
+    try:
+        told = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
+    except GoogleError as error:
+        if error.status != 404:
+            raise
+        return Check("persistent resource", "fail", f"there is no `{name}`", "mend vertex.persistent_resource")
+    types = [str((pool.get("machineSpec") or {}).get("machineType")) for pool in told.get("resourcePools", ())]
+    if choice.machine_type not in types:
+        cure = f"its machines and the job's must be the same, not {choice.machine_type}: mend resources"
+        return Check("persistent resource", "fail", f"{name} has {', '.join(types)}", cure)
+    if told.get("state") != "RUNNING":
+        return Check("persistent resource", "warn", f"{name} is {told.get('state')}", "look at it in the console")
+    return Check("persistent resource", "ok", f"{name}: {', '.join(types)}")
+
+
+def _secrets(access: Access) -> Check:
+    """Store an entry and remove it."""
+    secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
+    with rest.answers("store secrets in Secret Manager", needs=secretmanager.ROLE):
+        secretmanager.put(access, secret, {})
+        secretmanager.remove(access, secret)
+    need = "the job's service account needs the role Secret Manager Secret Accessor"
+    return Check("secrets", "ok", f"Secret Manager of {access.project}; {need}")
+
+
+def _price(access: Access, choice: Choice, kind: Kind) -> Check:
+    """Compare our table with Google's own catalogue of today."""
+
+    def ask(path: str, query: dict[str, str]) -> dict[str, Any]:
+        return rest.get_json(access, "cloudbilling", path, query)
+
+    with rest.answers("read Google's price list", needs="a login; the Cloud Billing API must be enabled"):
+        try:
+            listed = prices.catalogue(ask, access.location)
+            found = prices.assemble(listed, choice.machine_type, kind, choice.accelerator, choice.count)
+        except (prices.NotListed, ValueError) as error:
+            cure = "set vertex.price_per_hour, if the plan knows none"
+            return Check("price", "warn", f"Google's list has no price of {choice.label}: {error}", cure)
+    known, _ = prices.hourly(choice.machine, kind)
+    text = f"{choice.label} in {access.location}: {found.words}"
+    if known is None or abs(found.total_usd - known) > DIFFERENCE * known:
+        ours = "knows none" if known is None else f"says {known:.3f}"
+        return Check("price", "warn", text, f"our table {ours}: set vertex.price_per_hour: {found.at_most_usd:.3f} USD")
+    return Check("price", "ok", text)

@@ -1,0 +1,122 @@
+"""Cloud Logging's entries as lines: where each is from, its place in its container's own count, its text.
+
+entrypoints/pump.py prints each line as a JSON object, of which Cloud Logging makes the entry's payload: `message`,
+`severity`, and under `ct` the container's mark, the line's number in it, and its time. Where the platform keeps such a
+line as text, it is read here all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.launcher import containerlog
+from cloudtrain.launcher.times import seconds
+
+__all__ = ["Entry", "joined", "of_json", "of_proto", "node_of", "task_of"]
+
+_TASK = re.compile(r"workerpool(\d+)-(\d+)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. `life` and `number`: the container's mark and its count of lines, None of a line that has neither.
+
+    `stamp_s` is Cloud Logging's time, by which entries are asked for; `time_s` that at which the line was seen in the
+    container. `own`: the event with which a container tells of its end. `key` tells the entry from all others.
+    """
+
+    key: str
+    node: int
+    stamp_s: float
+    time_s: float
+    text: str
+    rank: int | None = None
+    life: str | None = None
+    number: int = 0
+    own: dict[str, Any] | None = None
+
+
+def node_of(task: str) -> int:
+    """Return the node's index of a replica's name: pool 0 is node 0, pool 1 the others; what is neither, node 0."""
+    found = _TASK.match(task)
+    return int(found[2]) + 1 if found and found[1] == "1" else 0
+
+
+def task_of(node: int) -> str:
+    """Return the replica's name of a node's index."""
+    return f"workerpool1-{node - 1}" if node else "workerpool0-0"
+
+
+def of_json(raw: dict[str, Any]) -> Entry:
+    """Return the line of an entry as REST gives it."""
+    stamp = str(raw.get("timestamp") or raw.get("receiveTimestamp") or "")
+    payload = raw.get("jsonPayload")
+    task = str(((raw.get("resource") or {}).get("labels") or {}).get("task_name", ""))
+    return _entry(f"{stamp} {raw.get('insertId', '')}", task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
+
+
+def of_proto(raw: Any) -> Entry:
+    """Return the line of an entry as the gRPC client gives it (google.cloud.logging_v2.types.LogEntry)."""
+    plain = type(raw).pb(raw)
+    stamp = plain.timestamp if plain.HasField("timestamp") else plain.receive_timestamp
+    payload = _plain(plain.json_payload) if plain.WhichOneof("payload") == "json_payload" else None
+    task = plain.resource.labels.get("task_name", "")
+    key = f"{stamp.ToJsonString()} {plain.insert_id}"
+    return _entry(key, task, stamp.seconds + stamp.nanos / 1e9, payload, plain.text_payload)
+
+
+def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield the entries, those that Cloud Logging has split as one; `parts` keeps what is not whole yet."""
+    for each in raw:
+        split = each.get("split")
+        if not split or int(split.get("totalSplits", 1)) < 2:
+            yield each
+            continue
+        there = parts.setdefault(str(split.get("uid")), {})
+        there[str(split.get("index", 0))] = str((each.get("jsonPayload") or {}).get("message", each.get("textPayload")))
+        if len(there) == int(split["totalSplits"]):
+            del parts[str(split.get("uid"))]
+            text = "".join(there[index] for index in sorted(there, key=int))
+            whole = {key: value for key, value in each.items() if key not in ("split", "textPayload")}
+            # The fields beside the message are those of each part.
+            payload = {**(each.get("jsonPayload") or {}), "message": text}
+            yield {**whole, "insertId": split.get("uid"), "jsonPayload": payload}
+
+
+def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, text: str | None) -> Entry:
+    message = text if payload is None else payload.get("message")
+    if payload is not None and not isinstance(message, str):  # somebody's own structure
+        message = json.dumps(payload, ensure_ascii=False, sort_keys=True)
+    message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
+    if mark is None and message.startswith("{") and '"ct"' in message:
+        message, mark = _unparsed(message)
+    line = containerlog.parse(message, stamped=False)
+    if not isinstance(mark, dict) or "n" not in mark:
+        return Entry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
+    time_s = float(mark.get("t", stamp_s * 1000)) / 1000
+    return Entry(key, node_of(task), stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
+
+
+def _unparsed(message: str) -> tuple[str, Any]:
+    """Return message and mark of a line of ours that the platform has kept as the text that it is."""
+    try:
+        found = json.loads(message)
+        return str(found["message"]), found["ct"]
+    except (ValueError, KeyError, TypeError):
+        return message, None
+
+
+def _plain(struct: Any) -> dict[str, Any]:
+    """Return what a google.protobuf.Struct holds; of a line of ours what is looked at, the rest takes time."""
+    if "message" in struct.fields:
+        mark = struct.fields["ct"].struct_value.fields if "ct" in struct.fields else {}
+        told = {key: value.string_value or value.number_value for key, value in mark.items()}
+        return {"message": struct.fields["message"].string_value, **({"ct": told} if told else {})}
+    from google.protobuf import json_format
+
+    found: dict[str, Any] = json_format.MessageToDict(struct)
+    return found

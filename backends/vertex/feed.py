@@ -1,0 +1,177 @@
+"""What Cloud Logging has of a job now: one feed a process, for all who read there, since each call counts.
+
+Lists are the record, a tail makes it quick. A list begins a little before the newest line, further back where numbers
+are missing, and now and then far back for lines without numbers. What it finds goes to readers in the order of its
+coming; that each comes to a reader once, and in its turn, is the reader's own memory (order.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.vertex import calls, rest
+from cloudtrain.backends.vertex.entries import Entry, joined, of_json, task_of
+from cloudtrain.backends.vertex.order import Gap
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.tail import Tail
+
+__all__ = ["PAGE", "Feed", "lists", "query_of", "since"]
+
+PAGE = 1000  # the most entries that a list gives
+FRESH_S = 5.0  # before the newest line, where a list begins
+SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, lines without numbers are looked for again
+LIST_S, WITH_TAIL_S = 2.5, 10.0  # between two lists, without and with a tail
+TAIL_AFTER_S = 3.0  # of reading: who only looks once needs none
+BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # after Cloud Logging has refused
+PAGES = 5  # of one look
+KEPT = 20_000  # entries for readers that come later
+MOST_GAPS = 20  # asked for in one list
+
+_numbers = itertools.count(1)
+
+
+class Feed:
+    """The feed of one job, or of some of its nodes."""
+
+    def __init__(self, access: Access, job: str, nodes: frozenset[int] | None, since_s: float, home: Path) -> None:
+        self.number = f"{time.time_ns():x}-{next(_numbers)}"
+        self.nodes = nodes
+        self.since_s = since_s  # from here on it has everything
+        self.rounds = 0  # lists that were read to their end
+        self._access, self._job, self._home = access, job, home
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._count = 0  # of all that ever came
+        self._high_s = since_s
+        self._keys: dict[str, float] = {}
+        self._parts: dict[str, dict[str, str]] = {}
+        self._page: tuple[str, str] | None = None  # query and token of a list that is not read to its end
+        self._listed_s = self._swept_s = -1e9
+        self._busy_until_s, self._busy_s = 0.0, BUSY_S
+        self._tail: Tail | None = None
+        self._begun_s = time.monotonic()
+
+    def after(self, index: int) -> tuple[list[Entry], int]:
+        """Return what has come after the index, and the next index."""
+        missed = self._count - len(self._entries)
+        return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
+
+    def has_since(self, index: int) -> bool:
+        """Return whether nothing after the index is gone already."""
+        return index >= self._count - len(self._entries)
+
+    def look(self, gaps: list[Gap], *, is_live: bool) -> None:
+        """Take in what has come: from the tail, and by a list where one is due. `gaps` is what the reader misses.
+
+        Raises GoogleError where Cloud Logging does not answer.
+        """
+        now_s = time.monotonic()
+        is_lossy = self._from_tail(is_live, now_s)
+        is_quick = self._tail is not None and self._tail.is_open and not is_lossy
+        if self._page is None and now_s - self._listed_s < (WITH_TAIL_S if is_quick else LIST_S):
+            return
+        if now_s < self._busy_until_s:
+            return
+        query = self._page[0] if self._page else self._next_query(gaps, now_s)
+        token = self._page[1] if self._page else ""
+        self._list(query, token, now_s)
+
+    def close(self) -> None:
+        """End the tail."""
+        if self._tail is not None:
+            self._tail.close()
+
+    def _list(self, query: str, token: str, now_s: float) -> None:
+        for _ in range(PAGES):
+            if not calls.may_ask(self._home, self._access.project):
+                self._page = (query, token)
+                return
+            try:
+                entries, token = lists(self._access, query, token, self._parts)
+            except GoogleError as error:
+                self._page = None
+                if error.status != 429:
+                    raise
+                self._busy_until_s, self._busy_s = now_s + self._busy_s, min(2 * self._busy_s, LONGEST_BUSY_S)
+                return
+            self._busy_s = BUSY_S
+            self._add(entries)
+            if not token:
+                break
+        self._page = (query, token) if token else None
+        self._listed_s = time.monotonic()
+        self.rounds += not token
+
+    def _next_query(self, gaps: list[Gap], now_s: float) -> str:
+        fresh = [since(self._high_s - FRESH_S)]
+        # The lines before and after those that are missing stand close together, however long ago.
+        fresh += [f"({since(gap.before_s - 1)} AND {until(gap.before_s + WIDE_S)})" for gap in gaps[:MOST_GAPS]]
+        if now_s - self._swept_s >= SWEEP_S:
+            self._swept_s = now_s
+            fresh.append(f"({since(self._high_s - WIDE_S)} AND NOT jsonPayload.ct.n:*)")
+        return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
+
+    def _from_tail(self, is_live: bool, now_s: float) -> bool:
+        """Take in what the tail has brought; return whether it may lack something."""
+        if self._tail is None or self._tail.is_closed:
+            if is_live and now_s - self._begun_s > TAIL_AFTER_S and self._tail is None:
+                self._tail = Tail(self._access, query_of(self._job, self.nodes))
+            return True
+        entries, is_lossy = self._tail.take()
+        self._add(entries)
+        return is_lossy
+
+    def _add(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            if entry.key not in self._keys:
+                self._keys[entry.key] = entry.stamp_s
+                self._entries.append(entry)
+                self._count += 1
+                self._high_s = max(self._high_s, entry.stamp_s)
+        if len(self._keys) > 2 * KEPT:
+            self._keys = {key: at for key, at in self._keys.items() if at > self._high_s - 2 * WIDE_S}
+
+
+def query_of(job: str, nodes: frozenset[int] | None) -> str:
+    """Return the filter for a job's entries, of all replicas or of some nodes'."""
+    text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
+    if nodes is None:
+        return text
+    names = " OR ".join(f'"{task_of(node)}"' for node in sorted(nodes))
+    return f"{text} AND resource.labels.task_name=({names})"
+
+
+def since(when_s: float) -> str:
+    """Return the filter for what is not older."""
+    return f'timestamp>="{_rfc3339(when_s)}"'
+
+
+def until(when_s: float) -> str:
+    """Return the filter for what is not younger."""
+    return f'timestamp<="{_rfc3339(when_s)}"'
+
+
+def lists(
+    access: Access, query: str, token: str, parts: dict[str, dict[str, str]], tries: int = 1
+) -> tuple[list[Entry], str]:
+    """Return a page of what the query finds, and the next page's token, "" at the end. Raises GoogleError."""
+    asked: dict[str, Any] = {
+        "resourceNames": [f"projects/{access.project}"],
+        "filter": query,
+        "orderBy": "timestamp asc",
+        "pageSize": PAGE,
+    }
+    if token:
+        asked["pageToken"] = token
+    answer = rest.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=tries)
+    found = rest.object_in(answer)
+    return [of_json(raw) for raw in joined(found.get("entries", ()), parts)], str(found.get("nextPageToken", ""))
+
+
+def _rfc3339(when_s: float) -> str:
+    when = datetime.fromtimestamp(max(0.0, when_s), timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond:06d}Z"

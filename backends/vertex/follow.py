@@ -1,0 +1,144 @@
+"""A job's lines out of Cloud Logging: none lost, none repeated, each node's in its own order.
+
+A reader begins with what is there already, page by page (its backlog), and then joins the process's feed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.vertex import calls
+from cloudtrain.backends.vertex.feed import PAGES, WIDE_S, Feed, lists, query_of, since
+from cloudtrain.backends.vertex.order import Order
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.backend import LogPage
+from cloudtrain.launcher.errors import UnreachableError
+
+__all__ = ["PACE_S", "page"]
+
+PACE_S = 0.5  # between two looks; most of them ask nobody
+PASSED_S = 10.0  # for which a reader that will not stay knows all there is
+LIVE_S = 2.0  # who comes again so soon is following
+
+_feeds: dict[str, list[Feed]] = {}
+_looked_s: dict[tuple[str, frozenset[int] | None], float] = {}
+
+
+def page(
+    access: Access,
+    job: str,
+    nodes: int,
+    cursor: dict[str, Any] | None,
+    only: frozenset[int] | None,
+    home: Path,
+    *,
+    is_passing: bool,
+) -> LogPage:
+    """Return the lines after the cursor, of all nodes or `only` of some. `is_passing`: who reads will not stay.
+
+    Raises UnreachableError where Cloud Logging does not answer.
+    """
+    everybody = frozenset(range(nodes))
+    wanted = everybody if only is None else only & everybody
+    narrowed = None if wanted == everybody else wanted
+    at = dict(cursor or {"order": None, "backlog": {"since_s": None, "token": ""}})
+    order = Order(at["order"])
+    try:
+        if at.get("backlog") is not None:
+            return _backlog(access, job, at, order, wanted, narrowed, home, is_passing)
+        if is_passing and 0 <= time.time() - at["listed_s"] < PASSED_S:  # it has just read all there is
+            return LogPage([], at, is_clean=True, is_complete=order.is_complete(wanted))
+        return _live(access, job, at, order, wanted, narrowed, home)
+    except GoogleError as error:
+        if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page's token lasts only so long
+            again = {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}
+            return LogPage([], again, is_clean=False, is_complete=False)
+        raise UnreachableError(f"cannot read the log: {error.words}") from error
+
+
+def _backlog(
+    access: Access,
+    job: str,
+    at: dict[str, Any],
+    order: Order,
+    wanted: frozenset[int],
+    narrowed: frozenset[int] | None,
+    home: Path,
+    is_passing: bool,
+) -> LogPage:
+    """Read on in what was there before."""
+    place = dict(at["backlog"])
+    query = query_of(job, narrowed)
+    if place["since_s"] is not None:
+        query += f" AND {since(place['since_s'])}"
+    lines, is_done, parts = [], False, dict(place.get("parts", {}))
+    for _ in range(PAGES):
+        if not calls.may_ask(home, access.project, calls.PASSING):
+            break
+        try:
+            entries, place["token"] = lists(access, query, place["token"], parts)
+        except GoogleError as error:
+            if error.status != 429:
+                raise
+            break
+        lines += order.take(entries, time.time())
+        if not place["token"]:
+            is_done = True
+            break
+    if is_done and is_passing:  # nobody will wait for what stands before them
+        lines += order.take([], time.time() + 1e9)
+    lines.sort(key=lambda line: line.time_s)
+    after = {"order": order.dump(), "backlog": None if is_done else {**place, "parts": parts}, "listed_s": time.time()}
+    is_clean = is_done and not lines and not order.is_holding
+    return LogPage(lines, after, is_clean=is_clean, is_complete=is_clean and order.is_complete(wanted))
+
+
+def _live(
+    access: Access,
+    job: str,
+    at: dict[str, Any],
+    order: Order,
+    wanted: frozenset[int],
+    narrowed: frozenset[int] | None,
+    home: Path,
+) -> LogPage:
+    """Read what is new."""
+    key, now_s = (job, narrowed), time.monotonic()
+    is_live = now_s - _looked_s.get(key, -1e9) < LIVE_S
+    _looked_s[key] = now_s
+    if order.is_complete(wanted):  # by the containers' own count: nobody need be asked
+        return LogPage([], at, is_clean=True, is_complete=True)
+    feed = _feed(access, job, narrowed, order.high_s, home)
+    feed.look(order.gaps(wanted), is_live=is_live)
+    number, index = at.get("feed", ("", 0))
+    if number == feed.number and not feed.has_since(index):  # it was too long away
+        return LogPage([], {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}, is_clean=False)
+    entries, index = feed.after(index if number == feed.number else 0)
+    lines = order.take((entry for entry in entries if entry.node in wanted), time.time())
+    lines.sort(key=lambda line: line.time_s)
+    rounds = at.get("rounds") if number == feed.number else None
+    is_clean = not lines and not order.is_holding and rounds is not None and feed.rounds > rounds
+    listed_s = at["listed_s"] if rounds is None else time.time()
+    after = {"order": order.dump(), "feed": (feed.number, index), "rounds": rounds, "listed_s": listed_s}
+    if lines or is_clean or rounds is None:
+        after["rounds"] = feed.rounds
+    is_complete = not lines and order.is_complete(wanted)
+    return LogPage(lines, after, is_clean=is_clean or is_complete, is_complete=is_complete)
+
+
+def _feed(access: Access, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> Feed:
+    """Return a feed that has all of these nodes' lines from there on; those that it makes superfluous are ended."""
+    there = _feeds.setdefault(job, [])
+    for feed in there:
+        has_nodes = feed.nodes is None or (nodes is not None and feed.nodes >= nodes)
+        if has_nodes and feed.since_s <= max(high_s - WIDE_S, 0.0):
+            return feed
+    made = Feed(access, job, nodes, max(high_s - WIDE_S, 0.0), home)
+    for feed in list(there):
+        if made.nodes is None or (feed.nodes is not None and feed.nodes <= made.nodes):
+            feed.close()
+            there.remove(feed)
+    there.append(made)
+    return made

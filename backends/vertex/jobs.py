@@ -1,0 +1,283 @@
+"""A job at Vertex AI, once it is to be sent: the custom job, its lines, its files. What a dry run does without.
+
+CreateCustomJob has neither a name of ours nor a request id, so the same request sent twice makes two paid jobs. Two
+things stand against that: the attempt's label, by which a job is looked for before anything is sent again; and a fence,
+a mark that each send puts into the job's arguments and into its order in the bucket. Replicas whose mark is not the
+order's end at once, so a job that arrives late finds its place taken; whoever sees it cancels it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.vertex import files, follow, rest, secretmanager, status
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.home import home as state_home
+from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.terminal import say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import State
+
+__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
+
+TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
+STATE_S = 4.0
+LATE_S = 60.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
+DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked for
+
+
+def send(request: Request, shipment: Shipment) -> JobRef:
+    """Upload what is not there yet, claim the job's name, and start it.
+
+    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
+    has started, which `find` can tell later.
+    """
+    from cloudtrain.backends.vertex import sdk
+
+    beside, access, owner = request.beside, Access.of(request.beside), identity(shipment.home)
+    files.require_bucket(access, beside["code_uri"])
+    with rest.answers("write to the bucket", needs=files.ROLE):
+        if not files.exists(access, beside["code_uri"], shipment.bundle.path.stat().st_size):
+            sdk.put(access, shipment.bundle.path, beside["code_uri"])
+        if beside["wheel_uri"] is not None:
+            _put_wheel(access, beside["wheel_uri"], shipment.home)
+        files.claim(access, beside["owner_uri"], owner)
+    secret = _secret(request, owner)
+    try:
+        if shipment.secrets and secret is not None:
+            with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
+                secretmanager.put(access, secret, shipment.secrets)
+        name, is_doubtful = _create(access, request, owner)
+    except UnreachableError:
+        raise
+    except CloudtrainError:  # refused: nothing of it may stay
+        with contextlib.suppress(GoogleError):
+            files.retract(access, beside["order_uri"])
+        _remove_secret(access, secret)
+        raise
+    return _ref(request, name, owner, is_doubtful=is_doubtful)
+
+
+def find(request: Request, home: Path) -> JobRef | None:
+    """Return the job that the request has started, or close the door to one that is still under way.
+
+    A name that another home has claimed, or none, is none of ours: then nothing was sent, and nothing is touched.
+    """
+    access, owner = Access.of(request.beside), identity(home)
+    with rest.polls(f"ask for {request.name}"):
+        if files.owner(access, request.beside["owner_uri"]) != owner:
+            return None
+        found = _there(access, request.name)
+        if not found:
+            files.retract(access, request.beside["order_uri"])
+            found = _there(access, request.name)
+        if not found:
+            if (secret := _secret(request, owner)) is not None:
+                secretmanager.remove(access, secret)
+            return None
+        return _ref(request, _settle(access, request, found), owner, is_doubtful=True)
+
+
+def state(ref: JobRef) -> State:
+    """Return what Vertex AI says of the job; once it is over, its secrets are removed."""
+    access = Access.of(ref)
+    with rest.polls(f"ask for {ref['label']}"):
+        told = rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
+        if ref["doubtful_until_s"] > time.time():
+            _cancel_others(access, ref["label"], ref["name"])
+    account, has_checkpoint = None, None
+    if status.is_over(told) and told["state"] != "JOB_STATE_SUCCEEDED":
+        with rest.polls("read how it has ended"):
+            account = files.account(access, ref["ended_uri"], ref["nodes"])
+        if account is None and status.may_tell_more(told, time.time()):
+            return replace(status.awaiting(told), url=ref["url"])
+        with contextlib.suppress(GoogleError, CloudtrainError):  # what is asked beside must not hide the end
+            has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+    if status.is_over(told):
+        _remove_secret(access, ref["secret"])
+    found = status.state_of(
+        told,
+        account,
+        limit_s=ref["limit_s"],
+        limit_reason=ref["limit_reason"],
+        is_spot=ref["kind"] in ("spot", "flex_start"),
+        has_checkpoint=has_checkpoint,
+    )
+    return replace(found, url=ref["url"])
+
+
+def logs(
+    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
+    """Return the lines after the cursor."""
+    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    found = follow.page(Access.of(ref), ref["job"], ref["nodes"], cursor, only, state_home(), is_passing=now)
+    return found if ranks is None else found.only(ranks)
+
+
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask: lines that the tail has brought are there without a call."""
+    return Pace(lines_s=follow.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False)
+
+
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Ask Vertex AI to cancel the job: it signals the containers, which save; `now` is no quicker there."""
+    access = Access.of(ref)
+    with rest.answers(f"stop {ref['label']}"):
+        _cancel(access, ref["name"])
+
+
+def artifacts(ref: JobRef, folder: Path) -> list[Path]:
+    """Download what the job has left in its output folder, while it runs, too; return the files."""
+    with rest.answers("download the outputs", needs=files.ROLE):
+        return files.download(Access.of(ref), ref["output_uri"], folder)
+
+
+def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:
+    beside = request.beside
+    kept = ("project", "location", "endpoints", "checkpoint_uri", "output_uri", "kind")
+    numeric = name.rpartition("/")[2]
+    place = f"locations/{beside['location']}/training/{numeric}?project={beside['project']}"
+    return {
+        **{key: beside[key] for key in kept},
+        "name": name,
+        "label": request.name,
+        "job": numeric,
+        "nodes": beside["order"]["nodes"],
+        "nproc_per_node": beside["order"]["nproc_per_node"],
+        "limit_s": beside["order"]["max_duration_s"],
+        "limit_reason": beside["order"]["limit_reason"],
+        "ended_uri": beside["order"]["ended_uri"],
+        "secret": _secret(request, owner),
+        "url": f"https://console.cloud.google.com/agent-platform/{place}",
+        "doubtful_until_s": time.time() + DUPLICATES_S if is_doubtful else 0.0,
+    }
+
+
+def _secret(request: Request, owner: str) -> str | None:
+    """Return the name of the job's entry in Secret Manager: another machine's job may be called so elsewhere."""
+    told = request.beside["order"]["secrets"]
+    return f"{told['secret']}-{owner[:8]}" if told else None
+
+
+def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
+    """Send, and send again where something was lost on the way and no job is there.
+
+    Return the job's resource name, and whether another of the same label may still arrive. Raises UnreachableError
+    where it cannot be seen what has become of it.
+    """
+    from cloudtrain.backends.vertex import sdk
+
+    begin_s = time.monotonic()
+    with rest.answers("look whether the job is there already"):
+        if found := _there(access, request.name):  # an earlier try's, whose answer was lost
+            return _settle(access, request, found), True
+    for number in range(1, TRIES + 1):
+        fence = secrets.token_hex(8)
+        try:
+            with rest.answers("start the job"):
+                files.put_order(access, request.beside["order_uri"], _order(request, owner, fence))
+                made = sdk.create(access, _with_marks(request, owner, fence))
+            if number > 1:
+                with contextlib.suppress(GoogleError):
+                    _cancel_others(access, request.name, made["name"])
+            return made["name"], number > 1
+        except UnreachableError as error:
+            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                if found := _there(access, request.name):
+                    return _settle(access, request, found), True
+            if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
+                raise
+            time.sleep(PAUSE_S * number)
+    raise AssertionError("unreachable")
+
+
+def _order(request: Request, owner: str, fence: str) -> dict[str, Any]:
+    """Return what the replicas are to do: the request's order, with what only a send can know."""
+    order: dict[str, Any] = request.beside["order"]
+    told = order["secrets"] and {**order["secrets"], "secret": f"{_secret(request, owner)}/versions/latest"}
+    return {**order, "secrets": told, "fence": fence, "token": secrets.token_hex(16)}
+
+
+def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
+    from cloudtrain.backends.vertex.request import with_fence  # of a job's many readers none needs it
+
+    body = with_fence(request.body, fence)
+    return {**body, "labels": {**body["labels"], "cloudtrain_owner": owner[:32]}}
+
+
+def _there(access: Access, label: str) -> list[dict[str, Any]]:
+    """Return the jobs that have the attempt's label, the first one first. Raises GoogleError."""
+    asked = {"filter": f'labels.cloudtrain_run="{label}"', "pageSize": "50"}
+    found = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked).get("customJobs", [])
+    return sorted(found, key=lambda job: str(job.get("createTime", "")))
+
+
+def _settle(access: Access, request: Request, found: list[dict[str, Any]]) -> str:
+    """Return the resource name of the one that the order is for; cancel the others. Raises GoogleError."""
+    order = files.read_order(access, request.beside["order_uri"])
+    mark = (order or {}).get("fence")
+    own = [job for job in found if mark is not None and mark in _marks_of(job)]
+    name = str((own or found)[0]["name"])
+    for job in found:
+        if job["name"] != name and not status.is_over(job):
+            _cancel(access, str(job["name"]))
+    return name
+
+
+def _marks_of(job: dict[str, Any]) -> list[str]:
+    """Return the arguments of the job's first pool, of which one is the mark of its send."""
+    pool = (job.get("jobSpec", {}).get("workerPoolSpecs") or [{}])[0]
+    spec: dict[str, Any] = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
+    return list(spec.get("args", ()))
+
+
+def _cancel_others(access: Access, label: str, name: str) -> None:
+    """Cancel what runs under the attempt's label beside the job itself. Raises GoogleError."""
+    for job in _there(access, label):
+        if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
+            _cancel(access, str(job["name"]))
+
+
+def _cancel(access: Access, name: str) -> None:
+    """Cancel a job, unless it is over or about to be. Raises GoogleError."""
+    try:
+        rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={})
+    except GoogleError as error:
+        if error.status != 400 or error.code != "FAILED_PRECONDITION":
+            raise
+
+
+def _put_wheel(access: Access, uri: str, home: Path) -> None:
+    """Upload the boot as a package, for Google's prebuilt images. Raises GoogleError."""
+    from cloudtrain.backends.vertex import bootwheel, sdk
+    from cloudtrain.backends.vertex.request import boot_source
+
+    _, data = bootwheel.build(boot_source())
+    if files.exists(access, uri, len(data)):
+        return
+    path = home / f"boot-{secrets.token_hex(4)}.whl"
+    try:
+        path.write_bytes(data)
+        sdk.put(access, path, uri)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_secret(access: Access, secret: str | None) -> None:
+    """Remove the job's entry; say where it could not be."""
+    if secret is None:
+        return
+    try:
+        with rest.answers("remove the job's secrets", needs=secretmanager.ROLE):
+            secretmanager.remove(access, secret)
+    except CloudtrainError as error:
+        say(f"{error.message}; remove them by hand: gcloud secrets delete {secret.rpartition('/')[2]}")

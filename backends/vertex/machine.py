@@ -1,0 +1,210 @@
+"""Which Google machine a config asks for, and where: type, accelerators, project, region, bucket."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cloudtrain.backends.vertex import pairs
+from cloudtrain.launcher import catalog
+from cloudtrain.launcher.catalog import Machine
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema_backends import Vertex
+
+__all__ = ["Choice", "Kind", "Place", "block_of", "choose", "kind_of", "location_of", "place_of", "project_of"]
+
+Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are had, which sets their price
+
+SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")
+
+_TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+")
+_LOCATION = re.compile(r"[a-z]+-[a-z]+\d+")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A machine type with what is attached to it. `accelerator`: Google's name for the kind, None for a CPU machine."""
+
+    machine_type: str
+    accelerator: str | None
+    count: int
+    machine: Machine  # of the price table, as far as it knows this one
+
+    @property
+    def label(self) -> str:
+        """What it is called in a plan: the type, and what is attached to it."""
+        is_attached = self.accelerator is not None and pairs.fixed(self.machine_type) is None
+        return f"{self.machine_type} + {self.count} x {self.accelerator}" if is_attached else self.machine_type
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where jobs live: `root` is the folder of ours in the bucket, without a slash at its end."""
+
+    project: str
+    location: str
+    bucket: str
+    root: str
+
+
+def block_of(config: Config) -> Vertex:
+    """Return the config's block, with its defaults where there is none."""
+    from cloudtrain.launcher.config.schema_backends import Vertex  # who only asks for a job's state needs no config
+
+    return config.vertex or Vertex()
+
+
+def kind_of(config: Config) -> Kind:
+    """Return how the machines are to be had. Raises ConfigError where two ways are asked for."""
+    block = block_of(config)
+    ways: dict[str, Kind] = {}
+    if config.resources.spot:
+        ways["resources.spot"] = "spot"
+    if block.scheduling == "flex_start":
+        ways["vertex.scheduling"] = "flex_start"
+    if block.reservation is not None:
+        ways["vertex.reservation"] = "reservation"
+    if len(ways) > 1:
+        message = f"machines are had in one way, not by {' and '.join(ways)}"
+        raise ConfigError([Fault(message, key=next(iter(ways)), hint="keep one of them")])
+    return next(iter(ways.values()), "standard")
+
+
+def choose(config: Config) -> Choice:
+    """Return the machine that the config asks for. Raises ConfigError where it does not say, or there is none."""
+    resources, block = config.resources, block_of(config)
+    location = location_of(block)
+    if resources.accelerators is not None:
+        return _by_accelerators(resources.accelerators, block.machine_type, location)
+    if resources.instance_type is not None and block.machine_type not in (None, resources.instance_type):
+        message = f"`instance_type` says {resources.instance_type}, `machine_type` {block.machine_type}"
+        raise ConfigError([Fault(message, key="vertex.machine_type", hint="keep one of them")])
+    if resources.instance_type is not None:
+        return _named(resources.instance_type, "resources.instance_type", location)
+    if block.machine_type is not None:
+        return _named(block.machine_type, "vertex.machine_type", location)
+    hint = "write `accelerators: A100:8`, or `instance_type: a2-highgpu-8g`"
+    raise ConfigError([Fault("Vertex AI needs to know which machines", key="resources", hint=hint)])
+
+
+def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Choice:
+    name, _, number = wanted.partition(":")
+    key, count = "resources.accelerators", int(number or 1)
+    kind = pairs.enum_of(name, host) or pairs.enum_of(name)
+    if kind is None:
+        hint = "there are A100, A100-80GB, H100, H200, B200, L4, RTX PRO 6000, and on N1 machines T4, V100, P100, P4"
+        raise ConfigError([Fault(f"Vertex AI has no accelerator `{name}`", key=key, hint=hint)])
+    if host is not None:
+        return _with(host, kind, count, location)
+    known = catalog.by_accelerators("vertex", wanted, location)
+    exact = [machine for machine in known if pairs.fixed(machine.instance_type) == (kind, count)]
+    if exact:
+        return _of(exact[0])
+    hosts = pairs.hosts_for(kind, count)
+    if not hosts:
+        message = f"no machine of Google's has {count} x {name}"
+        raise ConfigError([Fault(message, key=key, hint="other counts do, as 1, 2, 4 or 8; or name `instance_type`")])
+    return _with(hosts[0], kind, count, location)
+
+
+def _with(machine_type: str, kind: str, count: int, location: str | None) -> Choice:
+    """Return the machine with these accelerators: its own, or attached, and then without a price in our table."""
+    fixed, key = pairs.fixed(machine_type), "vertex.machine_type"
+    if fixed == (kind, count):
+        return _named(machine_type, key, location)
+    if fixed is not None:
+        message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
+        raise ConfigError([Fault(message, key=key, hint="leave it out, or ask for what it has")])
+    legal = pairs.choices(machine_type).get(kind, ())
+    if count not in legal:
+        counts = ", ".join(map(str, legal))
+        message = f"{machine_type} takes {counts} x {kind}, not {count}" if legal else f"{machine_type} takes no {kind}"
+        hosts = ", ".join(pairs.hosts_for(kind, count)[:3])
+        raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
+    return Choice(machine_type, kind, count, Machine(machine_type, kind, count, None, "", is_derived=False))
+
+
+def _named(machine_type: str, key: str, location: str | None) -> Choice:
+    if not _TYPE.fullmatch(machine_type):
+        hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
+        raise ConfigError([Fault(f"`{machine_type}` is no machine type of Google's", key=key, hint=hint)])
+    if not pairs.is_known(machine_type):
+        message = f"what accelerators `{machine_type}` has is not in our table of {pairs.AS_OF}"
+        hint = "a newer cloudtrain may know it; or take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2"
+        raise ConfigError([Fault(message, key=key, hint=hint)])
+    name, count = pairs.fixed(machine_type) or ("CPU", 0)
+    known = catalog.by_type("vertex", machine_type, location)
+    return _of(known or Machine(machine_type, name, count, None, "", is_derived=False))
+
+
+def _of(machine: Machine) -> Choice:
+    kind, count = pairs.fixed(machine.instance_type) or (None, 0)
+    return Choice(machine.instance_type, kind, count, machine)
+
+
+def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
+    """Return where the job lives. Raises ConfigError with all that is missing."""
+    block = block_of(config)
+    project, location = project_of(block, environ), location_of(block, environ)
+    bucket = (block.staging_bucket or "").removeprefix("gs://").strip("/") or None
+    faults = []
+    make = f"; gcloud storage buckets create gs://my-bucket --location {location or 'europe-west4'} makes one"
+    for key, value, pattern, example, missing, wrong, more in (
+        ("project", project, _PROJECT, "my-project", "no Google Cloud project", "no project's id", ""),
+        ("location", location, _LOCATION, "europe-west4", "no region for it", "no region", ""),
+        ("staging_bucket", bucket, _BUCKET, "gs://my-bucket", "no bucket for its files", "no bucket's name", make),
+    ):
+        if value is None:
+            faults.append(Fault(missing, key=f"vertex.{key}", hint=f"write `{key}: {example}`{more}"))
+        elif not pattern.fullmatch(value):
+            faults.append(Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=f"as in {example}"))
+    faults += _endpoint_faults(block.endpoints)
+    if faults:
+        raise ConfigError(faults)
+    return Place(str(project), str(location), str(bucket), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+
+
+def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
+    for service, url in endpoints.items():
+        if service not in SERVICES:
+            message = f"there is no service `{service}` to reach elsewhere"
+            yield Fault(message, key="vertex.endpoints", hint=f"there are {', '.join(SERVICES)}")
+        elif not re.match(r"https://[^/]|http://(127\.0\.0\.1|localhost)([:/]|$)", url):
+            message = f"`{url}` would get your token in the clear"
+            yield Fault(message, key="vertex.endpoints", hint="as in https://storage-x.p.googleapis.com")
+
+
+def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the region as Google's own tools find it: the config's, the environment's, then gcloud's."""
+    told = block.location or environ.get("GOOGLE_CLOUD_LOCATION") or environ.get("CLOUDSDK_AI_REGION")
+    return told or _of_gcloud("ai", "region", environ) or _of_gcloud("compute", "region", environ)
+
+
+def project_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the project, found likewise."""
+    told = block.project or environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
+    return told or _of_gcloud("core", "project", environ)
+
+
+def _of_gcloud(section: str, key: str, environ: Mapping[str, str]) -> str | None:
+    """Return a property of gcloud's active configuration, None where there is none that can be read."""
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        folder = Path(environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config" / "gcloud")
+        active, mark = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME"), folder / "active_config"
+        if active is None:
+            active = mark.read_text(encoding="utf-8").strip() if mark.exists() else "default"
+        parser.read(folder / "configurations" / f"config_{active}", encoding="utf-8")
+    except (OSError, configparser.Error, ValueError, RuntimeError):
+        return None
+    return parser.get(section, key, fallback=None)

@@ -1,0 +1,345 @@
+"""The CustomJob, and what travels beside it.
+
+Each replica runs entrypoints/bucketboot.py, whose source is an argument: it fetches the bundle (shared by all jobs with
+the same code) from the bucket and becomes our container, which fetches the job's order. So any image will do that has
+python3, nothing is built, and an order that was taken back, or went to another send of the same job, stops a job that
+came late. Google's prebuilt images run Python packages instead, so for them the boot travels as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.vertex import bootwheel, pairs
+from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, kind_of, place_of
+from cloudtrain.launcher import render
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.units import format_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "with_fence"]
+
+BUNDLE, ORDER = "bundle.tar.gz", "order.json"
+RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes none, so jobs are found by this
+# On Docker Hub; PyTorch 2.8 runs the trainer, and CUDA 12.6 builds know everything from Pascal to Hopper. Blackwell
+# needs 12.8. Neither was tried on Vertex AI (docs/vertex.md).
+IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime"
+BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
+DISK_GB = 100  # Vertex AI's own default, and its least
+MAX_DAYS_S = 7 * 86_400  # the most that Vertex AI lets a job run by default, and with flex start at all
+FLEX_WAIT_S = 86_400  # for machines, where the config does not say; Vertex AI's own default
+GRACE_S = 25  # from the signal to the kill; Google documents none, 30 s is what containers usually get
+JOIN_TIMEOUT_S = 1800  # replicas begin as their machines come: minutes may lie between them
+PERMANENT, AGAIN = 1, 143  # exit codes: after the first Vertex AI ends the job, after the other it may begin anew
+
+_PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
+_PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
+_BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
+_GS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
+_HYPERDISK = re.compile(r"a3-ultragpu|a4|g4|c4|n4|h4|x4")
+_TRAINER_NEEDS = (2, 7)
+
+# What `raw` must leave alone, and the config's key for it.
+_PLANNED = {
+    ("displayName",): "name",
+    ("jobSpec", "scheduling", "timeout"): "limits.max_duration",
+    ("jobSpec", "scheduling", "strategy"): "resources.spot, or vertex.scheduling",
+    ("jobSpec", "baseOutputDirectory"): "vertex.prefix",
+}
+
+
+def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    place, choice, kind = place_of(config), choose(config), kind_of(config)
+    _require_possible(config, choice)
+    name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
+    order_uri, code_uri = f"{home}/attempt-{attempt}/{ORDER}", f"{place.root}/code/{bundle_sha256}/{BUNDLE}"
+    checkpoint_uri = f"{(config.checkpoint.uri or f'{place.root}/checkpoints').rstrip('/')}/{job_id}"
+    output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
+    order = {
+        **job_spec(plan, config, job_id, attempt),
+        **_for_container(plan, config),
+        "bundle_sha256": bundle_sha256,
+        "carried": _carried(config, checkpoint_uri, output_uri, home),
+        "ended_uri": f"{home}/attempt-{attempt}/ended",
+        "fence": name,  # of a file that is sent by hand; each send of ours puts another one here and in the arguments
+    }
+    if config.task and config.checkpoint.mirror is None:
+        order["checkpoint"] = {**order["checkpoint"], "mirror": checkpoint_uri.rpartition("/")[0]}
+    if config.secrets:
+        order["secrets"] = {"names": list(config.secrets), "secret": f"projects/{place.project}/secrets/{name}"}
+    labels, renamed = _labels(config, job_id, attempt)
+    wheel = _wheel_uri(place.root) if _is_prebuilt(config) else None
+    job = {
+        **_asked(plan, config, choice, kind),
+        "name": name,
+        "labels": labels,
+        "package": wheel,
+        "module": bootwheel.MODULE,
+        "command": ["python3", "-u", "-c", boot_source()],
+        "args": [code_uri, order_uri, name, *_storage_endpoint(config)],
+        "output_uri": home,
+    }
+    planned = render.render_yaml("vertex/job.yml", job=job)
+    body, changes = render.overlaid(planned, block_of(config).raw)
+    _require_as_planned(planned, body)
+    beside = {
+        "project": place.project,
+        "location": place.location,
+        "endpoints": dict(block_of(config).endpoints),
+        "code_uri": code_uri,
+        "wheel_uri": wheel,
+        "order_uri": order_uri,
+        "owner_uri": f"{home}/owner",
+        "checkpoint_uri": checkpoint_uri,
+        "output_uri": output_uri,
+        "order": order,
+        "label": choice.label,
+        "kind": kind,
+    }
+    notes = (*changes, *renamed, *_notes(config, kind))
+    carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
+    written = _files(body, order, beside)
+    archive = f"code/{bundle_sha256}/{BUNDLE}"
+    return Request(name, body, render.as_yaml(body), written, beside, notes, frozenset(carried), archive=archive)
+
+
+def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
+    """Return the body with the mark of one send among the boot's arguments, where the order has it, too."""
+    pools = []
+    for pool in body["jobSpec"]["workerPoolSpecs"]:
+        name = "containerSpec" if "containerSpec" in pool else "pythonPackageSpec"
+        args = list(pool.get(name, {}).get("args", ()))
+        if len(args) > 2 and str(args[1]).endswith(f"/{ORDER}"):  # a pool of the user's own has others
+            args[2] = fence
+            pool = {**pool, name: {**pool[name], "args": args}}
+        pools.append(pool)
+    return {**body, "jobSpec": {**body["jobSpec"], "workerPoolSpecs": pools}}
+
+
+def boot_source() -> str:
+    """Return the text of the program that every replica starts with."""
+    return files("cloudtrain.entrypoints").joinpath("bucketboot.py").read_text(encoding="utf-8")
+
+
+def _wheel_uri(root: str) -> str:
+    name, data = bootwheel.build(boot_source())
+    return f"{root}/code/{bootwheel.digest(data)}/{name}"
+
+
+def _is_prebuilt(config: Config) -> bool:
+    return config.image is not None and bool(_PREBUILT.match(config.image))
+
+
+def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, Any]:
+    """Return what the template takes from the plan and the config as they are."""
+    block = block_of(config)
+    blackwell = bool(choice.accelerator and _BLACKWELL.match(choice.accelerator))
+    disk = "hyperdisk-balanced" if _HYPERDISK.match(choice.machine_type) else "pd-ssd"
+    max_wait_s = config.limits.max_wait or FLEX_WAIT_S
+    return {
+        "pools": [1, plan.instances - 1] if plan.instances > 1 else [1],
+        "image": config.image or (BLACKWELL_IMAGE if blackwell else IMAGE),
+        "env": [{"name": key, "value": value} for key, value in config.env.items()],
+        "machine_type": choice.machine_type,
+        "accelerator": choice.accelerator,
+        "accelerator_count": choice.count,
+        "reservation": block.reservation,
+        "disk_type": block.boot_disk_type or disk,
+        "disk_gb": max(config.resources.disk_gb or DISK_GB, DISK_GB),
+        "timeout": f"{plan.cap_s}s",
+        "strategy": {"spot": "SPOT", "flex_start": "FLEX_START"}.get(kind),
+        "max_wait": f"{max_wait_s}s" if kind == "flex_start" else None,
+        # NCCL's communicators do not outlive a member: a machine that is replaced means a start of all.
+        "restart_all": plan.instances > 1,
+        # Whether the time limit spans Vertex AI's own new starts is not documented: where it stands for money, none.
+        "disable_retries": plan.cap_reason == "budget",
+        "service_account": block.service_account,
+        "kms_key": block.kms_key,
+        "network": block.network,
+        "network_attachment": block.network_attachment,
+        "tensorboard": block.tensorboard,
+        "web_access": block.web_access,
+        "persistent_resource": block.persistent_resource,
+    }
+
+
+def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
+    """Return what entrypoints/container.py needs beside the job's spec; its places count from the boot's folder."""
+    block = block_of(config)
+    inputs = {
+        name: {"uri": uri, "mounted": f"/gcs/{uri.removeprefix('gs://')}" if block.input_mode == "mount" else None}
+        for name, uri in config.inputs.items()
+    }
+    return {
+        "environment": dict(config.env),
+        "secrets": None,
+        "deadline_s": plan.deadline_s,
+        "max_duration_s": plan.cap_s,
+        "limit_reason": plan.cap_reason,
+        "grace_s": GRACE_S,
+        "join_timeout_s": JOIN_TIMEOUT_S,
+        "log": "json",
+        "exit_codes": {"permanent": PERMANENT, "again": AGAIN},
+        "fetched": inputs,
+        "places": {
+            "own": "cloudtrain",
+            "bundle": BUNDLE,
+            "checkpoints": "checkpoints",
+            "output": "output",
+            "failure": None,
+            "inputs": {},
+        },
+    }
+
+
+def _carried(config: Config, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:
+    """Return the folders of each node that go to the bucket and, with `back`, come from there at a start.
+
+    A task's checkpoints are none of them: the trainer takes those to their place by itself (checkpoint.mirror).
+    """
+    found = [{"place": "output", "uri": output_uri, "back": False}]
+    if not config.task:
+        found.append({"place": "checkpoints", "uri": checkpoint_uri, "back": True})
+    if block_of(config).tensorboard:  # which reads what is below AIP_TENSORBOARD_LOG_DIR
+        found.append({"place": "output/tensorboard", "uri": f"{home}/logs", "back": False})
+    return found
+
+
+def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
+    """Return the job's labels, and in words which tags had to be written otherwise: labels know no capitals."""
+    found, told = {}, []
+    for key, value in config.tags.items():
+        plain_key, plain = _as_label(key), _as_label(value)
+        if not plain_key[:1].isalpha():
+            plain_key = f"tag_{plain_key}"[:63]
+        if (plain_key, plain) != (key, value):
+            told.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
+        found[plain_key] = plain
+    own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
+    return {**found, **own}, told
+
+
+def _as_label(text: str) -> str:
+    return re.sub(r"[^\w-]", "_", text.lower())[:63]
+
+
+def _storage_endpoint(config: Config) -> list[str]:
+    endpoint = block_of(config).endpoints.get("storage")
+    return [endpoint] if endpoint else []
+
+
+def _notes(config: Config, kind: Kind) -> Iterator[str]:
+    """Yield what to know before."""
+    if kind == "flex_start":
+        yield f"flex start: it may wait for its machines up to {format_duration(config.limits.max_wait or FLEX_WAIT_S)}"
+    if config.secrets:
+        yield "secrets go through Secret Manager, until the job's end is seen"
+    if _is_prebuilt(config):
+        yield "Google's prebuilt images lag far behind PyTorch: an image of your own, or none, is the better choice"
+    if block_of(config).input_mode == "mount" and config.inputs:
+        yield "inputs are read below /gcs as they are; where a machine has no /gcs they are copied first"
+
+
+def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) -> dict[str, str]:
+    """Return what `-o DIR` writes: the spec as gcloud reads it, the order, and the commands that send both."""
+    labels = ",".join(f"{key}={value}" for key, value in body.get("labels", {}).items())
+    kms = (body.get("encryptionSpec") or {}).get("kmsKeyName")
+    commands = [
+        "#!/bin/sh -e",
+        "# Sends the job as `cloudtrain submit` does, with Google's own command line; cloudtrain does not follow it.",
+        'cd "$(dirname "$0")"',
+        f"gcloud storage cp --no-clobber code/*/{BUNDLE} {beside['code_uri']}",
+        *([f"gcloud storage cp --no-clobber code/*.whl {beside['wheel_uri']}"] if beside["wheel_uri"] else []),
+        f"gcloud storage cp {ORDER} {beside['order_uri']}",
+        "gcloud ai custom-jobs create --config job-spec.yml \\",
+        f"  --project {beside['project']} --region {beside['location']} --display-name {body['displayName']} \\",
+        f"  --labels {labels}" + (f" --kms-key {kms}" if kms else ""),
+    ]
+    return {
+        "job-spec.yml": render.as_yaml(body["jobSpec"]),
+        ORDER: render.as_json(order),
+        "create.sh": "\n".join(commands) + "\n",
+    }
+
+
+def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
+    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
+    faults = list(render.changed(planned, body, _PLANNED, "vertex.raw"))
+    ours, theirs = (whole["jobSpec"].get("workerPoolSpecs") for whole in (planned, body))
+    if not isinstance(theirs, list) or [_planned_of(pool) for pool in theirs[: len(ours)]] != [
+        _planned_of(pool) for pool in ours
+    ]:
+        message = "`raw` changes the machines, their number or what they run, and with it what was planned"
+        hint = "set resources and image instead; a list in `raw` takes the whole list's place"
+        faults.append(Fault(message, key="vertex.raw", hint=hint))
+    if any(body.get("labels", {}).get(key) != value for key, value in planned["labels"].items() if key == RUN_LABEL):
+        faults.append(Fault(f"`raw` takes away the label {RUN_LABEL}", key="vertex.raw", hint="leave it"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _planned_of(pool: Any) -> Any:
+    """Return the part of a pool that must stay as it is."""
+    if not isinstance(pool, dict):
+        return pool
+    own = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
+    machine = {key: value for key, value in (pool.get("machineSpec") or {}).items() if key != "reservationAffinity"}
+    return [pool.get("replicaCount"), machine, own.get("command"), own.get("args"), own.get("pythonModule")]
+
+
+def _require_possible(config: Config, choice: Choice) -> None:
+    """Raise ConfigError for what a replica on Vertex AI cannot do."""
+    faults = [*_unreachable(config), *_unfit_image(config)]
+    if config.checkpoint.resume not in ("auto", "never"):
+        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
+        message = "on Vertex AI a job goes on from its own checkpoints alone"
+        faults.append(Fault(message, key="checkpoint.resume", hint=hint))
+    if config.checkpoint.uri and config.checkpoint.mirror:
+        hint = "a replica has no shared disk, so the mirror is the place itself: keep one of the two"
+        message = "on Vertex AI `checkpoint.uri` and `checkpoint.mirror` are the same thing"
+        faults.append(Fault(message, key="checkpoint.mirror", hint=hint))
+    if len(config.outputs) > 1:
+        names = ", ".join(config.outputs)
+        hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
+        faults.append(Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint))
+    if choice.accelerator is not None and not choice.accelerator.startswith("NVIDIA"):
+        message = f"torch's DDP and FSDP do not run on {choice.accelerator}"
+        faults.append(Fault(message, key="resources", hint=f"choose GPUs; known as of {pairs.AS_OF}: L4 to B200"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _unreachable(config: Config) -> Iterator[Fault]:
+    """Yield what is kept where a replica cannot reach it."""
+    told = {"checkpoint.uri": config.checkpoint.uri}
+    told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
+    told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
+    for key, uri in told.items():
+        if uri is not None and not _GS.fullmatch(uri):
+            hint = "as in gs://BUCKET/PREFIX" + ("" if "://" in uri else f"; gcloud storage cp -r {uri} gs://BUCKET/x")
+            yield Fault(f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere", key=key, hint=hint)
+    mirror = config.checkpoint.mirror
+    if mirror is not None and ("://" not in mirror or mirror.startswith("file:")):
+        hint = "name a place such as gs://BUCKET/PREFIX, or leave it out: checkpoints go to the bucket anyway"
+        yield Fault("a mirror on the replica's own disk would end with it", key="checkpoint.mirror", hint=hint)
+    if mirror is not None and not config.task:
+        hint = "name the place by checkpoint.uri: what a script writes to CLOUDTRAIN_CHECKPOINT_DIR goes there"
+        yield Fault("a mirror is the shared trainer's, and this job runs its own code", "checkpoint.mirror", hint=hint)
+
+
+def _unfit_image(config: Config) -> Iterator[Fault]:
+    """Yield a fault for a prebuilt image whose PyTorch is too old for the shared trainer."""
+    found = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
+    if found and config.task and (int(found[1]), int(found[2])) < _TRAINER_NEEDS:
+        message = f"this image has PyTorch {found[1]}.{found[2]}, and the shared trainer needs 2.7"
+        yield Fault(message, key="image", hint="leave `image` out, or take one of your own; a `script` may run there")

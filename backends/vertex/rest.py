@@ -1,0 +1,291 @@
+"""Google's own HTTP interfaces: credentials, patience, and what goes wrong in our words.
+
+All but the sending of a job and the tail of its log is done here, without the SDK, whose import alone takes most of a
+second of processor time. google-auth and requests are imported inside, on first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from cloudtrain.launcher.errors import (
+    CapacityError,
+    CloudtrainError,
+    ConfigError,
+    CredentialError,
+    UnreachableError,
+)
+
+__all__ = [
+    "Access",
+    "GoogleError",
+    "answers",
+    "call",
+    "credentials",
+    "get_json",
+    "not_installed",
+    "object_url",
+    "one_line",
+    "polls",
+    "split_uri",
+]
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+CONNECT_S, READ_S = 10.0, 60.0
+TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
+HINT_LOGIN = "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS"
+
+_BUSY = (408, 429, 500, 502, 503, 504)
+_QUOTA = re.compile(r"quota|resource.?exhausted|stockout|not enough|insufficient|not available", re.IGNORECASE)
+_RATE = re.compile(r"per minute|per second|rate limit|requests? (per|limit)|ReadRequests", re.IGNORECASE)
+_SECRET = re.compile(r"(token|key|assertion|password)=[^&\s'\"]+", re.IGNORECASE)
+
+_sessions: dict[str, Any] = {}  # by project
+_credentials: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Access:
+    """A project and a region of it, and services' addresses that are not the usual ones: (service, url)."""
+
+    project: str
+    location: str
+    endpoints: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Access:
+        """Return the access that a request's `beside` or a job's handle names."""
+        return cls(data["project"], data["location"], tuple(sorted(data["endpoints"].items())))
+
+    @property
+    def parent(self) -> str:
+        """The jobs' place in Vertex AI."""
+        return f"projects/{self.project}/locations/{self.location}"
+
+    def url(self, service: str) -> str:
+        """Return the service's address, without a slash at its end."""
+        usual = f"{self.location}-aiplatform" if service == "aiplatform" else service
+        return dict(self.endpoints).get(service, f"https://{usual}.googleapis.com").rstrip("/")
+
+
+class GoogleError(Exception):
+    """What Google has answered: the HTTP status, its own code and words; status 0 where it did not answer at all."""
+
+    def __init__(self, status: int, code: str, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.code = code
+        self.words = words
+
+
+def credentials(project: str) -> Any:
+    """Return the application's default credentials, found once. Raises ConfigError without the library, GoogleError."""
+    if project not in _credentials:
+        try:
+            import google.auth
+            from google.auth import exceptions
+            from google.oauth2.credentials import Credentials
+        except ImportError as error:
+            raise not_installed(error) from error
+        # requests would put a line of ~/.netrc in the token's place.
+        os.environ["NETRC"] = os.devnull
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that a person's own login counts on no project's quota: below it does
+                found, _ = google.auth.default(scopes=[SCOPE])
+        except exceptions.TransportError as error:
+            raise GoogleError(0, "", one_line(str(error))) from error
+        except (exceptions.GoogleAuthError, ValueError, OSError) as error:
+            raise GoogleError(401, "credentials", _first_sentence(str(error))) from error
+        if isinstance(found, Credentials) and not found.quota_project_id:
+            found = found.with_quota_project(project)
+        _credentials[project] = found
+    return _credentials[project]
+
+
+def call(
+    access: Access,
+    method: str,
+    url: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    body: Any = None,
+    data: bytes | None = None,
+    stream: bool = False,
+    tries: int = TRIES,
+) -> Any:
+    """Return the answer (requests.Response), asked for again where Google is busy or a connection breaks.
+
+    Raises GoogleError.
+    """
+    session, errors, refused = _session(access.project)
+    headers = {} if data is None else {"Content-Type": "application/octet-stream"}
+    for number in range(1, tries + 1):
+        try:
+            answer = session.request(
+                method,
+                url,
+                params=params,
+                json=body,
+                data=data,
+                headers=headers,
+                stream=stream,
+                timeout=(CONNECT_S, READ_S),
+                allow_redirects=False,
+            )
+        except refused.RefreshError as error:
+            raise GoogleError(401, "credentials", _first_sentence(str(error))) from error
+        except (errors.RequestException, refused.GoogleAuthError) as error:
+            failure = GoogleError(0, "", _cause(error))
+        except OSError as error:  # requests' word for a file of certificates that is not there
+            raise GoogleError(495, "certificates", one_line(str(error))) from error
+        else:
+            if answer.status_code < 300:
+                return answer
+            failure = _said(answer)
+            if answer.status_code not in _BUSY:
+                raise failure
+        if number < tries:
+            time.sleep(min(PAUSE_S * 2**number, LONGEST_PAUSE_S))
+    raise failure
+
+
+def get_json(access: Access, service: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the JSON object at a service's path. Raises GoogleError: a proxy's page is no answer."""
+    return object_in(call(access, "GET", f"{access.url(service)}{path}", params=params))
+
+
+def object_in(answer: Any) -> dict[str, Any]:
+    """Return the JSON object that the answer holds. Raises GoogleError."""
+    try:
+        found = answer.json()
+    except ValueError as error:
+        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} answers something else than JSON") from error
+    if not isinstance(found, dict):
+        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} answers something else than an object")
+    return found
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Return bucket and name of `gs://BUCKET/NAME`."""
+    bucket, _, name = uri.removeprefix("gs://").partition("/")
+    return bucket, name
+
+
+def object_url(access: Access, uri: str, *, upload: bool = False) -> str:
+    """Return the address of an object, or that to which it is uploaded."""
+    bucket, name = split_uri(uri)
+    base = access.url("storage")
+    if upload:
+        return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
+    return f"{base}/storage/v1/b/{quote(bucket, safe='')}/o/{quote(name, safe='')}"
+
+
+@contextlib.contextmanager
+def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -> Iterator[None]:
+    """Raise what Google says against `doing` as one of our errors, in one sentence with what to do.
+
+    `needs`: the role that allows it.
+    """
+    try:
+        yield
+    except GoogleError as error:
+        raise translated(error, doing, needs) from error
+
+
+@contextlib.contextmanager
+def polls(doing: str) -> Iterator[None]:
+    """As `answers`, but whatever it is, it says nothing about the job: raises UnreachableError."""
+    try:
+        with answers(doing):
+            yield
+    except UnreachableError:
+        raise
+    except CloudtrainError as error:
+        _sessions.clear()  # whoever signs in anew must be believed at once
+        _credentials.clear()
+        raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
+
+
+def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
+    """Return our error for what Google has said."""
+    status, code, words = error.status, error.code, error.words
+    if code == "credentials":
+        return CredentialError(f"cannot {doing}: no Google credentials that serve: {words}", hint=HINT_LOGIN)
+    if code == "certificates":
+        return ConfigError(f"cannot {doing}: {words}", hint="mend REQUESTS_CA_BUNDLE, or unset it")
+    if status == 401:
+        return CredentialError(f"cannot {doing}: Google does not take these credentials: {words}", hint=HINT_LOGIN)
+    if status == 429 and _QUOTA.search(words) and not _RATE.search(words):
+        return no_quota(f"cannot {doing}: {words}")
+    if status == 403 and re.search(r"has not been used|is disabled|SERVICE_DISABLED", words):
+        return ConfigError(f"cannot {doing}: {words}", hint="gcloud services enable aiplatform.googleapis.com")
+    if status == 403:
+        hint = f"a role that allows it: {needs}; who gives roles is the project's owner"
+        return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
+    if status == 0 or status in _BUSY:
+        return UnreachableError(f"cannot {doing}: Google does not answer as it should: {words}")
+    return ConfigError(f"cannot {doing}: {words}", where=code or str(status))
+
+
+def no_quota(words: str) -> CapacityError:
+    """Return what to say of quota or machines that are not there: at the sending, and of a job that failed for it."""
+    hint = (
+        "IAM & Admin > Quotas of the project shows and raises the limit named; spot and flex start count on the "
+        "`preemptible` ones; or take fewer or other machines, or another region"
+    )
+    return CapacityError(words, hint=hint)
+
+
+def _session(project: str) -> tuple[Any, Any, Any]:
+    found = credentials(project)
+    import requests
+    from google.auth import exceptions as refused
+    from google.auth.transport.requests import AuthorizedSession
+
+    if project not in _sessions:
+        _sessions[project] = AuthorizedSession(found)  # type: ignore[no-untyped-call]
+    return _sessions[project], requests.exceptions, refused
+
+
+def not_installed(error: ImportError) -> ConfigError:
+    """Return what to say where a library of Google's is missing."""
+    hint = "pip install 'cloudtrain[vertex]'"
+    return ConfigError(f"the Google Cloud libraries are not installed here: {error}", hint=hint)
+
+
+def _said(answer: Any) -> GoogleError:
+    code, words = "", ""
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        told = json.loads(answer.text)
+        told = told.get("error", told)
+        code, words = str(told.get("status", "")), str(told.get("message", ""))
+    return GoogleError(answer.status_code, code, one_line(words or answer.reason or f"HTTP {answer.status_code}"))
+
+
+def _first_sentence(text: str) -> str:
+    """Return what a library of credentials says, without its advice and the tuples that it prints."""
+    plain = re.sub(r"^\('|', .*$|\.? (To set up|For more|Please).*$", "", " ".join(text.split()))
+    return one_line(plain, 200)
+
+
+def _cause(error: Exception) -> str:
+    inner: BaseException = error
+    while inner.__cause__ or inner.__context__:
+        inner = inner.__cause__ or inner.__context__ or inner
+    return one_line(str(inner) or type(inner).__name__)
+
+
+def one_line(text: str, most: int = 400) -> str:
+    """Return the text in one line, not too long, and without what would let anybody in."""
+    line = _SECRET.sub(r"\1=...", " ".join(text.split()))
+    return line if len(line) <= most else f"{line[:most]}..."

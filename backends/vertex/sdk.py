@@ -1,0 +1,126 @@
+"""What is done with Google's own clients: a job is sent, its code uploaded, its log tailed. Imported by nothing early.
+
+Each takes half a second and more of processor time to import. Their calls have no time limit and no second try unless
+they are given some; and a second try of a job's creation could be a second job, so jobs.py looks first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from cloudtrain.backends.vertex import rest
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.errors import ConfigError
+
+__all__ = ["create", "put", "tail"]
+
+CREATE_S, UPLOAD_S, TAIL_S = 60.0, 300.0, 3600.0
+TAIL_WINDOW_S = 1  # for which Cloud Logging gathers entries to put them in order
+
+
+def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
+    """Send the job once; return its resource name and state. Raises GoogleError, ConfigError."""
+    try:
+        from google.api_core import exceptions
+        from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
+        from google.cloud.aiplatform_v1.types import CustomJob
+        from google.protobuf import json_format
+    except ImportError as error:
+        raise rest.not_installed(error) from error
+    try:
+        message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
+    except json_format.ParseError as error:
+        hint = "mend vertex.raw, or update google-cloud-aiplatform if the field is a new one"
+        raise ConfigError(f"Google's client knows no such job: {rest.one_line(str(error))}", hint=hint) from error
+    options, transport = _target(access, "aiplatform")
+    with _errors(exceptions):
+        client = JobServiceClient(
+            credentials=rest.credentials(access.project), client_options=options, transport=transport
+        )
+        with client:
+            made = client.create_custom_job(
+                parent=access.parent, custom_job=CustomJob.wrap(message), timeout=CREATE_S, retry=None
+            )
+    return {"name": made.name, "state": made.state.name}
+
+
+def put(access: Access, path: Path, uri: str) -> None:
+    """Upload the file unless an object of that name is there. Raises GoogleError."""
+    try:
+        from google.api_core import exceptions
+        from google.cloud.storage import Client
+    except ImportError as error:
+        raise rest.not_installed(error) from error
+    bucket, name = rest.split_uri(uri)
+    options, _ = _target(access, "storage")
+    with _errors(exceptions):
+        client = Client(project=access.project, credentials=rest.credentials(access.project), client_options=options)
+        try:
+            client.bucket(bucket).blob(name).upload_from_filename(
+                str(path), content_type="application/octet-stream", if_generation_match=0, timeout=UPLOAD_S
+            )
+        except exceptions.PreconditionFailed:
+            return
+        finally:
+            client.close()
+
+
+def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callable[[Any], None]) -> None:
+    """Give every batch of new entries of Cloud Logging to `take`, until the session ends.
+
+    `opened` gets what ends it: an object with `cancel()`. Raises GoogleError, ConfigError.
+    """
+    try:
+        from google.api_core import exceptions
+        from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+        from google.cloud.logging_v2.types import TailLogEntriesRequest
+        from google.protobuf.duration_pb2 import Duration
+    except ImportError as error:
+        raise rest.not_installed(error) from error
+    options, transport = _target(access, "logging")
+    if transport == "rest":
+        raise ConfigError("tailing needs gRPC, which an http:// endpoint has not")
+    request = TailLogEntriesRequest(
+        resource_names=[f"projects/{access.project}"], filter=query, buffer_window=Duration(seconds=TAIL_WINDOW_S)
+    )
+    with _errors(exceptions):
+        client = LoggingServiceV2Client(credentials=rest.credentials(access.project), client_options=options)
+        with client:
+            stream = client.tail_log_entries(requests=iter([request]), timeout=TAIL_S, retry=None)
+            opened(stream)
+            for batch in stream:
+                take(batch)
+
+
+def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
+    """Return the client's options and its transport: REST where an address is not TLS, which gRPC would need."""
+    url = access.url(service)
+    if service == "storage":
+        return {"api_endpoint": url}, None
+    if url.startswith("http://"):
+        return {"api_endpoint": url}, "rest"
+    return {"api_endpoint": urlsplit(url).netloc}, None
+
+
+@contextlib.contextmanager
+def _errors(exceptions: Any) -> Iterator[None]:
+    """Raise what the clients raise as one kind of error."""
+    from google.auth import exceptions as refused
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except exceptions.GoogleAPICallError as error:
+        status = int(error.code or 0)
+        code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
+        raise GoogleError(status, code, rest.one_line(str(error.message))) from error
+    except exceptions.RetryError as error:
+        raise GoogleError(0, "", rest.one_line(str(error))) from error
+    except refused.RefreshError as error:
+        raise GoogleError(401, "credentials", rest.one_line(str(error))) from error
+    except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
+        raise GoogleError(0, "", rest.one_line(str(error))) from error

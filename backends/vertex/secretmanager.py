@@ -1,0 +1,37 @@
+"""A job's secrets in Secret Manager: one entry a job, a JSON object of all its values, removed after its end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+
+from cloudtrain.backends.vertex import rest
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+
+__all__ = ["ROLE", "put", "remove"]
+
+ROLE = "Secret Manager Admin (roles/secretmanager.admin)"
+LONGEST_S = 30 * 86_400  # until Google removes it, whatever becomes of who was to
+
+
+def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
+    """Store the values as the newest version of `projects/P/secrets/NAME`. Raises GoogleError."""
+    base, (_, project, _, name) = access.url("secretmanager"), secret.split("/")
+    body = {"replication": {"automatic": {}}, "ttl": f"{LONGEST_S}s", "labels": {"cloudtrain_run": name}}
+    try:
+        rest.call(access, "POST", f"{base}/v1/projects/{project}/secrets", params={"secretId": name}, body=body)
+    except GoogleError as error:
+        if error.status != 409:  # an earlier try's
+            raise
+    data = base64.b64encode(json.dumps(dict(values)).encode()).decode()
+    rest.call(access, "POST", f"{base}/v1/{secret}:addVersion", body={"payload": {"data": data}})
+
+
+def remove(access: Access, secret: str) -> None:
+    """Remove the entry with all its versions. Raises GoogleError."""
+    try:
+        rest.call(access, "DELETE", f"{access.url('secretmanager')}/v1/{secret}")
+    except GoogleError as error:
+        if error.status != 404:
+            raise

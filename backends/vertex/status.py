@@ -1,0 +1,133 @@
+"""What Vertex AI says of a custom job, in our words: state, reason, cause, and the seconds that it bills."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.launcher import account as accounts
+from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.times import seconds
+
+__all__ = ["awaiting", "is_over", "may_tell_more", "state_of"]
+
+_RUNNING: dict[str, JobState] = {
+    "JOB_STATE_QUEUED": "pending",
+    "JOB_STATE_PENDING": "pending",
+    "JOB_STATE_RUNNING": "running",
+    "JOB_STATE_UPDATING": "running",
+    "JOB_STATE_PAUSED": "running",
+    "JOB_STATE_CANCELLING": "stopping",
+}
+_OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+_DETAILS = {
+    "JOB_STATE_QUEUED": "queued: the project's quota has no room for it yet",
+    "JOB_STATE_PENDING": "waiting for machines",
+    "JOB_STATE_PAUSED": "paused",
+}
+# google.rpc.Code: what an error of the job's own code has, and what the platform's faults have.
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8
+_FAULT_CODES = (8, 10, 13, 14)  # RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE
+_PREEMPTED = re.compile(r"preempt", re.IGNORECASE)
+_TIMEOUT = re.compile(r"tim(?:ed? ?out|e limit)|deadline", re.IGNORECASE)
+_SIGNALLED = re.compile(r"non-zero status of (129|1[3-9]\d|2\d\d)|signal")
+LATE_S = 20.0  # from a job's end until its containers' account is surely in the bucket
+LIMIT_MARGIN_S = 15.0
+
+
+def is_over(told: Mapping[str, Any]) -> bool:
+    """Return whether the job has ended, one way or the other: those that Google adds are known by their end time."""
+    state = str(told.get("state", ""))
+    return state.removeprefix("JOB_STATE_") in _OVER or (state not in _RUNNING and bool(told.get("endTime")))
+
+
+def awaiting(told: Mapping[str, Any]) -> State:
+    """Return the state of a job that is over and has not said why yet."""
+    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
+    billed_s = max(0.0, (ended_s or time.time()) - started_s) if started_s else 0.0
+    detail = "it has ended; its containers' account is awaited"
+    return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
+
+
+def may_tell_more(told: Mapping[str, Any], now_s: float) -> bool:
+    """Return whether the containers' account of a failure may still be on its way."""
+    ended_s = seconds(told.get("endTime"))
+    is_fresh = ended_s is not None and abs(now_s - ended_s) < LATE_S
+    return told.get("state") == "JOB_STATE_FAILED" and bool(told.get("startTime")) and is_fresh
+
+
+def state_of(
+    told: Mapping[str, Any],
+    account: Mapping[str, Any] | None,
+    *,
+    limit_s: float,
+    limit_reason: str,
+    is_spot: bool,
+    has_checkpoint: bool | None,
+    now_s: float | None = None,
+) -> State:
+    """Return the state. `account` is the container's own of its end; `limit_reason` what set the limit of `limit_s`.
+
+    `has_checkpoint`: None where nobody could look, then the account's word counts.
+    """
+    name, now_s = str(told.get("state", "")), time.time() if now_s is None else now_s
+    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
+    # Vertex AI does not bill the queue; its start time is set once, at the first RUNNING, so new starts are inside.
+    billed_s = 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
+    common: dict[str, Any] = {"started_s": started_s, "billed_s": billed_s, "restarts": accounts.restarts(account)}
+    if not is_over(told):
+        return State(_RUNNING.get(name, "pending"), detail=_detail(told), **common)
+    common["ended_s"] = ended_s or now_s
+    is_resumable = bool((account or {}).get("resumable")) if has_checkpoint is None else has_checkpoint
+    if name.endswith("SUCCEEDED") and not name.endswith("PARTIALLY_SUCCEEDED"):
+        return State("succeeded", **common)
+    if name == "JOB_STATE_EXPIRED":
+        detail = "no machines within limits.max_wait"
+        return State("stopped", "time_limit", is_resumable, detail=detail, **common)
+    if name == "JOB_STATE_CANCELLED":
+        reason = (account or {}).get("reason")
+        why = str(reason) if reason in ("time_limit", "budget") else "user"
+        return State("stopped", why, is_resumable, **common)
+    return _failed(told, account, limit_s, limit_reason, is_resumable, common, is_spot=is_spot)
+
+
+def _failed(
+    told: Mapping[str, Any],
+    account: Mapping[str, Any] | None,
+    limit_s: float,
+    limit_reason: str,
+    is_resumable: bool,
+    common: dict[str, Any],
+    *,
+    is_spot: bool,
+) -> State:
+    code, words = _error(told)
+    spent_s = common["billed_s"]
+    if account is None and spent_s >= limit_s - LIMIT_MARGIN_S and (_TIMEOUT.search(words) or code in (4, 9)):
+        return State("stopped", limit_reason, is_resumable, detail=words, **common)
+    is_fault = code in _FAULT_CODES or bool(_SIGNALLED.search(words))
+    # Spot machines that are taken back and do not come again end in a lack of machines.
+    is_preempted = bool(_PREEMPTED.search(words)) or (is_spot and code == RESOURCE_EXHAUSTED)
+    if is_preempted and (account is None or account.get("reason") in ("preempted", "node_failure")):
+        error = {"rank": None, "kind": "preempted", "message": words}
+        return State("failed", "preempted", is_resumable, error, **common)
+    if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
+        message = f"{words}; raise the quota named, or take other machines or another region"
+        error = {"rank": None, "kind": "capacity", "message": message}
+        return State("failed", "node_failure", is_resumable, error, **common)
+    return accounts.failed(account, words, is_fault=is_fault, is_resumable=is_resumable, **common)
+
+
+def _detail(told: Mapping[str, Any]) -> str | None:
+    """Return what is going on where it is not plain training."""
+    _, words = _error(told)
+    state = str(told.get("state", ""))
+    return words or _DETAILS.get(state)
+
+
+def _error(told: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the error's code (google.rpc.Code) and its words in one line, "" where there is none."""
+    error = told.get("error") or {}
+    return int(error.get("code") or 0), " ".join(str(error.get("message") or "").split())

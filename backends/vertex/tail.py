@@ -1,0 +1,107 @@
+"""A job's new lines as Cloud Logging gets them: a stream, for quickness. What it leaves out, the lists bring (feed.py).
+
+A stream begins at `now`, lasts an hour at most, drops what comes too fast, and may be refused: a project has ten. So it
+is begun again for as long as somebody reads, and nothing hangs on it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from typing import Any
+
+from cloudtrain.backends.vertex.entries import Entry, of_proto
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.errors import CloudtrainError
+
+__all__ = ["Tail"]
+
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+IDLE_S = 30.0  # without a reader, until the stream is given back
+MOST = 50_000  # entries kept for a reader that does not come; the lists have them
+
+
+class Tail:
+    """A thread that reads the stream of one query, from its start to `close`, or until nobody reads any more."""
+
+    def __init__(self, access: Access, query: str) -> None:
+        self._access, self._query = access, query
+        self._lock = threading.Lock()
+        self._entries: list[Entry] = []
+        self._is_lossy = False
+        self._is_open = False
+        self._is_closed = threading.Event()
+        self._read_s = time.monotonic()
+        self._stream: Any = None
+        atexit.register(self.close)
+        self._thread = threading.Thread(target=self._run, name="tail", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether new entries come by themselves."""
+        return self._is_open
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended for good."""
+        return self._is_closed.is_set()
+
+    def take(self) -> tuple[list[Entry], bool]:
+        """Return what has come since the last call, and whether the stream has left something out."""
+        with self._lock:
+            found, self._entries = self._entries, []
+            is_lossy, self._is_lossy = self._is_lossy, False
+        self._read_s = time.monotonic()
+        return found, is_lossy
+
+    def close(self) -> None:
+        """End the stream."""
+        self._is_closed.set()
+        self._is_open = False
+        if self._stream is not None:
+            with contextlib.suppress(Exception):  # it may be over, or never have begun
+                self._stream.cancel()
+        atexit.unregister(self.close)
+
+    def _run(self) -> None:
+        pause_s = PAUSE_S
+        while not self._is_closed.is_set():
+            begin_s = time.monotonic()
+            try:
+                self._read()
+            except GoogleError:
+                pass  # refused, broken off, or at its hour
+            except CloudtrainError:  # it cannot be here: no library, no gRPC
+                self.close()
+                return
+            except Exception:  # what a library raises at its own end must not reach the terminal
+                if self._is_closed.is_set():
+                    return
+            self._is_open = False
+            with self._lock:
+                self._is_lossy = True
+            pause_s = PAUSE_S if time.monotonic() - begin_s > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
+            self._is_closed.wait(pause_s)
+
+    def _read(self) -> None:
+        from cloudtrain.backends.vertex import sdk
+
+        sdk.tail(self._access, self._query, self._put, self._opened)
+
+    def _opened(self, stream: Any) -> None:
+        self._stream, self._is_open = stream, True
+        if self._is_closed.is_set():
+            stream.cancel()
+
+    def _put(self, batch: Any) -> None:
+        if time.monotonic() - self._read_s > IDLE_S:
+            self.close()
+        entries = [of_proto(raw) for raw in batch.entries if not raw.split.total_splits]
+        with self._lock:
+            # Parts of a long line are left to the lists.
+            self._is_lossy |= len(entries) < len(batch.entries) or bool(batch.suppression_info)
+            self._is_lossy |= len(self._entries) > MOST
+            self._entries += entries if len(self._entries) <= MOST else []

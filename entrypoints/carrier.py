@@ -1,0 +1,307 @@
+"""Carries a folder to a bucket and back, as SageMaker does by itself: a replica's disk is new after every restart.
+
+Each node carries its own folder to the same place, as if it were shared: of two files of one name the last one carried
+stays. What is half written is not carried, and neither are names that end in `.tmp`, links, or empty folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from cloudtrain.entrypoints.googlestorage import Bucket, Changed, Item, split
+
+__all__ = ["Carrier", "bring"]
+
+EVERY_S = 20.0
+QUIET_S = 2.0  # since the last writing to a file that nobody holds open for it
+FINISH_S = 900.0
+GONE_ROUNDS = 30  # until a file that is gone here goes there too, though what is new here is not there yet
+THREADS = 4
+SMALL_BYTES = 1 << 20  # small files go last: they tell of large ones (`latest`, an index)
+NAME_BYTES = 1024  # of an object's
+
+_BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # what an object says of itself
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A file as it was when it was looked at."""
+
+    size: int
+    written_ns: int
+
+
+@dataclass(frozen=True)
+class _There:
+    """A file as the bucket has it. `generation` is None where somebody else has put it there."""
+
+    look: _Look
+    generation: str | None
+
+
+def bring(uri: str, folder: Path) -> int:
+    """Bring what is there, but for what is here as it is there, or newer; return how many files are there.
+
+    Of a uri that is an object's, that object alone. Raises OSError, with a sentence of what to do.
+    """
+    name, prefix = _place(uri)
+    bucket = Bucket(name)
+
+    def fetch(item: Item) -> None:
+        path = folder / item.key.removeprefix(prefix)
+        bucket.get(item.key, path)
+        os.utime(path, ns=(_look_of(item).written_ns,) * 2)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = bucket.items(prefix)
+        if not found and not uri.endswith("/"):
+            with contextlib.suppress(FileNotFoundError):
+                found = [bucket.stat(prefix.rstrip("/"))]
+                prefix = prefix[: prefix.rstrip("/").rfind("/") + 1]
+        found = [item for item in found if _is_file(item.key.removeprefix(prefix))]
+        wanted = [item for item in found if _is_newer(item, folder / item.key.removeprefix(prefix))]
+        need, free = sum(item.size for item in wanted), shutil.disk_usage(folder).free
+        if need > free:
+            sizes = f"{need / 1e9:.1f} GB are in {uri}, and the disk here has {free / 1e9:.1f} GB left"
+            raise OSError(f"{sizes}: ask for a larger one, or clear that place")
+        _each(fetch, wanted)
+    finally:
+        bucket.close()
+    return len(found)
+
+
+class Carrier:
+    """A thread that carries now and then, and what is left at the end; the next round mends what fails.
+
+    What it has put there, in a life before too, and what is gone here, it removes there; nothing of anybody else's.
+    """
+
+    def __init__(self, folder: Path, uri: str, by: str | None = None) -> None:
+        """`by`: who this is among those that carry to the place, the same after a restart. Default: the host's name."""
+        name, self._prefix = _place(uri)
+        self._folder, self._uri = folder, uri
+        self._by = by or socket.gethostname()
+        self._bucket = Bucket(name)
+        self._there: dict[str, _There] | None = None
+        self._first: set[str] = set()
+        self._before: dict[str, _Look] = {}
+        self._gone: dict[str, int] = {}  # for how many rounds
+        self._told: set[str] = set()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
+
+    def start(self) -> None:
+        """Begin; what is here now, and there too, was brought from there."""
+        self._first = set(self._scan())
+        self._thread.start()
+
+    def finish(self, limit_s: float | None = None) -> None:
+        """Carry the rest, files that are held open too, and return; at the limit, say that it was not all."""
+        self._is_over.set()
+        limit_s = FINISH_S if limit_s is None else limit_s
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            self._say("end", f"not all of {self._folder} is in {self._uri}: {limit_s:.0f} s were not enough")
+
+    def _run(self) -> None:
+        while not self._is_over.wait(EVERY_S):
+            self._try(is_last=False)
+        self._try(is_last=True)
+        self._bucket.close()
+
+    def _try(self, *, is_last: bool) -> None:
+        failures: list[str] = []
+        try:
+            self._carry(failures, is_last=is_last)
+        except Exception as error:  # of whatever kind: the next round tries again
+            failures.append(str(error) if isinstance(error, OSError) else repr(error))
+        if failures and is_last:
+            self._say("end", f"not all of {self._folder} is in {self._uri}: {failures[0]}")
+        elif failures:
+            self._say("fault", f"{self._folder} is not carried to {self._uri} for now: {failures[0]}")
+
+    def _carry(self, failures: list[str], *, is_last: bool) -> None:
+        """Put there what is new here, then remove there what is gone here; add to the failures."""
+        there = self._there = self._known() if self._there is None else self._there
+        here = self._scan()
+        new = {name: look for name, look in here.items() if name not in there or there[name].look != look}
+        is_open = set() if is_last or not new else _open_for_writing(self._folder)
+        ready = {name for name, look in new.items() if is_last or self._is_quiet(name, look, is_open)}
+        large = {name for name, look in new.items() if look.size > SMALL_BYTES}
+        self._put(sorted(ready & large, key=lambda name: new[name].written_ns), failures)
+        # A small one that is younger than a large one may tell of it, which must be there first.
+        missing = [new[name].written_ns for name in large if name not in there or there[name].look != new[name]]
+        told = {name for name in ready - large if new[name].written_ns < min(missing, default=1 << 64)}
+        self._put(sorted(told, key=lambda name: new[name].written_ns), failures)
+        self._before = here
+        if not failures:
+            self._sweep(here, is_last=is_last, is_waiting=not set(here) <= set(there))
+
+    def _is_quiet(self, name: str, look: _Look, is_open: set[str]) -> bool:
+        if self._before.get(name) == look:  # for a whole round: held open, like a log, and not written to now
+            return True
+        return name not in is_open and time.time_ns() - look.written_ns > QUIET_S * 1e9
+
+    def _put(self, names: list[str], failures: list[str]) -> None:
+        """Put files there; one that is written to meanwhile, or is gone, waits for another round."""
+        there = self._there
+        assert there is not None
+
+        def put(name: str) -> None:
+            path = self._folder / name
+            try:
+                look = _look_at(path)
+                about = {_BY: self._by, _WRITTEN: str(look.written_ns)}
+                item = self._bucket.put(path, self._prefix + name, about)
+                there[name] = _There(look, item.generation)
+            except (FileNotFoundError, Changed):
+                pass
+            except ConnectionError:  # nor would the others come there
+                raise
+            except OSError as error:
+                failures.append(str(error))
+
+        _each(put, names)
+
+    def _sweep(self, here: dict[str, _Look], *, is_last: bool, is_waiting: bool) -> None:
+        """Remove there what is gone here, but not before what is new here is there.
+
+        A script that removes a file and then writes it anew must not find neither if its machine is lost in between.
+        """
+        there = self._there
+        assert there is not None
+        self._gone = {name: self._gone.get(name, 0) + 1 for name in there if name not in here}
+        for name, rounds in self._gone.items():
+            if ((rounds > 1 or is_last) and not is_waiting) or rounds > GONE_ROUNDS:
+                if there[name].generation is not None:  # if it is that one still
+                    self._bucket.delete(self._prefix + name, there[name].generation)
+                del there[name]
+
+    def _known(self) -> dict[str, _There]:
+        """Return what is there of what was here at the start."""
+        found = {}
+        for item in self._bucket.items(self._prefix):
+            name = item.key.removeprefix(self._prefix)
+            if name in self._first:
+                is_own = item.about.get(_BY) == self._by
+                found[name] = _There(_look_of(item), item.generation if is_own else None)
+        return found
+
+    def _scan(self) -> dict[str, _Look]:
+        """Return the files by name, as they are now."""
+        found = {}
+        for place, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.endswith(".tmp")]
+            for path in (Path(place, name) for name in files if not name.endswith(".tmp")):
+                name = path.relative_to(self._folder).as_posix()
+                with contextlib.suppress(OSError):
+                    if not stat.S_ISREG(path.lstat().st_mode):
+                        continue
+                    if _is_sayable(self._prefix + name):
+                        found[name] = _look_at(path)
+                    else:
+                        self._say("name", f"not carried to {self._uri}, for no object can be called so: {name!a}")
+        return found
+
+    def _say(self, kind: str, words: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            with contextlib.suppress(OSError):
+                print(words, flush=True)
+
+
+def _place(uri: str) -> tuple[str, str]:
+    bucket, prefix = split(uri)
+    return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+
+
+def _is_file(name: str) -> bool:
+    """Return whether an object of this name is one to bring: within the folder, and no folder or part of a file."""
+    return "\0" not in name and not any(part in ("", ".", "..") or part.endswith(".tmp") for part in name.split("/"))
+
+
+def _is_newer(item: Item, path: Path) -> bool:
+    try:
+        here = _look_at(path)
+    except OSError:
+        return True
+    there = _look_of(item)
+    return here != there and here.written_ns <= there.written_ns
+
+
+def _is_sayable(key: str) -> bool:
+    try:
+        return len(key.encode()) <= NAME_BYTES and "\n" not in key and "\r" not in key
+    except UnicodeEncodeError:  # a file's name may be any bytes
+        return False
+
+
+def _look_at(path: Path) -> _Look:
+    found = path.stat()
+    return _Look(found.st_size, found.st_mtime_ns)
+
+
+def _look_of(item: Item) -> _Look:
+    """Return how a file is that was brought."""
+    told = item.about.get(_WRITTEN, "")
+    if told.isdecimal():
+        return _Look(item.size, int(told))
+    when = datetime.fromisoformat(item.updated.replace("Z", "+00:00"))  # of whoever else has put it there
+    return _Look(item.size, int(when.timestamp() * 1000) * 10**6)
+
+
+def _open_for_writing(folder: Path) -> set[str]:
+    """Return the names of the folder's files that some process, as far as can be seen, holds open to write to."""
+    top = f"{os.path.realpath(folder)}/"
+    found = set()
+    for place in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError, ValueError):
+            path = str(place.readlink())
+            if path.startswith(top):
+                about = (place.parents[1] / "fdinfo" / place.name).read_text()
+                flags = int(about.partition("flags:")[2].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    found.add(path.removeprefix(top))
+    return found
+
+
+def _each(work: Callable[[_T], None], items: Iterable[_T]) -> None:
+    """Call it with each item, in a few threads; raise what one raises, and begin no further.
+
+    The threads hold up no end of the process, as a pool's would.
+    """
+    todo: Iterator[_T] = iter(list(items))
+    lock = threading.Lock()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        while not failures:
+            with lock:
+                item = next(todo, None)
+            if item is None:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=run, name="carrier part", daemon=True) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,299 @@
+"""How Google's services are asked with the standard library: connections that are kept, proxies, tokens, patience."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import random
+import select
+import ssl
+import threading
+import time
+import weakref
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from cloudtrain.entrypoints.googleaccess import Identity
+
+__all__ = ["Answer", "Lost", "Patience", "Refused", "Reply", "Service", "Untrusted"]
+
+# A server that takes connections and never answers is given up after ATTEMPTS * READ_S and the pauses between. They
+# double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper half: one that refuses connections, answers with errors
+# or asks to slow down has 70 s on average to come back.
+ATTEMPTS = 10
+CONNECT_S, READ_S = 10.0, 30.0
+PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
+
+_PASSING = (408, 429, 500, 502, 503, 504)
+_SLOWER = ("rateLimitExceeded", "userRateLimitExceeded")  # a 403 that is none
+
+
+class Refused(Exception):
+    """The service has answered with an error."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.status = status
+        self.reason, self.message = _told(body)
+        super().__init__(f"HTTP {status}: {self.message}" if self.message else f"HTTP {status}")
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether asking again may help."""
+        return self.status in _PASSING or (self.status == 403 and self.reason in _SLOWER)
+
+
+class Lost(Exception):
+    """There was no answer, or not all of it."""
+
+
+class Untrusted(Exception):
+    """Whoever answers has no certificate that is trusted here."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class Reply:
+    """An answer that is being read."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+        self.status, self.headers = response.status, response.headers
+
+    def read(self, size: int | None = None) -> bytes:
+        """Return some bytes, all without a size. Raises Lost."""
+        try:
+            return self._response.read() if size is None else self._response.read(size)
+        except (OSError, http.client.HTTPException) as error:
+            raise Lost(_plain(error)) from error
+
+
+class Service:
+    """One host of Google's, or what stands in for it. Safe in threads: each has a connection of its own, kept after.
+
+    `identity` None: nobody is asked who they are.
+    """
+
+    def __init__(self, endpoint: str, identity: Identity | None) -> None:
+        self.endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
+        self.identity = identity
+        self._idle: list[http.client.HTTPConnection] = []
+        self._context: ssl.SSLContext | None = None
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close, self._idle)
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+        also: tuple[int, ...] = (),
+    ) -> Answer:
+        """Return the whole answer, asked for again and again where that may help.
+
+        `also`: statuses that are no errors here. Raises Refused, Lost, Untrusted, or OSError where no token can be had.
+        """
+        patience = Patience(self)
+        while True:
+            try:
+                with self.once(method, target, headers, body, also=also) as reply:
+                    return Answer(reply.status, reply.headers, reply.read())
+            except (Refused, Lost) as error:
+                patience.failed(error)
+
+    @contextlib.contextmanager
+    def once(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str] | None = None,
+        body: bytes | Iterable[bytes] = b"",
+        also: tuple[int, ...] = (),
+    ) -> Iterator[Reply]:
+        """Give the answer to one request; the body's pieces need a Content-Length. Raises as `ask`."""
+        told = {"Content-Length": str(len(body))} if body and isinstance(body, bytes) else {}
+        token = self._token()
+        if token is not None:
+            told["Authorization"] = f"Bearer {token}"
+        connection = self._take()
+        try:
+            reply = self._send(connection, method, target, {**told, **(headers or {})}, body)
+            if not (200 <= reply.status < 300 or reply.status in also):
+                if reply.status == 401 and token is not None and self.identity is not None:
+                    self.identity.forget(token)
+                raise Refused(reply.status, reply.read())
+            yield reply
+            reply.read()  # what is left, else the connection cannot be kept
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the connections that are kept; the next request makes a new one."""
+        with self._lock:
+            _close(self._idle)
+            self._idle.clear()
+
+    def _token(self) -> str | None:
+        try:
+            return None if self.identity is None else self.identity.token()
+        except ConnectionError as error:
+            raise Lost(str(error)) from error
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: str,
+        headers: dict[str, str],
+        body: bytes | Iterable[bytes],
+    ) -> Reply:
+        target = f"{urlsplit(self.endpoint).path.rstrip('/')}{target}"
+        pieces = _Pieces(body)
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(READ_S)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before the end
+                connection.request(method, target, body=pieces if body else None, headers=headers)
+            return Reply(connection.getresponse())
+        except ssl.SSLCertVerificationError as error:
+            raise Untrusted(_plain(error)) from error
+        except (OSError, http.client.HTTPException) as error:
+            if pieces.failure is not None:  # this machine's disk
+                raise pieces.failure from None
+            raise Lost(_plain(error)) from error
+
+    def _take(self) -> http.client.HTTPConnection:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if connection.sock is not None and not _has_news(connection):
+                return connection
+            connection.close()  # the other side has closed it meanwhile
+        return self._connection()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        about = urlsplit(self.endpoint)
+        host = about.hostname or ""
+        if about.scheme == "http":  # an emulator, on a way of its own
+            return http.client.HTTPConnection(host, about.port or 80, timeout=CONNECT_S)
+        if self._context is None:
+            self._context = _trust()
+        proxy = None if proxy_bypass(host) else getproxies().get("https")
+        if proxy is None:
+            return http.client.HTTPSConnection(host, about.port or 443, timeout=CONNECT_S, context=self._context)
+        by = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        made = http.client.HTTPSConnection(by.hostname or "", by.port or 80, timeout=CONNECT_S, context=self._context)
+        made.set_tunnel(host, about.port or 443, _login(by.username, by.password))
+        return made
+
+
+class Patience:
+    """Counts failures in a row, and waits between."""
+
+    def __init__(self, service: Service) -> None:
+        self._count = 0
+        self._has_renewed = service.identity is None
+
+    def failed(self, error: Refused | Lost) -> None:
+        """Wait, or raise the error where waiting does not help or has not. A token that is refused is renewed once."""
+        if isinstance(error, Refused):
+            if error.status == 401 and not self._has_renewed:
+                self._has_renewed = True
+                return
+            if not error.is_passing:
+                raise error
+        self._count += 1
+        if self._count >= ATTEMPTS:
+            raise error
+        longest_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._count - 1))
+        time.sleep(random.uniform(longest_s / 2, longest_s))
+
+    def got_on(self) -> None:
+        """Begin to count anew."""
+        self._count = 0
+
+
+class _Pieces:
+    """A body; remembers a failure to read it, which is not the network's."""
+
+    def __init__(self, body: bytes | Iterable[bytes]) -> None:
+        self._body = (body,) if isinstance(body, bytes) else body
+        self.failure: OSError | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = iter(self._body)
+        while True:
+            try:
+                piece = next(pieces)
+            except StopIteration:
+                return
+            except OSError as error:
+                self.failure = error
+                raise
+            yield piece
+
+
+def _trust() -> ssl.SSLContext:
+    """Return whom to trust: the system's list, or SSL_CERT_FILE's, and what the other libraries are told to."""
+    context = ssl.create_default_context()
+    if more := os.environ.get("REQUESTS_CA_BUNDLE"):
+        with contextlib.suppress(OSError):
+            context.load_verify_locations(**({"capath": more} if Path(more).is_dir() else {"cafile": more}))
+    return context
+
+
+def _login(user: str | None, password: str | None) -> dict[str, str]:
+    if user is None:
+        return {}
+    pair = f"{unquote(user)}:{unquote(password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {b64encode(pair).decode()}"}
+
+
+def _has_news(connection: http.client.HTTPConnection) -> bool:
+    """Whether something has come on a connection that asks nothing, which can only be its end."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _close(connections: list[http.client.HTTPConnection]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+def _told(body: bytes) -> tuple[str, str]:
+    """Return the reason, a word, and the message of an error's body, which may not be JSON."""
+    try:
+        error = json.loads(body)["error"]
+        if isinstance(error, str):  # a login's way
+            return error, ""
+        reasons = [str(each.get("reason", "")) for each in error.get("errors", ()) if isinstance(each, dict)]
+        reasons += [str(each.get("reason", "")) for each in error.get("details", ()) if isinstance(each, dict)]
+        found = next(filter(None, reasons), "") or str(error.get("status", ""))
+        return found, _plain(error.get("message", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", _plain(body[:1000].decode(errors="replace"))
+
+
+def _plain(error: object) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:400]}..."

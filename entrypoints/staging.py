@@ -1,0 +1,101 @@
+"""What a node without a shared disk brings from the bucket before the job, and puts there at its end.
+
+Where a platform copies or mounts folders by itself, there is nothing to do here: the order names none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import carrier, events, googlestorage
+
+__all__ = ["StagingError", "bring_in", "order", "report", "retract"]
+
+
+class StagingError(OSError):
+    """What the job needs cannot be brought; the message says what and why. `may_mend`: another start may find it."""
+
+    def __init__(self, message: str, *, may_mend: bool) -> None:
+        super().__init__(message)
+        self.may_mend = may_mend
+
+
+def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
+    """Return what the job is to do, if it is this send that is to do it. Raises StagingError."""
+    bucket, key = googlestorage.split(uri)
+    path = root / "order.json"
+    try:
+        googlestorage.Bucket(bucket).get(key, path)
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StagingError("the order was taken back: this job is not to run", may_mend=False) from error
+    except OSError as error:
+        lasts = isinstance(error, PermissionError)
+        raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
+    if found["fence"] != fence:
+        raise StagingError("another send of this job took its place: this one is not to run", may_mend=False)
+    return found
+
+
+def bring_in(spec: dict[str, Any], root: Path) -> None:
+    """Bring the job's inputs, and the folders that are to go on from where they were; note the inputs' places.
+
+    An input is read where the platform has mounted it, if it has. Raises StagingError.
+    """
+    for name, told in sorted(spec.get("fetched", {}).items()):
+        place = Path(told["mounted"]) if told["mounted"] else None
+        if place is None or not place.exists():
+            place = root / "inputs" / name
+            if not _bring(f"the input {name}", told["uri"], place):
+                raise StagingError(f"the input {name}: there is nothing at {told['uri']}", may_mend=False)
+            place = _of_one_object(told["uri"], place)
+        spec["places"]["inputs"][name] = str(place)
+    for each in spec.get("carried", ()):
+        if each["back"]:
+            _bring(f"the folder {each['place']}", each["uri"], root / each["place"])
+
+
+def report(uri: str, verdict: dict[str, Any]) -> None:
+    """Write how the job ended, as the launcher reads it; where that cannot be, say so in the log."""
+    error = verdict.get("error") or {}
+    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+    bucket, key = googlestorage.split(uri)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "ended.json")
+            path.write_text(json.dumps(fields, default=str))
+            googlestorage.Bucket(bucket).put(path, key)
+    except OSError as failure:
+        print(f"cloudtrain: the account of the job's end cannot be written: {failure}", flush=True)
+
+
+def retract(uri: str) -> None:
+    """Remove the account of a life before: what this one comes to is not said yet."""
+    bucket, key = googlestorage.split(uri)
+    with contextlib.suppress(OSError):
+        googlestorage.Bucket(bucket).delete(key)
+
+
+def _bring(what: str, uri: str, folder: Path) -> int:
+    begin_s = time.monotonic()
+    try:
+        count = carrier.bring(uri, folder)
+    except OSError as error:
+        lasts = isinstance(error, (PermissionError, FileNotFoundError))
+        raise StagingError(f"cannot bring {what}: {error}", may_mend=not lasts) from error
+    if count:
+        took_s = time.monotonic() - begin_s
+        events.emit("staged", f"brought {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)
+    return count
+
+
+def _of_one_object(uri: str, folder: Path) -> Path:
+    """Return the file itself where the uri is an object's and no folder's."""
+    alone = folder / uri.rpartition("/")[2]
+    return alone if uri.rpartition("/")[2] and alone.is_file() else folder

@@ -1,0 +1,317 @@
+"""Vertex AI: the custom job that a config becomes, what it cannot become, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import CustomJob
+from google.protobuf import json_format
+
+from cloudtrain.backends.vertex import backend, bootwheel, machine, request
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.config.schema_backends import Vertex
+from cloudtrain.launcher.errors import ConfigError
+
+HERE = Path(__file__).parent
+TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+WHERE = "project: my-project, location: us-central1, staging_bucket: gs://my-bucket"
+
+# The least that makes a job, and one with everything.
+PLAIN = f"""
+name: digits
+backend: vertex
+task: task.py
+resources: {{instances: 2, accelerators: "A100:8"}}
+training: {{global_batch_size: 64, max_steps: 100}}
+vertex: {{{WHERE}}}
+"""
+EVERYTHING = """
+name: digits
+backend: vertex
+script: train.py
+args: {note: "it's \\"quoted\\" $(HOME)"}
+env: {NCCL_DEBUG: WARN}
+secrets: [WANDB_API_KEY]
+image: europe-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest
+resources: {instances: 4, instance_type: a3-ultragpu-8g, disk_gb: 500}
+checkpoint: {uri: gs://fast/ck}
+inputs: {train: gs://data/train, labels: gs://data/labels.csv}
+outputs: {model: gs://fast/out}
+limits: {max_duration: 12h, max_wait: 2h}
+budget: {limit: 500 USD}
+retry: {max_attempts: 3}
+tags: {team: vision, Cost Centre: "R&D 7"}
+vertex:
+  project: my-project
+  location: europe-west4
+  staging_bucket: my-bucket
+  prefix: teams/vision
+  service_account: train@my-project.iam.gserviceaccount.com
+  scheduling: flex_start
+  network_attachment: projects/my-project/regions/europe-west4/networkAttachments/a
+  kms_key: projects/my-project/locations/europe-west4/keyRings/k/cryptoKeys/c
+  tensorboard: projects/my-project/locations/europe-west4/tensorboards/1
+  web_access: true
+  input_mode: download
+  price_per_hour: 50 USD
+  endpoints: {storage: "https://storage-x.p.googleapis.com"}
+  raw: {labels: {extra: "1"}, jobSpec: {enableDashboardAccess: true}}
+"""
+
+Render = Callable[..., Request]
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Render:
+    """Return a function that renders a config's text, with settings as `key=value`."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "train.py").write_text("")
+
+    def make(text: str, *overrides: str) -> Request:
+        (tmp_path / "cloudtrain.yaml").write_text(text)
+        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
+        plan = plans.make(config, backend.capacity(config))
+        found: Request = backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        return found
+
+    return make
+
+
+def without_boot(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body without the boot's text, which has tests of its own."""
+    told = yaml.safe_load(yaml.safe_dump(body))
+    for pool in told["jobSpec"]["workerPoolSpecs"]:
+        if "containerSpec" in pool:
+            assert pool["containerSpec"]["command"].pop() == request.boot_source()
+        else:
+            [uri] = pool["pythonPackageSpec"]["packageUris"]
+            pool["pythonPackageSpec"]["packageUris"] = [uri.replace(wheel_digest(), "DIGEST")]
+    return told  # type: ignore[no-any-return]
+
+
+def wheel_digest() -> str:
+    """Return the name of the boot's package in the bucket."""
+    return bootwheel.digest(bootwheel.build(request.boot_source())[1])
+
+
+@pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
+def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
+    """Compared whole, so that no field comes or goes unseen; and Google's own client, and our check, take it."""
+    golden = yaml.safe_load((HERE / "golden" / f"vertex_{name}.yml").read_text())
+    made = render(text)
+    assert {"request": without_boot(made.body), "order": made.beside["order"]} == golden
+    assert backend.check(made) == []
+    json_format.ParseDict(made.body, CustomJob.pb(CustomJob()))
+    assert yaml.safe_load(made.text) == made.body
+    assert render(text).text == made.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        (["vertex.project=null"], "vertex.project", "no Google Cloud project"),
+        (["vertex.location=us-central1-a"], "vertex.location", "is no region"),
+        (["vertex.staging_bucket=null"], "vertex.staging_bucket", "no bucket"),
+        (["vertex.staging_bucket=Gs://X"], "vertex.staging_bucket", "is no bucket's name"),
+        (["resources.accelerators=null"], "resources", "which machines"),
+        (["resources.accelerators=B300:8"], "resources.accelerators", "no accelerator"),
+        (["resources.accelerators=H100:3"], "resources.accelerators", "no machine of Google's"),
+        (["resources.accelerators=T4:2", "vertex.machine_type=a2-highgpu-1g"], "vertex.machine_type", "has 1 x"),
+        (["resources.accelerators=T4:3", "vertex.machine_type=n1-standard-8"], "vertex.machine_type", "takes"),
+        (["resources.accelerators=null", "resources.instance_type=p4d"], "resources.instance_type", "no machine type"),
+        (
+            ["resources.accelerators=null", "resources.instance_type=z9-highgpu-8g"],
+            "resources.instance_type",
+            "not in our table",
+        ),
+        (
+            [
+                "resources.accelerators=null",
+                "resources.instance_type=a2-highgpu-8g",
+                "vertex.machine_type=a2-highgpu-1g",
+            ],
+            "vertex.machine_type",
+            "says",
+        ),
+        (["resources.spot=true", "vertex.scheduling=flex_start"], "resources.spot", "one way"),
+        (["vertex.reservation=projects/p/zones/z/reservations/r", "resources.spot=true"], "resources.spot", "one way"),
+        (["inputs.train=s3://b/x"], "inputs.train", "is elsewhere"),
+        (["outputs.a=gs://bb1/a", "outputs.b=gs://bb1/b"], "outputs", "one place"),
+        (["checkpoint.uri=/mnt/x"], "checkpoint.uri", "is elsewhere"),
+        (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "would end with it"),
+        (["checkpoint.mirror=gs://bb1/a", "checkpoint.uri=gs://bb1/b"], "checkpoint.mirror", "same thing"),
+        (["checkpoint.resume=gs://bb1/a"], "checkpoint.resume", "its own checkpoints"),
+        (["image=us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest"], "image", "PyTorch 2.4"),
+        (["vertex.endpoints={logging: http://logs.corp}"], "vertex.endpoints", "token"),
+        (["vertex.endpoints={loging: https://logs.corp}"], "vertex.endpoints", "no service"),
+        (["vertex.raw={displayName: x}"], "vertex.raw", "displayName"),
+        (["vertex.raw={jobSpec: {scheduling: {timeout: 99s}}}"], "vertex.raw", "jobSpec.scheduling.timeout"),
+        (["vertex.raw={jobSpec: {workerPoolSpecs: []}}"], "vertex.raw", "machines"),
+        (["vertex.raw={labels: {cloudtrain_run: x}}"], "vertex.raw", "cloudtrain_run"),
+    ],
+    ids=str,
+)
+def test_config_that_makes_no_job(settings: list[str], key: str, words: str, render: Render) -> None:
+    """Each is said at its key, before anything is sent."""
+    with pytest.raises(ConfigError) as caught:
+        render(PLAIN, *settings)
+    [fault] = caught.value.faults
+    assert (fault.key, words in fault.message, bool(fault.hint)) == (key, True, True), fault
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["limits.max_duration=30d", "vertex.scheduling=flex_start"], "limits.max_duration"),
+        (["vertex.boot_disk_type=floppy"], "vertex.boot_disk_type"),
+        (["vertex.network=default"], "vertex.network"),
+        (["vertex.tensorboard=projects/p/locations/us-central1/tensorboards/1"], "vertex.service_account"),
+        (["vertex.raw={jobSpec: {nework: x}}"], "vertex.raw"),
+        (["vertex.raw={labels: {Bad: x}}"], "tags"),
+    ],
+    ids=str,
+)
+def test_what_vertex_would_refuse(settings: list[str], key: str, render: Render) -> None:
+    """What becomes a request that Vertex AI refuses is found offline, at the config's key."""
+    assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], ("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8, "pd-ssd", None)),
+        (["resources.accelerators=H200:8"], ("a3-ultragpu-8g", "NVIDIA_H200_141GB", 8, "hyperdisk-balanced", None)),
+        (["resources.accelerators=T4:2"], ("n1-standard-4", "NVIDIA_TESLA_T4", 2, "pd-ssd", None)),
+        (
+            ["resources.accelerators=T4:2", "vertex.machine_type=n1-standard-16", "resources.spot=true"],
+            ("n1-standard-16", "NVIDIA_TESLA_T4", 2, "pd-ssd", "SPOT"),
+        ),
+        (
+            ["resources.accelerators=null", "resources.instance_type=n1-standard-8"],
+            ("n1-standard-8", None, None, "pd-ssd", None),
+        ),
+        (
+            ["vertex.scheduling=flex_start", "vertex.boot_disk_type=pd-standard"],
+            ("a2-highgpu-8g", "NVIDIA_TESLA_A100", 8, "pd-standard", "FLEX_START"),
+        ),
+    ],
+    ids=str,
+)
+def test_machines(settings: list[str], expected: tuple[Any, ...], render: Render) -> None:
+    """Accelerators by their own machines or attached, disks that the machine takes, and the way to have it."""
+    made = render(PLAIN, *settings)
+    for pool in made.body["jobSpec"]["workerPoolSpecs"]:
+        spec = pool["machineSpec"]
+        found = (spec["machineType"], spec.get("acceleratorType"), spec.get("acceleratorCount"))
+        assert (*found, pool["diskSpec"]["bootDiskType"]) == expected[:4]
+    assert made.body["jobSpec"]["scheduling"].get("strategy") == expected[4]
+    assert backend.check(made) == []
+
+
+def test_one_instance_is_one_pool(render: Render) -> None:
+    """A second pool without replicas would be an error; and nothing need begin anew together."""
+    spec = render(PLAIN, "resources.instances=1").body["jobSpec"]
+    assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == [1]
+    assert spec["scheduling"] == {"timeout": "86400s"}
+
+
+def test_money_allows_no_start_of_the_platforms_own(render: Render) -> None:
+    """Whether the time limit spans them is not documented: a cap that stands for a budget must."""
+    scheduling = render(PLAIN, "budget.limit=100 USD").body["jobSpec"]["scheduling"]
+    assert scheduling["disableRetries"] is True
+    assert int(scheduling["timeout"].rstrip("s")) < 86_400
+
+
+def test_a_send_marks_job_and_order_alike(render: Render) -> None:
+    """The mark of one send stands in every pool of ours, and nowhere else."""
+    for text in (PLAIN, EVERYTHING):
+        body = render(text).body
+        marked = request.with_fence(body, "the-mark")
+        changed = [
+            pool.get("containerSpec", pool.get("pythonPackageSpec")) for pool in marked["jobSpec"]["workerPoolSpecs"]
+        ]
+        assert [own["args"][2] for own in changed] == ["the-mark"] * len(changed)
+        for own in changed:
+            own["args"][2] = "digits-abcde-1"
+        assert marked == body
+
+
+def test_boot_as_a_package_is_a_wheel_that_pip_takes(tmp_path: Path) -> None:
+    """The same source gives the same bytes; pip installs it without a network, and it runs as a module."""
+    name, data = bootwheel.build("import sys\nprint('booted', *sys.argv[1:])\n")
+    assert (name, data) == bootwheel.build("import sys\nprint('booted', *sys.argv[1:])\n")
+    assert zipfile.ZipFile(BytesIO(data)).testzip() is None
+    (tmp_path / name).write_bytes(data)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*install, "--target", tmp_path / "site", tmp_path / name], check=True)
+    command = [sys.executable, "-m", bootwheel.MODULE, "a"]
+    done = subprocess.run(command, cwd=tmp_path / "site", capture_output=True, text=True, check=True)
+    assert done.stdout == "booted a\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "hourly", "words"),
+    [
+        ([], 33.795142, "derived"),
+        (["vertex.location=us-west9"], None, "us-west9"),
+        (["vertex.price_per_hour=2.50 USD"], 2.5, "vertex.price_per_hour"),
+        (["vertex.scheduling=flex_start"], 33.795142, "upper bound"),
+        (["resources.accelerators=T4:1"], None, "n1-standard-4 + 1 x NVIDIA_TESLA_T4"),
+    ],
+    ids=str,
+)
+def test_price_of_a_machine(settings: list[str], hourly: float | None, words: str, tmp_path: Path) -> None:
+    """What is not known is None, never 0; where it is from is said."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
+    found = backend.capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={}))
+    assert found.hourly_usd == pytest.approx(hourly) if hourly is not None else found.hourly_usd is None
+    assert words in found.price_source
+
+
+def test_project_and_region_may_come_from_gcloud(tmp_path: Path) -> None:
+    """As Google's own tools find them: the environment's, then those of the active configuration."""
+    (tmp_path / "configurations").mkdir()
+    (tmp_path / "active_config").write_text("work\n")
+    text = "[core]\nproject = of-gcloud\naccount = me\n[compute]\nregion = europe-west1\n"
+    (tmp_path / "configurations" / "config_work").write_text(text)
+    environ = {"CLOUDSDK_CONFIG": str(tmp_path)}
+    assert (machine.project_of(Vertex(), environ), machine.location_of(Vertex(), environ)) == (
+        "of-gcloud",
+        "europe-west1",
+    )
+    more = {**environ, "GOOGLE_CLOUD_PROJECT": "env", "CLOUDSDK_AI_REGION": "us-east4"}
+    assert (machine.project_of(Vertex(), more), machine.location_of(Vertex(), more)) == ("env", "us-east4")
+    (tmp_path / "configurations" / "config_work").write_text("broken")
+    assert machine.project_of(Vertex(), environ) is None
+
+
+def test_dry_run_is_what_gclouds_own_command_takes(cli: Any, project: Callable[..., Path]) -> None:
+    """`-o` writes the spec, the order, the code, and the commands that send them."""
+    folder = project(f"backend: vertex\nresources: {{accelerators: 'L4:1'}}\nvertex: {{{WHERE}}}\n")
+    out = folder.parent / "out"
+    done = cli("submit", "--dry-run", "-o", out, cwd=folder)
+    assert done.code == 0, done.stderr
+    job = yaml.safe_load(done.stdout)
+    assert yaml.safe_load((out / "job-spec.yml").read_text()) == job["jobSpec"]
+    script = (out / "create.sh").read_text()
+    code_uri, order_uri, _ = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert f" {code_uri}\n" in script
+    assert f"order.json {order_uri}\n" in script
+    assert f"--display-name {job['displayName']} " in script
+    [archive] = out.glob("code/*/bundle.tar.gz")
+    assert archive.parent.name in code_uri
+    with tarfile.open(archive) as tar:
+        assert "code/loop.py" in tar.getnames()
+    assert subprocess.run(["sh", "-n", out / "create.sh"], check=False).returncode == 0

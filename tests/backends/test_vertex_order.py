@@ -1,0 +1,156 @@
+"""Vertex AI: what a reader of Cloud Logging remembers, so that every line comes once and in its turn."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudtrain.backends.vertex import calls, entries, order
+from cloudtrain.backends.vertex.entries import Entry
+from cloudtrain.backends.vertex.order import HOLD_S, MOST_HELD, Order
+
+BOTH = frozenset({0, 1})
+
+
+def line(number: int, node: int = 0, life: str = "a", copy: int = 0) -> Entry:
+    """Return a container's line of that number; a `copy` has another key."""
+    return Entry(f"{life}{number}-{copy}", node, float(number), float(number), f"{life} {number}", 0, life, number)
+
+
+def end(count: int, node: int = 0, life: str = "a", *, final: bool = True) -> Entry:
+    """Return a container's last word."""
+    own = {"e": "end", "node": node, "final": final, "life": life, "lines": count}
+    return Entry(f"end {life}", node, float(count), float(count), "", own=own)
+
+
+def texts(found: list[Any]) -> list[str]:
+    """Return the lines' texts."""
+    return [each.text for each in found]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 60), st.integers(1, 3))
+def test_every_line_once_in_any_order_of_coming(chance: random.Random, count: int, lives: int) -> None:
+    """However lines come - late, twice, under other keys - and wherever the cursor was put away: each once."""
+    sent = [line(n, life % 2, str(life), copy) for life in range(lives) for n in range(1, count + 1) for copy in (0, 1)]
+    sent += [end(count, life % 2, str(life)) for life in range(lives)]
+    chance.shuffle(sent)
+    reader, found, now_s = Order(), [], 0.0
+    while sent:
+        piece, sent = sent[:7], sent[7:]
+        now_s += chance.choice((0.1, 2.0))
+        found += texts(reader.take(piece, now_s))
+        reader = Order(json.loads(json.dumps(reader.dump())))
+    found += texts(reader.take([], now_s + HOLD_S))
+    assert sorted(found) == sorted(f"{life} {n}" for life in range(lives) for n in range(1, count + 1))
+    nodes = frozenset(life % 2 for life in range(lives))
+    assert (reader.is_complete(nodes), reader.gaps(nodes), reader.is_holding) == (True, [], False)
+
+
+def test_a_line_waits_for_those_before_it_for_a_moment() -> None:
+    """Two that have changed places are put right; one that is missing holds the others up no longer than HOLD_S."""
+    reader = Order()
+    assert texts(reader.take([line(2), line(1), line(4)], 10.0)) == ["a 1", "a 2"]
+    assert reader.is_holding
+    assert texts(reader.take([], 10.0 + HOLD_S)) == ["a 4"]
+    [gap] = reader.gaps(BOTH)
+    assert (gap.first, gap.last, gap.before_s) == (3, 3, 2.0)
+    assert texts(reader.take([line(3), line(3, copy=1)], 30.0)) == ["a 3"]
+    assert reader.gaps(BOTH) == []
+
+
+def test_what_is_missing_behind_the_last_line_is_known() -> None:
+    """A container says how many lines it had: its last ones cannot be lost unseen."""
+    reader = Order()
+    reader.take([line(1), end(3)], 0.0)
+    assert not reader.is_complete(frozenset({0}))
+    assert [(gap.first, gap.last) for gap in reader.gaps(BOTH)] == [(2, 3)]
+    reader.take([line(3), line(2)], 0.0)
+    assert reader.is_complete(frozenset({0}))
+    assert not reader.is_complete(BOTH)
+
+
+def test_a_life_that_another_follows_is_not_the_last() -> None:
+    """A container that was preempted says that it is not the end; its lines and its successor's do not mix."""
+    reader = Order()
+    reader.take([line(1), end(1, final=False)], 0.0)
+    assert not reader.is_complete(frozenset({0}))
+    assert texts(reader.take([line(1, life="b"), end(1, life="b")], 1.0)) == ["b 1"]
+    assert reader.is_complete(frozenset({0}))
+
+
+def test_memory_does_not_grow_with_a_gap() -> None:
+    """With a line that never comes and many after it, the many are given out."""
+    reader = Order()
+    found = reader.take([line(n) for n in range(2, MOST_HELD + 10)], 0.0)
+    assert len(found) == MOST_HELD + 8
+
+
+def test_lines_without_numbers_are_told_apart_by_their_keys() -> None:
+    """The service's own words, and what an image prints before us."""
+    reader = Order()
+    one, other = (Entry(key, 0, 5.0, 5.0, "the same words") for key in ("k1", "k2"))
+    assert len(reader.take([one, other, one], 0.0)) == 2
+    assert reader.take([one], 1.0) == []
+    reader.take([Entry("k3", 0, 5000.0, 5000.0, "much later")], 2.0)
+    assert "k1" not in reader.dump()["seen"]
+
+
+MARK = {"l": "ab", "n": 7, "t": 1500}
+RESOURCE = {"labels": {"job_id": "1", "task_name": "workerpool1-2"}}
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ({"jsonPayload": {"message": "[3] hello", "ct": MARK}}, ("hello", 3, "ab", 7, 1.5)),
+        ({"jsonPayload": {"message": "the node's own\n", "ct": MARK}}, ("the node's own", None, "ab", 7, 1.5)),
+        ({"jsonPayload": {"message": json.dumps({"message": "[0] x", "ct": MARK})}}, ("x", 0, "ab", 7, 1.5)),
+        ({"textPayload": json.dumps({"severity": "INFO", "message": "[0] x", "ct": MARK})}, ("x", 0, "ab", 7, 1.5)),
+        ({"textPayload": "Job is queued."}, ("Job is queued.", None, None, 0, 2.5)),
+        ({"jsonPayload": {"message": '{"ct": broken'}}, ('{"ct": broken', None, None, 0, 2.5)),
+        ({"jsonPayload": {"status": "ok"}}, ('{"status": "ok"}', None, None, 0, 2.5)),
+        ({}, ("", None, None, 0, 2.5)),
+    ],
+    ids=str,
+)
+def test_line_of_an_entry(payload: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """Whether Cloud Logging has read the object or kept its text; and what is not of ours."""
+    raw = {"timestamp": "1970-01-01T00:00:02.500000001Z", "insertId": "i", "resource": RESOURCE, **payload}
+    found = entries.of_json(raw)
+    assert (found.text, found.rank, found.life, found.number, pytest.approx(found.time_s)) == expected
+    assert found.node == 3
+
+
+def test_split_entries_are_one_line() -> None:
+    """A line over 256 KiB comes in parts, in any order and over pages."""
+    parts: dict[str, dict[str, str]] = {}
+
+    def part(index: int, text: str) -> dict[str, Any]:
+        split = {"uid": "u", "index": index, "totalSplits": 3}
+        return {"insertId": f"i{index}", "jsonPayload": {"message": text, "ct": MARK}, "split": split}
+
+    assert list(entries.joined([part(2, "c"), {"insertId": "x"}, part(0, "a")], parts)) == [{"insertId": "x"}]
+    [whole] = entries.joined([part(1, "b")], parts)
+    assert (whole["jsonPayload"]["message"], whole["insertId"], parts) == ("abc", "u", {})
+
+
+def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
+    """No more than so many a minute, whoever asks; another project's are others."""
+    assert [calls.may_ask(tmp_path, "p", 3) for _ in range(5)] == [True, True, True, False, False]
+    assert calls.may_ask(tmp_path, "q", 3)
+    [file, _] = sorted(tmp_path.iterdir())
+    file.write_text("[broken")
+    assert calls.may_ask(tmp_path, "p", 3)
+
+
+def test_nodes_and_replicas() -> None:
+    """Pool 0 is the head, pool 1 the others; service messages count as the head's."""
+    assert [entries.node_of(entries.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
+    assert [entries.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
+    assert order.HOLD_S < 4  # of the promise that half of all lines are shown within four seconds
