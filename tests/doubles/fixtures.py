@@ -10,8 +10,10 @@ from doubles.aws import handle
 from doubles.aws.handle import Aws
 from doubles.azure import handle as azure_handle
 from doubles.azure.handle import Azure
+from doubles.google import handle as google_handle
+from doubles.google.handle import Google
 
-__all__ = ["aws", "aws_server", "azure", "azure_server"]
+__all__ = ["aws", "aws_server", "azure", "azure_server", "google", "google_server"]
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +46,19 @@ def azure(azure_server: Azure) -> Iterator[Azure]:
     azure_server.reset()
     yield azure_server
     azure_server.reset()
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[Google]:
+    """Return Google's stand-in, one for the whole session."""
+    started = google_handle.start()
+    yield started
+    google_handle.stop(started)
+
+
+@pytest.fixture
+def google(google_server: Google) -> Iterator[Google]:
+    """Return Google's stand-in as a new project; whatever the test has left running is killed."""
+    google_server.reset()
+    yield google_server
+    google_server.reset()

@@ -50,7 +50,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Running:
-    """A started container; its output is in `process.stdout`, and its exit code the process's."""
+    """A started container; its output is in `process.stdout` (and `stderr`, if split), its exit code the process's."""
 
     process: subprocess.Popen[bytes]
 
@@ -74,8 +74,8 @@ def mode() -> str:
     return "none"
 
 
-def start(container: Container, switch: Switch | None = None) -> Running:
-    """Start it. It dies with the calling thread, so that thread must outlive it."""
+def start(container: Container, switch: Switch | None = None, *, is_split: bool = False) -> Running:
+    """Start it, with one stream for all that it writes or `is_split`; it dies with the calling thread."""
     container.root.mkdir(parents=True, exist_ok=True)
     spec = {
         "parent": os.getpid(),
@@ -91,8 +91,8 @@ def start(container: Container, switch: Switch | None = None) -> Running:
     if mode() == "none":
         spec = _with_private_places(spec, container)
     if switch is None or container.address is None:
-        return Running(_spawn(spec, container.root, ()))
-    return _start_on(switch, spec, container)
+        return Running(_spawn(spec, container.root, (), is_split))
+    return _start_on(switch, spec, container, is_split)
 
 
 class Switch:
@@ -103,7 +103,7 @@ class Switch:
 
     def __init__(self) -> None:
         self._inside = ThreadPoolExecutor(1, thread_name_prefix="switch")
-        self._numbers = itertools.count(2)
+        self._numbers, self._plugs = itertools.count(2), itertools.count(1)
         self.gateway = f"{NETWORK}.0.1"
         self._inside.submit(self._make).result()
 
@@ -126,9 +126,15 @@ class Switch:
         return self._inside.submit(_listening, self.gateway, port).result()
 
     def plug(self, pid: int, address: str) -> None:
-        """Give the network namespace of the process an interface `eth0`."""
-        name = "v" + "-".join(address.split(".")[2:])
-        orders = f"link add {name} type veth peer name eth0 netns {pid}\nlink set {name} master br0 up\n"
+        """Give the network namespace of the process an interface `eth0`.
+
+        The same address has the same hardware address always: who has talked to an earlier holder finds the next one.
+        """
+        name = f"v{next(self._plugs)}"  # the last holder's may still be there for a moment
+        numbers = [int(number) for number in address.split(".")]
+        hardware = "02:00:" + ":".join(f"{number:02x}" for number in numbers)
+        orders = f"link add {name} type veth peer name eth0 address {hardware} netns {pid}\n"
+        orders += f"link set {name} master br0 up\n"
         self._inside.submit(_ip, orders).result()
 
     def close(self) -> None:
@@ -162,26 +168,26 @@ def _works(name: str) -> bool:
     return done.returncode == 0 and not done.stderr
 
 
-def _spawn(spec: dict[str, object], root: Path, fds: Sequence[int]) -> subprocess.Popen[bytes]:
+def _spawn(spec: dict[str, object], root: Path, fds: Sequence[int], is_split: bool) -> subprocess.Popen[bytes]:
     path = root / "container.json"
     path.write_text(json.dumps(spec))
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(INIT), str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE if is_split else subprocess.STDOUT,
         env={"PATH": SYSTEM_PATH},
         pass_fds=fds,
         cwd="/",
     )
 
 
-def _start_on(switch: Switch, spec: dict[str, object], container: Container) -> Running:
+def _start_on(switch: Switch, spec: dict[str, object], container: Container, is_split: bool) -> Running:
     assert container.address is not None
     ready, go = os.pipe(), os.pipe()
     network = {"address": f"{container.address}/16", "ready": ready[1], "go": go[0]}
     try:
-        process = _spawn({**spec, "network": network}, container.root, (ready[1], go[0]))
+        process = _spawn({**spec, "network": network}, container.root, (ready[1], go[0]), is_split)
         os.close(ready[1])
         if os.read(ready[0], 1):  # else it has died, and its output says why
             switch.plug(process.pid, container.address)
@@ -223,7 +229,7 @@ def _with_private_places(spec: dict[str, object], container: Container) -> dict[
         return text
 
     env = {key: moved(value) for key, value in container.env.items()}
-    return {**spec, "argv": [moved(word) for word in container.argv], "env": env}
+    return {**spec, "argv": [moved(word) for word in container.argv], "env": env, "cwd": moved(container.cwd)}
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import doubles.process
+
 __all__ = ["REGION", "ROLE", "Aws", "start", "stop"]
 
 REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
-START_S = 60.0
-TESTS = Path(__file__).resolve().parents[2]
 # Calls go to loopback, whatever proxy the machine has.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -153,30 +152,13 @@ class Aws:
 
 def start(state: Path | None = None) -> Aws:
     """Start the process, which dies with the calling thread; return when it answers."""
-    argv = [sys.executable, "-m", "doubles.aws", "--parent", str(os.getpid())]
-    argv += ["--state", str(state)] if state is not None else []
-    kept = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in kept if name in os.environ}
-    process = subprocess.Popen(
-        argv, env={**env, "PYTHONPATH": str(TESTS)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    url = process.stdout.readline().strip()
-    if not url:
-        raise RuntimeError(f"the stand-in did not start: exit code {process.wait(START_S)}")
-    return Aws(url, process)
+    process, told = doubles.process.start("aws", state)
+    return Aws(told, process)
 
 
 def stop(aws: Aws) -> None:
     """End the process and all its containers."""
-    aws.process.terminate()
-    try:
-        aws.process.wait(30)
-    except subprocess.TimeoutExpired:
-        aws.process.kill()
-        aws.process.wait()
-    assert aws.process.stdout is not None
-    aws.process.stdout.close()
+    doubles.process.stop(aws.process)
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ import json
 import re
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,12 @@ from xml.sax.saxutils import escape
 
 from doubles.azure import blobs, containers
 from doubles.azure.arm import check_workspace
+from doubles.azure.errors import AzureError
 from doubles.azure.faults import Called, Fault
 from doubles.azure.names import ACCOUNT, REGION, TENANT, VAULT
 from doubles.azure.routes import BLOBS, ROUTES, Route
-from doubles.azure.wire import Answer, AzureError, HangUp, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
 __all__ = ["Application", "service_of"]
 
@@ -75,16 +77,20 @@ class Application:
         except AzureError as error:
             entry["outcome"] = fault.kind if fault is not None else error.code
             answer = _error(found.service, error)
+        except BadJson as error:
+            entry["outcome"] = "InvalidRequestContent"
+            message = f"The request content was invalid: {error}"
+            answer = _error(found.service, AzureError(400, "InvalidRequestContent", message))
         except (ArithmeticError, AssertionError, LookupError, OSError, TypeError, ValueError) as error:  # our own fault
             traceback.print_exc()
             entry["outcome"] = repr(error)
             answer = _error(found.service, AzureError(500, "StandInError", repr(error)))
+        answer.headers = {"x-ms-request-id": str(uuid.uuid4()), **answer.headers}
         entry |= {"status": answer.status, "sent": len(answer.body) if request.method != "HEAD" else 0}
         if fault is not None and fault.kind == "lost":
             raise HangUp("on purpose")
         if fault is not None and fault.kind == "cut":
-            answer.length, answer.is_last = len(answer.body), True
-            answer.body = answer.body[: len(answer.body) // 2]
+            answer.cut()
         return answer
 
     def _answer(self, request: Request, found: Found, fault: Fault | None) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qs
 
+from doubles.azure.errors import AzureError
 from doubles.azure.names import (
     ACCOUNT,
     ACCOUNT_KEY,
@@ -19,8 +20,8 @@ from doubles.azure.names import (
     provider_id,
     workspace_id,
 )
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = [
     *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_datastores"),

@@ -7,9 +7,10 @@ import uuid
 from typing import Any
 
 from doubles.azure.arm import resource
+from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT, iso_time, provider_id
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["get_code", "get_environment", "list_codes", "list_environments", "put_code", "put_environment"]
 __all__ += ["start_upload"]

@@ -9,10 +9,11 @@ from email.utils import formatdate, parsedate_to_datetime
 from xml.etree import ElementTree
 
 from doubles.azure.blobstore import Blob
+from doubles.azure.errors import AzureError
 from doubles.azure.names import JOB_CLIENT, TENANT
 from doubles.azure.signatures import check_sas, check_shared_key
-from doubles.azure.wire import Answer, AzureError, Request
 from doubles.azure.world import World
+from doubles.wire import Answer, Request
 
 __all__ = [
     *("append", "authorize", "commit", "delete", "get", "head", "operation", "put", "set_metadata", "stage"),

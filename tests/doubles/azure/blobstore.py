@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from doubles.azure.wire import AzureError
+from doubles.azure.errors import AzureError
 
 __all__ = ["Blob", "Blobs"]
 

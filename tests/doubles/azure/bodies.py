@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from doubles.azure.arm import DATASTORES
+from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT, REGION, workspace_id
-from doubles.azure.wire import AzureError
 from doubles.azure.world import World
 
 __all__ = ["Place", "check", "compute_of", "place_of", "processes_per_node", "seconds"]

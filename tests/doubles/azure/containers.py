@@ -8,9 +8,10 @@ from itertools import islice
 from xml.etree import ElementTree
 
 from doubles.azure.blobstore import Blob
+from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT
-from doubles.azure.wire import Answer, AzureError, Request
 from doubles.azure.world import World
+from doubles.wire import Answer, Request
 
 __all__ = ["create", "delete", "get", "list_all", "list_blobs"]
 

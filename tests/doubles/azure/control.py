@@ -12,11 +12,12 @@ from typing import Any
 
 from doubles.azure import joblogs, login
 from doubles.azure.bodies import processes_per_node
+from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
 from doubles.azure.life import restart_logs
 from doubles.azure.names import CONTAINER
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["Plain"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from doubles.azure.wire import AzureError
+from doubles.azure.errors import AzureError
 
 __all__ = ["KINDS", "Fault", "Faults", "Called"]
 

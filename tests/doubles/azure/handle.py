@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import doubles.process
 from doubles.azure.client import Client, Reply, job_body
 from doubles.azure.names import (
     ACCOUNT,
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["ACCOUNT", "ACCOUNT_KEY", "CLIENT", "CONTAINER", "GROUP", "REGION", "SUBSCRIPTION", "TENANT", "VAULT"]
 __all__ += ["WORKSPACE", "Azure", "start", "stop"]
 
-START_S = 60.0
 ENDS = ("Completed", "Failed", "Canceled")
-TESTS = Path(__file__).resolve().parents[2]
 # Calls of the handle go to loopback, whatever proxy the machine has.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -245,27 +242,10 @@ class Azure:
 
 def start(state: Path | None = None) -> Azure:
     """Start the process, which dies with the calling thread; return when it answers."""
-    argv = [sys.executable, "-m", "doubles.azure", "--parent", str(os.getpid())]
-    argv += ["--state", str(state)] if state is not None else []
-    kept = ("PATH", "HOME", "LANG", "TMPDIR", "DOUBLES_SANDBOX", "LD_LIBRARY_PATH")
-    env = {name: os.environ[name] for name in kept if name in os.environ}
-    process = subprocess.Popen(
-        argv, env={**env, "PYTHONPATH": str(TESTS)}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    told = process.stdout.readline().strip()
-    if not told:
-        raise RuntimeError(f"the stand-in did not start: exit code {process.wait(START_S)}")
+    process, told = doubles.process.start("azure", state)
     return Azure(process=process, **json.loads(told))
 
 
 def stop(azure: Azure) -> None:
     """End the process and all its containers."""
-    azure.process.terminate()
-    try:
-        azure.process.wait(30)
-    except subprocess.TimeoutExpired:
-        azure.process.kill()
-        azure.process.wait()
-    assert azure.process.stdout is not None
-    azure.process.stdout.close()
+    doubles.process.stop(azure.process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
 from doubles.azure.names import (
     ARTIFACTS,
@@ -17,8 +18,8 @@ from doubles.azure.names import (
     WORKSPACE_ID,
     iso_time,
 )
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["details", "discover", "get", "list_artifacts", "locate_artifact", "patch", "resolve", "run_data"]
 __all__ += ["service_instances"]

@@ -10,10 +10,11 @@ from typing import Any
 from doubles.azure import life
 from doubles.azure.arm import resource
 from doubles.azure.bodies import check, compute_of
+from doubles.azure.errors import AzureError
 from doubles.azure.jobs import TERMINAL, Job
 from doubles.azure.names import REGION, SUBSCRIPTION, iso_time, workspace_id
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["cancel", "delete", "get", "list_all", "operation", "put"]
 

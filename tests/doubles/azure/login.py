@@ -6,10 +6,11 @@ import time
 from typing import Any
 from urllib.parse import parse_qsl
 
+from doubles.azure.errors import AzureError
 from doubles.azure.names import CLIENT, CLIENT_SECRET, JOB_CLIENT, MSI_SECRET, TENANT
 from doubles.azure.tokens import audience_of
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["discover_instance", "give_token", "give_token_on_behalf", "give_token_to_job", "keys", "open_id"]
 

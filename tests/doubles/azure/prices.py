@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
+from doubles.azure.errors import AzureError
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["SIZES", "get"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from doubles.azure import arm, assets, blobs, containers, history, jobroutes, login, prices, vault
-from doubles.azure.wire import Answer
+from doubles.wire import Answer
 
 __all__ = ["BLOBS", "ROUTES", "Route"]
 

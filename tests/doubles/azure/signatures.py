@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY
-from doubles.azure.wire import AzureError, Request
+from doubles.wire import Request
 
 __all__ = ["VERSION", "check_sas", "check_shared_key", "sas"]
 

@@ -11,8 +11,8 @@ import os
 import time
 from typing import Any
 
+from doubles.azure.errors import AzureError
 from doubles.azure.names import TENANT
-from doubles.azure.wire import AzureError
 
 __all__ = ["AUDIENCES", "Tokens", "audience_of"]
 

@@ -6,9 +6,10 @@ import time
 import uuid
 from typing import Any
 
+from doubles.azure.errors import AzureError
 from doubles.azure.names import JOB_CLIENT, VAULT
-from doubles.azure.wire import Answer, AzureError, Request, json_answer
 from doubles.azure.world import World
+from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["delete", "get", "get_deleted", "purge", "put", "recover"]
 

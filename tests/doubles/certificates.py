@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ssl
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -20,12 +21,13 @@ DAYS = 30
 class Authority:
     """Signs certificates for whatever host is asked for; `file` is what clients must trust."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, protocols: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._protocols = list(protocols)  # offered by ALPN
         self._folder, self._lock = folder, threading.Lock()
         self._contexts: dict[str, ssl.SSLContext] = {}
         self._key, self._host_key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throw-away CA of tests/doubles/azure")])
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throw-away CA of tests/doubles")])
         self._certificate = self._signed(self._name, self._key.public_key(), None)
         self.file = folder / "ca.pem"
         self.file.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
@@ -46,6 +48,8 @@ class Authority:
         file.write_bytes(private + certificate.public_bytes(pem))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(file)
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
         file.unlink()
         return context
 

@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
-from doubles.azure.certificates import Authority
-from doubles.azure.wire import Answer, HangUp, Request, read, write
+from doubles.certificates import Authority
+from doubles.wire import Answer, HangUp, Request, read, write
 
 __all__ = ["Proxy", "bind"]
 
@@ -19,6 +19,10 @@ IDLE_S = 600.0  # of a connection that is kept open
 # Of an answer that breaks off before it has begun: behind a proxy urllib3 takes a break without any byte for the
 # proxy's, and azure-core that for a request which was never sent. With these bytes both say what they say without one.
 BEGINNING = b"HTTP/1.1"
+H2_PREFACE = b"PRI"  # how HTTP/2 begins without TLS
+
+# Talks HTTP/2 on a connection for a host until it ends: (connection, host, is_from_container).
+Http2 = Callable[[socket.socket, str, bool], None]
 
 
 class Proxy:
@@ -30,22 +34,30 @@ class Proxy:
         knows: Callable[[str], bool],
         respond: Callable[[Request], Answer],
         plain: Callable[[Request], Answer],
+        http2: Http2 | None = None,
     ) -> None:
         self._authority, self._knows, self._respond, self._plain = authority, knows, respond, plain
+        self._http2 = http2
 
     def serve(self, listening: socket.socket, is_from_container: bool = False) -> None:
         """Serve until the process ends."""
+        self._accept(listening, lambda connection: self._first(connection, is_from_container))
+
+    def serve_host(self, listening: socket.socket, host: str) -> None:
+        """Answer for one host, without TLS, until the process ends."""
+        self._accept(listening, lambda connection: self._direct(connection, host))
+
+    def _accept(self, listening: socket.socket, talk: Callable[[socket.socket], None]) -> None:
         while True:
             with contextlib.suppress(OSError):
                 connection, _ = listening.accept()
-                told = (connection, is_from_container)
-                threading.Thread(target=self._talk, args=told, daemon=True).start()
+                threading.Thread(target=self._talk, args=(connection, talk), daemon=True).start()
 
-    def _talk(self, connection: socket.socket, is_from_container: bool) -> None:
+    def _talk(self, connection: socket.socket, talk: Callable[[socket.socket], None]) -> None:
         connection.settimeout(IDLE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            self._first(connection, is_from_container)
+            talk(connection)
         except (HangUp, OSError, ssl.SSLError, ValueError):
             pass
         except Exception:
@@ -72,11 +84,26 @@ class Proxy:
             reply.flush()
         with self._authority.context(host).wrap_socket(connection, server_side=True) as inner:
             try:
+                if self._http2 is not None and inner.selected_alpn_protocol() == "h2":
+                    self._http2(inner, host, is_from_container)
+                    return
                 with _files(inner) as (stream, reply):
                     _converse(stream, reply, self._respond, is_from_container)
             finally:
                 with contextlib.suppress(OSError):  # a broken-off answer must look broken
                     inner.shutdown(socket.SHUT_RDWR)
+
+    def _direct(self, connection: socket.socket, host: str) -> None:
+        if self._http2 is not None and connection.recv(len(H2_PREFACE), socket.MSG_PEEK) == H2_PREFACE:
+            self._http2(connection, host, False)
+            return
+
+        def respond(request: Request) -> Answer:
+            request.host = host
+            return self._respond(request)
+
+        with _files(connection) as (stream, reply):
+            _converse(stream, reply, respond, False)
 
 
 def bind(port: int) -> socket.socket:

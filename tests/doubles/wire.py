@@ -1,9 +1,8 @@
-"""HTTP/1.1 as the stand-in speaks it: a request read from a connection, an answer written to it."""
+"""HTTP/1.1 as the stand-ins speak it: a request read from a connection, an answer written to it."""
 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -11,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-__all__ = ["Answer", "AzureError", "HangUp", "Request", "json_answer", "read", "write"]
+__all__ = ["Answer", "BadJson", "HangUp", "Request", "json_answer", "read", "write"]
 
 MAX_HEADERS = 200
 
@@ -20,12 +19,8 @@ class HangUp(Exception):
     """The connection is to be closed without an answer."""
 
 
-class AzureError(Exception):
-    """An error that an operation answers; the service decides in which shape."""
-
-    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(f"{status} {code}: {message}")
-        self.status, self.code, self.message, self.headers = status, code, message, dict(headers or {})
+class BadJson(Exception):
+    """A request's body is not the JSON that it should be."""
 
 
 @dataclass
@@ -47,11 +42,11 @@ class Request:
         return urlsplit(self.target).path if "://" in self.target else self.target.partition("?")[0]
 
     def json(self) -> Any:
-        """Return the body read as JSON. Raises AzureError where it is none."""
+        """Return the body read as JSON. Raises BadJson where it is none."""
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
-            raise AzureError(400, "InvalidRequestContent", f"The request content was invalid: {error}") from None
+            raise BadJson(str(error)) from None
 
 
 @dataclass
@@ -63,6 +58,11 @@ class Answer:
     body: bytes = b""
     length: int | None = None  # to be told in place of the body's: HEAD, and answers that are cut
     is_last: bool = False  # whether the connection ends here
+
+    def cut(self) -> None:
+        """Let the connection end in the middle of the body."""
+        self.length, self.is_last = len(self.body), True
+        self.body = self.body[: len(self.body) // 2]
 
 
 def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
@@ -95,16 +95,12 @@ def write(reply: BinaryIO, request: Request, answer: Answer) -> None:
     """Send the answer."""
     phrase = HTTPStatus(answer.status).phrase if answer.status in HTTPStatus._value2member_map_ else "Unknown"
     length = len(answer.body) if answer.length is None else answer.length
-    headers = {
-        "Date": formatdate(usegmt=True),
-        "x-ms-request-id": str(uuid.uuid4()),
-        **answer.headers,
-        "Content-Length": str(length),
-    }
+    headers = {"Date": formatdate(usegmt=True), **answer.headers, "Content-Length": str(length)}
     lines = [f"HTTP/1.1 {answer.status} {phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     reply.write("\r\n".join(lines).encode("latin-1", errors="replace") + b"\r\n\r\n")
     if request.method != "HEAD":
-        reply.write(answer.body)
+        for piece in getattr(answer, "pieces", (answer.body,)):
+            reply.write(piece)
     reply.flush()
 
 

@@ -1,0 +1,15 @@
+"""What an operation answers in place of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["AzureError"]
+
+
+class AzureError(Exception):
+    """An error that an operation answers; the service decides in which shape."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status, self.code, self.message, self.headers = status, code, message, dict(headers or {})

@@ -1,0 +1,16 @@
+"""Google Cloud as far as training on Vertex AI needs it, on loopback under its real host names.
+
+What is sent to it is executed. In a test, take the fixture `google` (doubles/fixtures.py), and give `google.environ`
+to any unmodified client: its HTTPS_PROXY leads to the stand-in, which answers as Vertex AI, Cloud Logging (both by gRPC
+and REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint, with certificates of its own.
+
+    google.apply(monkeypatch)                       # or subprocess.run([...], env={**os.environ, **google.environ})
+    google.settings(pending_s=2, stagger_s=1)                        # settings.py
+    google.fault("jobs.create", "lost", count=1)                     # faults.py
+    google.preempt("job", "workerpool1-0"); google.wait("job"); google.log("job"); google.journal("storage.get")
+
+By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.google` prints its address, the certificate's file and more.
+
+It encodes Google's documentation, clients and discovery documents, not observed behaviour of the service; what is
+invented or assumed says so where it stands.
+"""

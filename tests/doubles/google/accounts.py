@@ -1,0 +1,91 @@
+"""Where tokens come from: the OAuth endpoint, and the metadata server that a replica asks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from doubles.google.names import NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
+from doubles.google.routing import Route
+from doubles.google.tokens import REFRESH_TOKEN
+from doubles.wire import Answer, Request, json_answer
+
+if TYPE_CHECKING:
+    from doubles.google.world import World
+
+__all__ = ["LOCATIONS", "METADATA", "ROUTES", "metadata"]
+
+METADATA = "/computeMetadata/v1"
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+USER = "user@example.com"
+_FLAVOR = {"Metadata-Flavor": "Google"}
+
+
+def _give_token(world: World, request: Request) -> Answer:
+    """Give a token for a signed assertion or a refresh token."""
+    form = {name: values[0] for name, values in parse_qs(request.body.decode()).items()}
+    if form.get("grant_type") == JWT_GRANT:
+        try:
+            email = world.tokens.verified(form.get("assertion", ""))["iss"]
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            return _refused(str(error))
+    elif form.get("grant_type") == "refresh_token":
+        if world.settings.refresh_revoked or form.get("refresh_token") != REFRESH_TOKEN:
+            return _refused("Token has been expired or revoked.")
+        email = USER
+    else:
+        return _refused("Unsupported grant type", "unsupported_grant_type")
+    return json_answer(_token(world, email))
+
+
+def _token(world: World, email: str) -> dict[str, object]:
+    lasts_s = world.settings.token_s
+    told = {"access_token": world.tokens.issue(email, lasts_s), "expires_in": int(lasts_s), "token_type": "Bearer"}
+    return {**told, "scope": " ".join(SCOPES)} if email == USER else told
+
+
+def _refused(description: str, error: str = "invalid_grant") -> Answer:
+    return json_answer({"error": error, "error_description": description}, 400)
+
+
+def metadata(world: World, request: Request) -> Answer:
+    """Answer a request to the metadata server."""
+    if request.path == "/":
+        return Answer(200, {**_FLAVOR, "Content-Type": "text/html"}, b"computeMetadata/\n")
+    if request.headers.get("metadata-flavor") != "Google":
+        return Answer(403, body=b"Missing required header: Metadata-Flavor")
+    path = request.path.removeprefix(METADATA).rstrip("/").replace(f"/{SERVICE_ACCOUNT}", "/default")
+    account = "/instance/service-accounts/default"
+    told = {"aliases": ["default"], "email": SERVICE_ACCOUNT, "scopes": SCOPES}
+    texts = {
+        f"{account}/email": SERVICE_ACCOUNT,
+        f"{account}/scopes": "".join(f"{scope}\n" for scope in SCOPES),
+        "/instance/service-accounts": f"default/\n{SERVICE_ACCOUNT}/\n",
+        "/instance/zone": f"projects/{NUMBER}/zones/{REGION}-a",
+        "/project/project-id": PROJECT,
+        "/project/numeric-project-id": NUMBER,
+        "/universe/universe-domain": "googleapis.com",
+        "/universe/universe_domain": "googleapis.com",
+    }
+    if path == f"{account}/token":
+        return json_answer(_token(world, SERVICE_ACCOUNT), headers=_FLAVOR)
+    if path == account:
+        if request.query.get("recursive") == "true":
+            return json_answer(told, headers=_FLAVOR)
+        return Answer(200, {**_FLAVOR, "Content-Type": "application/text"}, "".join(f"{n}\n" for n in told).encode())
+    if path in texts:
+        kind = "application/json" if request.query.get("alt") == "json" else "application/text"
+        text = json.dumps(texts[path]) if kind.endswith("json") else texts[path]
+        return Answer(200, {**_FLAVOR, "Content-Type": kind}, text.encode())
+    return Answer(404, dict(_FLAVOR), b"Not Found")
+
+
+def _tell_locations(world: World, request: Request, **groups: str) -> Answer:
+    """Tell google-auth, which asks before its first call, that the account may be used everywhere."""
+    return json_answer({"locations": [], "encodedLocations": "0x0"})
+
+
+ROUTES = [Route("POST", "/token", "token", _give_token)]
+LOCATIONS = [Route("GET", "/v1/projects/-/serviceAccounts/[^/]+/allowedLocations", "locations", _tell_locations)]

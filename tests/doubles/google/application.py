@@ -1,0 +1,180 @@
+"""Which operation a REST request is, and its answer; the same services as gRPC methods."""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from google.cloud.logging_v2.types import (
+    ListLogEntriesRequest,
+    ListLogEntriesResponse,
+    TailLogEntriesRequest,
+    TailLogEntriesResponse,
+)
+
+from doubles.google import accounts, billing, logs, secretmanager
+from doubles.google.calls import UNSERVED, Call, passed
+from doubles.google.errors import GoogleError, error_answer
+from doubles.google.grpcserver import Method
+from doubles.google.operations import OPERATIONS, Operation, answer
+from doubles.google.routing import Route
+from doubles.google.world import World
+from doubles.wire import Answer, BadJson, HangUp, Request
+
+__all__ = ["Application", "methods", "service_of"]
+
+SERVICES = {
+    "logging.googleapis.com": "logging",
+    "storage.googleapis.com": "storage",
+    "www.googleapis.com": "storage",
+    "secretmanager.googleapis.com": "secretmanager",
+    "cloudbilling.googleapis.com": "cloudbilling",
+    "oauth2.googleapis.com": "oauth2",
+    "iamcredentials.googleapis.com": "iamcredentials",
+}
+_AIPLATFORM = re.compile(r"([a-z]+-[a-z]+\d+-)?aiplatform\.googleapis\.com")
+_ROUTES: dict[str, list[Route]] = {
+    "logging": logs.ROUTES,
+    "secretmanager": secretmanager.ROUTES,
+    "cloudbilling": billing.ROUTES,
+    "oauth2": accounts.ROUTES,
+    "iamcredentials": accounts.LOCATIONS,
+}
+_SHOWN = ("aiplatform", "logging")  # whose bodies the journal keeps: no secrets, and small
+
+
+class Found(NamedTuple):
+    """What a request is."""
+
+    service: str
+    name: str
+    execute: Callable[[Call], Answer]
+
+
+def service_of(host: str) -> str | None:
+    """Return the service that answers under this name, or None."""
+    return "aiplatform" if _AIPLATFORM.fullmatch(host) else SERVICES.get(host)
+
+
+class Application:
+    """Answers REST requests."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, request: Request) -> Answer:
+        """Answer one request. Raises HangUp where the connection is to end."""
+        found = self._find(request)
+        call = Call(
+            service=found.service,
+            operation=found.name,
+            protocol="rest",
+            host=request.host,
+            method=request.method,
+            path=request.path,
+            authorization=request.headers.get("authorization", ""),
+            is_from_container=request.is_from_container,
+            received=len(request.body),
+            range=request.headers.get("range") or request.headers.get("content-range"),
+            told=_shown(request, found),
+            query=request.query,
+        )
+        try:
+            told = passed(self._world, call, lambda: found.execute(call))
+        except GoogleError as error:
+            told = error_answer(error, found.service)
+        except HangUp:
+            raise
+        except BadJson as error:
+            told = error_answer(GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}"))
+        except Exception as error:  # our own fault
+            traceback.print_exc()
+            call.entry["outcome"] = repr(error)
+            told = error_answer(GoogleError("INTERNAL", f"the stand-in itself has failed: {error!r}"), found.service)
+        length = len(told.body) if told.length is None else told.length
+        call.entry |= {"status": told.status, "sent": 0 if request.method == "HEAD" else length}
+        if call.is_cut:
+            told.cut()
+        return told
+
+    def _find(self, request: Request) -> Found:
+        world, service = self._world, service_of(request.host)
+        if service is None:
+            return Found(UNSERVED, UNSERVED, lambda call: Answer(502, body=b"no such host in the stand-in"))
+        if service == "storage":
+            name = world.storage.operation(request)
+            return Found(service, name or UNSERVED, lambda call: world.storage.respond(request))
+        if service == "aiplatform":
+            return _operation(world, request)
+        for route in _ROUTES[service]:
+            matched = re.fullmatch(route.pattern, request.path)
+            if matched and route.method == request.method:
+                return Found(service, route.name, partial(_routed, world, request, route, matched.groupdict()))
+        return _nothing(service)
+
+
+def _routed(world: World, request: Request, route: Route, groups: dict[str, str], call: Call) -> Answer:
+    return route.function(world, request, **groups)
+
+
+def _operation(world: World, request: Request) -> Found:
+    for operation in OPERATIONS:
+        matched = re.fullmatch(operation.pattern, request.path)
+        if matched and operation.method == request.method:
+            groups = matched.groupdict()
+
+            def execute(call: Call, operation: Operation = operation, groups: dict[str, str] = groups) -> Answer:
+                return answer(world, call, operation, request, groups)
+
+            return Found("aiplatform", operation.name, execute)
+    return _nothing("aiplatform")
+
+
+def _nothing(service: str) -> Found:
+    html = {"Content-Type": "text/html; charset=UTF-8"}
+    text = b"<!DOCTYPE html>\n<title>Error 404 (Not Found)!!1</title>\n"
+    return Found(service, UNSERVED, lambda call: Answer(404, html, text))
+
+
+def _shown(request: Request, found: Found) -> Any:
+    if found.service not in _SHOWN or not request.body:
+        return None
+    try:
+        return json.loads(request.body)
+    except ValueError:
+        return request.body.decode(errors="replace")
+
+
+def methods(world: World) -> dict[str, Method]:
+    """Return what gRPC serves, by the methods' names."""
+    found = {one.grpc: Method("aiplatform", one.name, one.request, partial(one.function, world)) for one in OPERATIONS}
+
+    def list_entries(call: Call, request: Any) -> Any:
+        told = world.logs.list_log_entries(ListLogEntriesRequest.wrap(request))
+        return ListLogEntriesResponse.pb(told)
+
+    def tail(call: Call, requests: Iterator[Any]) -> Iterator[Any]:
+        wrapped = (TailLogEntriesRequest.wrap(request) for request in requests)
+        for told in world.logs.tail_log_entries(wrapped, _Context(call)):
+            yield TailLogEntriesResponse.pb(told)
+
+    service = "/google.logging.v2.LoggingServiceV2"
+    found[f"{service}/ListLogEntries"] = Method("logging", "logging.list", ListLogEntriesRequest.pb(), list_entries)
+    request = TailLogEntriesRequest.pb()
+    found[f"{service}/TailLogEntries"] = Method("logging", "logging.tail", request, tail, is_stream=True)
+    return found
+
+
+class _Context:
+    """As much of grpc.ServicerContext as a stream needs."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def is_active(self) -> bool:
+        """Return whether the client is still there."""
+        return not self._call.is_gone()

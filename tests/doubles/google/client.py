@@ -1,0 +1,132 @@
+"""Calls to the stand-in without any SDK: with a token of our account, under the real host names."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from doubles.google.names import PROJECT, REGION
+
+__all__ = ["LOCATION", "VERTEX", "Client", "Reply", "job_body"]
+
+VERTEX = f"https://{REGION}-aiplatform.googleapis.com"
+LOCATION = f"projects/{PROJECT}/locations/{REGION}"
+TOKEN_URI = "https://oauth2.googleapis.com/token"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer, whatever its status; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Return the body read as JSON."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client behind the proxy."""
+
+    proxy: str
+    ca: str
+    key_file: str
+
+    def call(
+        self,
+        method: str,
+        url: str,
+        body: Any = None,
+        *,
+        is_signed_in: bool = True,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> Reply:
+        """Return the answer; a `url` without a host is below our location. Raises OSError where none came."""
+        if url.startswith("/"):
+            url = f"{VERTEX}/v1/{LOCATION}{url}"
+        told = {**({"Authorization": f"Bearer {self.token()}"} if is_signed_in else {}), **(headers or {})}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        if data is not None and not isinstance(body, bytes):
+            told["Content-Type"] = "application/json"
+        request = urllib.request.Request(url, data, told, method=method)
+        try:
+            with _opener(self.proxy, self.ca).open(request, timeout=timeout_s) as answer:
+                return Reply(answer.status, _lower(answer.headers), answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Reply(error.code, _lower(error.headers), error.read())
+        except http.client.BadStatusLine as error:
+            raise ConnectionResetError("the connection was closed without an answer") from error
+
+    def token(self) -> str:
+        """Return a new token, for an assertion signed with the account's key."""
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+        told = json.loads(Path(self.key_file).read_text())
+        key = serialization.load_pem_private_key(told["private_key"].encode(), None)
+        assert isinstance(key, rsa.RSAPrivateKey)
+        now = int(time.time())
+        claims = {"iss": told["client_email"], "aud": TOKEN_URI, "iat": now, "exp": now + 3600}
+        claims["scope"] = "https://www.googleapis.com/auth/cloud-platform"
+        text = f"{_packed({'alg': 'RS256', 'typ': 'JWT'})}.{_packed(claims)}"
+        signed = key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
+        assertion = f"{text}.{base64.urlsafe_b64encode(signed).decode().rstrip('=')}"
+        form = {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion}
+        data = urllib.parse.urlencode(form).encode()
+        token: str = self.call("POST", TOKEN_URI, data, is_signed_in=False).json["access_token"]
+        return token
+
+
+def job_body(
+    name: str,
+    *command: str,
+    workers: int = 0,
+    env: Mapping[str, str] | None = None,
+    args: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    scheduling: Mapping[str, Any] | None = None,
+    machine: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a CustomJob's JSON: one replica, and so many `workers` in a second pool, that run the command."""
+    container: dict[str, Any] = {"imageUri": "stand-in:1", "command": list(command), "args": list(args)}
+    container["env"] = [{"name": key, "value": value} for key, value in (env or {}).items()]
+    pool = {"machineSpec": dict(machine or {"machineType": "n1-standard-4"}), "containerSpec": container}
+    pools = [{**pool, "replicaCount": str(count)} for count in (1, workers) if count]
+    told: dict[str, Any] = {"workerPoolSpecs": pools, **spec}
+    if scheduling is not None:
+        told["scheduling"] = dict(scheduling)
+    return {"displayName": name, "labels": dict(labels or {}), "jobSpec": told}
+
+
+def _packed(content: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+
+
+@functools.lru_cache(maxsize=8)
+def _opener(proxy: str, ca: str) -> urllib.request.OpenerDirector:
+    handlers = urllib.request.ProxyHandler({"https": proxy})
+    return urllib.request.build_opener(
+        handlers, urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca))
+    )
+
+
+def _lower(headers: Any) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}

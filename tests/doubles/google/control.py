@@ -1,0 +1,157 @@
+"""Plain HTTP: `/_control/...`, what a test asks of the stand-in itself, and the metadata server of replicas.
+
+`doubles/google/handle.py` has the former as functions.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from google.protobuf import json_format
+
+from doubles.google import accounts
+from doubles.google.calls import Call, passed
+from doubles.google.errors import GoogleError, error_answer
+from doubles.google.jobs import Job
+from doubles.google.names import BUCKET
+from doubles.google.world import World
+from doubles.wire import Answer, Request, json_answer
+
+__all__ = ["Plain"]
+
+PREFIX = "/_control/"
+
+
+class Plain:
+    """Answers plain HTTP."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __call__(self, request: Request) -> Answer:
+        """Answer one request."""
+        if request.is_from_container and (request.path == "/" or request.path.startswith(accounts.METADATA)):
+            return self._metadata(request)
+        if request.is_from_container or not request.path.startswith(PREFIX) or "://" in request.target:
+            entry = {"operation": "unserved", "host": request.host, "path": request.path, "time": time.time()}
+            self._world.journal.append({**entry, "is_from_container": request.is_from_container})
+            return Answer(502, body=b"no such host in the stand-in")
+        try:
+            told = json.loads(request.body or b"{}")
+            path = request.path.removeprefix(PREFIX).strip("/")
+            return json_answer({"result": _act(self._world, request.method, path, told)})
+        except (KeyError, TypeError, ValueError, GoogleError) as error:
+            traceback.print_exc()
+            return json_answer({"message": f"{type(error).__name__}: {error}"}, 400)
+
+    def _metadata(self, request: Request) -> Answer:
+        name = "metadata.token" if request.path.endswith("/token") else "metadata.get"
+        call = Call("metadata", name, "rest", request.host, request.method, request.path, "", True, 0)
+        try:
+            told = passed(self._world, call, lambda: accounts.metadata(self._world, request))
+        except GoogleError as error:
+            told = error_answer(error)
+        call.entry["sent"] = len(told.body)
+        return told
+
+
+def _act(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
+    what, _, rest = path.partition("/")
+    if what == "jobs":
+        return _job(world, rest, told)
+    actions: dict[tuple[str, str], Callable[[], Any]] = {
+        ("GET", "settings"): lambda: asdict(world.settings),
+        ("POST", "settings"): lambda: world.set(told),
+        ("POST", "faults"): lambda: world.faults.add(told),
+        ("DELETE", "faults"): world.faults.clear,
+        ("GET", "journal"): lambda: list(world.journal),
+        ("DELETE", "journal"): world.journal.clear,
+        ("POST", "reset"): world.reset,
+        ("POST", "expire_tokens"): world.tokens.expire,
+        ("POST", "persistent"): lambda: world.set_persistent(told["name"], told["resource"]),
+        ("POST", "log_lines"): lambda: world.logs.write_lines(told.pop("job"), told.pop("task"), **told),
+        ("POST", "suppress"): lambda: world.logs.suppress(**told),
+        ("POST", "break_streams"): lambda: world.cut_streams(),
+        ("GET", "tails"): world.logs.tails,
+        ("POST", "bucket"): lambda: world.storage.add_bucket(**told),
+        ("POST", "put"): lambda: world.storage.put(told["bucket"], told["name"], base64.b64decode(told["data"])),
+        ("POST", "read"): lambda: _read(world, **told),
+        ("POST", "remove"): lambda: world.storage.remove(told["bucket"], told["name"]),
+        ("POST", "objects"): lambda: world.storage.names(told.get("bucket", BUCKET), told.get("prefix", "")),
+        ("POST", "break_next_chunk"): lambda: world.storage.break_next_chunk(told["kept_bytes"]),
+        ("GET", "secrets"): world.secrets.values,
+        ("POST", "secrets"): lambda: world.secrets.set(told["name"], told["value"]),
+    }
+    return actions[method, what]()
+
+
+def _job(world: World, path: str, told: dict[str, Any]) -> Any:
+    if not path:
+        with world.lock:
+            return [_summary(job) for job in world.jobs.values()]
+    job = world.find(told.pop("job"))
+    actions: dict[str, Callable[[], Any]] = {
+        "get": lambda: _described(job),
+        "preempt": lambda: _preempt(job, **told),
+        "kill": lambda: _kill(job, **told),
+        "begin": lambda: job.order("begin", **told),
+        "end": lambda: job.order("end", **told),
+        "write": lambda: world.logs.write_lines(job.id, **told),
+        "entries": lambda: world.logs.entries(job.id),
+    }
+    return actions[path]()
+
+
+def _summary(job: Job) -> dict[str, str]:
+    return {"id": job.id, "name": job.name, "display_name": job.asked.display_name, "state": job.state}
+
+
+def _described(job: Job) -> dict[str, Any]:
+    body = json_format.MessageToDict(job.asked)
+    with job.changed:
+        return {
+            **_summary(job),
+            "history": list(job.history),
+            "body": body,
+            "labels": dict(job.asked.labels),
+            "error": None if job.error is None else {"code": job.error[0], "message": job.error[1]},
+            "attempts": job.attempts,
+            "created": job.created,
+            "started": job.started,
+            "ended": job.ended,
+            "replicas": [replica.told() for replica in job.replicas],
+        }
+
+
+def _preempt(job: Job, replica: str) -> None:
+    _find(job, replica)
+    job.order(f"preempt:{replica}")
+
+
+def _kill(job: Job, replica: str, signum: int) -> int:
+    """Send a signal to the container's first process; return its number here."""
+    pids = _find(job, replica).pids()
+    if not pids:
+        raise ValueError(f"{replica} has no process")
+    os.kill(pids[0], signal.Signals(signum))
+    return pids[0]
+
+
+def _find(job: Job, name: str) -> Any:
+    for replica in job.replicas:
+        if replica.name == name:
+            return replica
+    raise ValueError(f"the job has the replicas {[replica.name for replica in job.replicas]}")
+
+
+def _read(world: World, name: str, bucket: str) -> str | None:
+    data = world.storage.read(bucket, name)
+    return None if data is None else base64.b64encode(data).decode()

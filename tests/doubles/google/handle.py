@@ -1,0 +1,286 @@
+"""The stand-in from a test's side: start it, let unmodified clients find it, tell it what to do."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import doubles.process
+from doubles.google.client import Client, Reply, job_body
+from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["BUCKET", "ENDS", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "Google", "start", "stop"]
+
+ENDS = tuple(f"JOB_STATE_{name}" for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
+CHIEF = "workerpool0-0"
+# Calls of the handle go to loopback, whatever proxy the machine has.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Google:
+    """A running stand-in."""
+
+    url: str  # of the proxy
+    ca: str  # file with the certificate to trust
+    key_file: str  # of the service account
+    user_file: str  # a user's credentials, as `gcloud auth application-default login` writes them
+    endpoints: dict[str, str]  # service -> http:// address of a port of its own, without TLS
+    process: subprocess.Popen[str]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Return the variables by which any client finds it under Google's real host names, and may sign in."""
+        folder = Path(self.ca).parent
+        return {
+            **dict.fromkeys(("HTTPS_PROXY", "https_proxy", "grpc_proxy"), self.url),
+            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
+            **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), self.ca),
+            "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": self.ca,
+            "GOOGLE_APPLICATION_CREDENTIALS": self.key_file,
+            "GOOGLE_CLOUD_PROJECT": PROJECT,
+            "CLOUDSDK_CONFIG": str(folder / "no-gcloud"),
+            "NO_GCE_CHECK": "true",
+        }
+
+    @property
+    def client(self) -> Client:
+        """Return a client for calls by hand, as the service account."""
+        return Client(self.url, self.ca, self.key_file)
+
+    def call(self, method: str, url: str, body: Any = None, **details: Any) -> Reply:
+        """Return the answer, whatever its status; a `url` as /customJobs is below the location: see client.Client."""
+        return self.client.call(method, url, body, **details)
+
+    def submit(self, name: str, *command: str, workers: int = 0, **details: Any) -> str:
+        """Create a job by hand, of this display name, without any SDK; return its id. `details`: client.job_body."""
+        done = self.call("POST", "/customJobs", job_body(name, *command, workers=workers, **details))
+        assert done.status == 200, done
+        return str(done.json["name"]).rpartition("/")[2]
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let clients in this very process find it. gRPC reads the certificates once in a process."""
+        for name, value in self.environ.items():
+            monkeypatch.setenv(name, value)
+
+    def settings(self, **values: Any) -> None:
+        """Change settings: see doubles.google.settings.Settings."""
+        self.control("settings", values)
+
+    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
+        """Let something go wrong: see doubles.google.faults.Fault; operations are as in the journal."""
+        names = [operations] if isinstance(operations, str) else list(operations)
+        self.control("faults", {"operations": names, "kind": kind, **details})
+
+    def clear_faults(self) -> None:
+        """Take all faults back, and let what hangs go."""
+        self.control("faults", method="DELETE")
+
+    def expire_tokens(self) -> None:
+        """Let no token hold any more that was given out or used so far."""
+        self.control("expire_tokens", {})
+
+    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
+        """Return the calls so far in their order, those of one operation or all, containers' calls included.
+
+        Each has service, operation, protocol ("rest" or "grpc"), host, method, path, query, range, body (of jobs and
+        logs), received and sent (bytes of the bodies), status (HTTP's, for gRPC the one that its code stands for), outcome
+        ("ok", a code or a fault's kind), time, is_from_container.
+        """
+        calls: list[dict[str, Any]] = self.control("journal", method="GET")
+        return [call for call in calls if operation in (None, call["operation"])]
+
+    def clear_journal(self) -> None:
+        """Forget the calls so far."""
+        self.control("journal", method="DELETE")
+
+    def unserved(self) -> list[str]:
+        """Return what was asked for that the stand-in does not have: host and path."""
+        return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
+
+    def persistent(self, name: str, **resource: Any) -> None:
+        """Make a persistent resource; `resource` in the API's own words, such as resourcePools."""
+        self.control("persistent", {"name": name, "resource": resource})
+
+    def secret(self, name: str) -> str | None:
+        """Return a secret's value, None where there is none."""
+        value: str | None = self.control("secrets", method="GET").get(name)
+        return value
+
+    def secrets(self) -> list[str]:
+        """Return the secrets' names."""
+        return sorted(self.control("secrets", method="GET"))
+
+    def set_secret(self, name: str, value: str) -> None:
+        """Write a secret."""
+        self.control("secrets", {"name": name, "value": value})
+
+    def bucket(self, name: str, location: str = REGION, project: str = PROJECT) -> str:
+        """Make a bucket; one of another project's answers 403."""
+        self.control("bucket", {"name": name, "location": location, "project": project})
+        return name
+
+    def object(self, name: str, bucket: str = BUCKET) -> bytes | None:
+        """Return an object's content, None where there is none."""
+        data = self.control("read", {"name": name, "bucket": bucket})
+        return None if data is None else base64.b64decode(data)
+
+    def objects(self, prefix: str = "", bucket: str = BUCKET) -> list[str]:
+        """Return the objects' names."""
+        names: list[str] = self.control("objects", {"prefix": prefix, "bucket": bucket})
+        return names
+
+    def put_object(self, name: str, data: bytes | str, bucket: str = BUCKET) -> str:
+        """Write an object; return its URI."""
+        raw = data.encode() if isinstance(data, str) else data
+        self.control("put", {"name": name, "bucket": bucket, "data": base64.b64encode(raw).decode()})
+        return f"gs://{bucket}/{name}"
+
+    def remove_object(self, name: str, bucket: str = BUCKET) -> None:
+        """Remove an object."""
+        self.control("remove", {"name": name, "bucket": bucket})
+
+    def break_next_chunk(self, kept_bytes: int) -> None:
+        """Let the next request of a resumable upload keep only so many bytes, in whole 256 KiB, and answer 503."""
+        self.control("break_next_chunk", {"kept_bytes": kept_bytes})
+
+    def jobs(self) -> list[dict[str, str]]:
+        """Return all jobs in the order of their creation: id, name, display_name, state."""
+        told: list[dict[str, str]] = self.control("jobs", method="GET")
+        return told
+
+    def job(self, job: str) -> dict[str, Any]:
+        """Return all of a job, which is named by its id, resource name or display name (the newest of several).
+
+        It has id, name, display_name, state, history [[state, time]], body (the CustomJob as created), labels,
+        error {code, message}, attempts (starts of the whole job), created, started, ended, and replicas; each of these
+        has name, hostname, address, state (waiting, running, exited), pids (the first is the container's first
+        process), folder (of its disk), code, codes, starts, restarts.
+        """
+        told: dict[str, Any] = self.control("jobs/get", {"job": job})
+        return told
+
+    def replica(self, job: str, name: str = CHIEF) -> dict[str, Any]:
+        """Return all of a replica: see `job`."""
+        return next(one for one in self.job(job)["replicas"] if one["name"] == name)
+
+    def states(self, job: str) -> list[str]:
+        """Return the states that the job went through, without JOB_STATE_."""
+        return [state.removeprefix("JOB_STATE_") for state, _ in self.job(job)["history"]]
+
+    def entries(self, job: str) -> list[dict[str, Any]]:
+        """Return the job's log entries, as REST has them, those included that cannot be seen yet."""
+        told: list[dict[str, Any]] = self.control("jobs/entries", {"job": job})
+        return told
+
+    def log(self, job: str, task: str | None = None) -> str:
+        """Return the text of the job's log so far, of one task (such as "workerpool0-0") or all, "service" apart."""
+        found = []
+        for entry in self.entries(job):
+            name = entry.get("resource", {}).get("labels", {}).get("task_name")
+            if name == task or (task is None and name != "service"):
+                payload = entry.get("jsonPayload", {})
+                text = payload.get("message") if set(payload) <= {"message", "levelname", "severity"} else None
+                found.append(entry.get("textPayload") or (text if text is not None else json.dumps(payload)))
+        return "".join(f"{line}\n" for line in found)
+
+    def write_log(self, job: str, *lines: str, task: str = CHIEF, **details: Any) -> None:
+        """Add lines to the job's log; `details`: stream ("stderr"), severity, at_s."""
+        self.control("jobs/write", {"job": job, "task": task, "lines": list(lines), **details})
+
+    def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
+        """Keep the next so many entries from every session of tail, and tell of them: RATE_LIMIT or NOT_CONSUMED."""
+        self.control("suppress", {"count": count, "reason": reason})
+
+    def break_streams(self) -> None:
+        """Break all connections off that speak gRPC, with whatever is under way on them."""
+        self.control("break_streams", {})
+
+    def tails(self) -> int:
+        """Return how many sessions of tail there are."""
+        count: int = self.control("tails", method="GET")
+        return count
+
+    def preempt(self, job: str, replica: str = CHIEF) -> None:
+        """Take a replica's machine away."""
+        self.control("jobs/preempt", {"job": job, "replica": replica})
+
+    def kill(self, job: str, replica: str = CHIEF, signum: int = 9) -> int:
+        """Send a signal to the first process of a replica's container; return its number here."""
+        pid: int = self.control("jobs/kill", {"job": job, "replica": replica, "signum": signum})
+        return pid
+
+    def begin(self, job: str, state: str = "JOB_STATE_RUNNING") -> None:
+        """Let a job that is not executed (settings(execute=False)) go to this state; return when it is there."""
+        self.control("jobs/begin", {"job": job, "state": state})
+        self.wait(job, state)
+
+    def end(self, job: str, state: str = "JOB_STATE_SUCCEEDED", error: tuple[int, str] | None = None) -> None:
+        """End a job, executed or not; return when it has ended. `error` as in (3, "The replica ...")."""
+        self.control("jobs/end", {"job": job, "state": state, "error": error})
+        self.wait(job)
+
+    def wait(self, job: str, *states: str, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait for one of these states (default: any end); return job(job). JOB_STATE_ may be left out."""
+        wanted = {state if state.startswith("JOB_") else f"JOB_STATE_{state}" for state in states or ENDS}
+        end = time.monotonic() + timeout_s
+        while True:
+            told = self.job(job)
+            if told["state"] in wanted:
+                return told
+            assert time.monotonic() < end, f"{job} is {told['state']}, not one of {wanted}: {self.log(job)[-2000:]}"
+            assert told["state"] not in ENDS, f"{job} has ended as {told['state']}: {told['error']} {self.log(job)}"
+            time.sleep(0.05)
+
+    def wait_attempt(self, job: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait until the whole job runs for the so manieth time; return job(job)."""
+        end = time.monotonic() + timeout_s
+        while (told := self.job(job))["attempts"] < attempt or told["state"] != "JOB_STATE_RUNNING":
+            assert time.monotonic() < end, f"{job} is {told['state']} in its attempt {told['attempts']}"
+            time.sleep(0.05)
+        return told
+
+    def wait_log(self, job: str, text: str, task: str | None = None, count: int = 1, timeout_s: float = 60.0) -> str:
+        """Wait until the log has the text so often; return the log."""
+        end = time.monotonic() + timeout_s
+        while (found := self.log(job, task)).count(text) < count:
+            assert time.monotonic() < end, f"{text!r} is not in the log of {job}: {found[-2000:]}"
+            time.sleep(0.05)
+        return found
+
+    def reset(self) -> None:
+        """Kill what runs and forget everything."""
+        self.control("reset", {})
+
+    def control(self, path: str, told: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
+        """Ask the control endpoint. Raises ValueError where it refuses."""
+        data = None if told is None else json.dumps(told).encode()
+        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
+        try:
+            with _OPENER.open(request, timeout=60) as answer:
+                return json.loads(answer.read())["result"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(json.loads(error.read())["message"]) from None
+
+
+def start(state: Path | None = None) -> Google:
+    """Start the process, which dies with the calling thread; return when it answers."""
+    process, told = doubles.process.start("google", state)
+    return Google(process=process, **json.loads(told))
+
+
+def stop(google: Google) -> None:
+    """End the process and all its containers."""
+    doubles.process.stop(google.process)

@@ -1,0 +1,179 @@
+"""JobService and its neighbours: what each operation does, on the messages of the client itself."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from google.cloud.aiplatform_v1 import types
+from google.longrunning import operations_pb2
+from google.protobuf import empty_pb2
+
+from doubles.google import bodies, filters, life
+from doubles.google.calls import Call
+from doubles.google.errors import GoogleError
+from doubles.google.jobs import ENDS, Job
+from doubles.google.names import NUMBER, PROJECT
+
+if TYPE_CHECKING:
+    from doubles.google.world import World
+
+__all__ = ["cancel", "create", "delete", "get", "get_operation", "get_resource", "list_all", "list_resources"]
+
+MAX_PAGE = 100
+_HOST = re.compile(r"(?:([a-z]+-[a-z]+\d+)-)?aiplatform\.googleapis\.com")
+_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(?:/customJobs/([^/]+))?")
+
+
+def create(world: World, call: Call, request: Any) -> Any:
+    """Make a job and let it live."""
+    region, _ = _place(call, request.parent)
+    if not request.HasField("custom_job"):
+        raise GoogleError("INVALID_ARGUMENT", "Required field 'custom_job' is missing.")
+    asked = type(request.custom_job)()
+    asked.CopyFrom(request.custom_job)
+    for output_only in ("name", "state", "create_time", "start_time", "end_time", "update_time", "error"):
+        asked.ClearField(output_only)
+    bodies.check(asked, world.persistent)
+    with world.lock:
+        _check_quota(world, asked)
+        job = world.add(region, asked)
+    life.begin(world, job)
+    return job.resource()
+
+
+def get(world: World, call: Call, request: Any) -> Any:
+    """Return a job."""
+    return _job(world, call, request.name).resource()
+
+
+def list_all(world: World, call: Call, request: Any) -> Any:
+    """Return a page of the jobs, the newest first."""
+    region, _ = _place(call, request.parent)
+    wanted = filters.parse(request.filter)
+    if request.page_size < 0:
+        raise GoogleError("INVALID_ARGUMENT", "Page size must not be negative.")
+    size = min(request.page_size or world.settings.page_size, MAX_PAGE)
+    before = _number_of(request.page_token)
+    with world.lock:
+        jobs = sorted(world.jobs.values(), key=lambda job: -job.number)
+    found = [job for job in jobs if job.region == region and (before is None or job.number < before) and wanted(job)]
+    answer = types.ListCustomJobsResponse.pb()()
+    answer.custom_jobs.extend(job.resource() for job in found[:size])
+    if len(found) > size:
+        answer.next_page_token = base64.urlsafe_b64encode(str(found[size - 1].number).encode()).decode()
+    return answer
+
+
+def cancel(world: World, call: Call, request: Any) -> Any:
+    """Ask the job to end."""
+    job = _job(world, call, request.name)
+    with job.changed:
+        if job.state in (*ENDS, "JOB_STATE_CANCELLING") or "cancel" in job.orders:
+            raise GoogleError(
+                "FAILED_PRECONDITION", f"The CustomJob {job.name} is in state {job.state} and cannot be cancelled."
+            )
+        job.enter("JOB_STATE_CANCELLING")
+        job.order("cancel")
+    return empty_pb2.Empty()
+
+
+def delete(world: World, call: Call, request: Any) -> Any:
+    """Forget a job that has ended."""
+    job = _job(world, call, request.name)
+    with world.lock:
+        if job.state not in ENDS:
+            raise GoogleError(
+                "FAILED_PRECONDITION",
+                f"The CustomJob {job.name} is in state {job.state}; cancel it first.",
+            )
+        world.jobs.pop(job.id, None)
+    done = operations_pb2.Operation(name=f"projects/{NUMBER}/locations/{job.region}/operations/{job.id}", done=True)
+    done.response.Pack(empty_pb2.Empty())
+    metadata = types.DeleteOperationMetadata.pb()()
+    metadata.generic_metadata.create_time.FromNanoseconds(int(time.time() * 1e9))
+    done.metadata.Pack(metadata)
+    world.operations[done.name.replace(NUMBER, PROJECT)] = world.operations[done.name] = done
+    return done
+
+
+def get_operation(world: World, call: Call, request: Any) -> Any:
+    """Return a long-running operation."""
+    found = world.operations.get(request.name)
+    if found is None:
+        raise GoogleError("NOT_FOUND", f"Operation {request.name} is not found.")
+    return found
+
+
+def get_resource(world: World, call: Call, request: Any) -> Any:
+    """Return a persistent resource."""
+    _place(call, request.name)
+    name = request.name.rpartition("/")[2]
+    if name not in world.persistent:
+        raise GoogleError("NOT_FOUND", f"The PersistentResource {name} does not exist.")
+    return world.persistent[name]
+
+
+def list_resources(world: World, call: Call, request: Any) -> Any:
+    """Return all persistent resources."""
+    _place(call, request.parent)
+    answer = types.ListPersistentResourcesResponse.pb()()
+    answer.persistent_resources.extend(world.persistent.values())
+    return answer
+
+
+def _check_quota(world: World, asked: Any) -> None:
+    """Raise GoogleError where active jobs and this one take more than there is."""
+    if not world.settings.quotas:
+        return
+    taken: dict[str, int] = {}
+    for one in (*(job.asked for job in world.jobs.values() if job.state not in ENDS), asked):
+        for name, count in bodies.accelerators(one).items():
+            taken[name] = taken.get(name, 0) + count
+    wanted = bodies.accelerators(asked)
+    short = [name for name, limit in world.settings.quotas.items() if name in wanted and taken[name] > limit]
+    if short:
+        metrics = ",".join(f"aiplatform.googleapis.com/{name}" for name in short)
+        raise GoogleError("RESOURCE_EXHAUSTED", f"The following quota metrics exceed quota limits: {metrics}")
+
+
+def _job(world: World, call: Call, name: str) -> Job:
+    region, number = _place(call, name)
+    job = world.jobs.get(number or "")
+    if job is None or job.region != region:
+        raise GoogleError("NOT_FOUND", f"The CustomJob {name} does not exist.")
+    return job
+
+
+def _place(call: Call, name: str) -> tuple[str, str | None]:
+    """Return region and number of a job's name or its parent's. Raises GoogleError for another project or host."""
+    found = _NAME.match(name)
+    if found is None:
+        raise GoogleError("INVALID_ARGUMENT", f"Invalid resource name: {name!r}.")
+    project, region, number = found.groups()
+    if project not in (PROJECT, NUMBER):
+        resource = f"//aiplatform.googleapis.com/projects/{project}/locations/{region}"
+        raise GoogleError(
+            "PERMISSION_DENIED",
+            f"Permission 'aiplatform.customJobs.{call.operation.partition('.')[2]}' denied on resource '{resource}' "
+            "(or it may not exist).",
+        )
+    served = _HOST.fullmatch(call.host)
+    if served is not None and (served[1] or "global") != region:
+        raise GoogleError(
+            "INVALID_ARGUMENT",
+            f"List of found errors:\t1.Field: name; Message: The endpoint {call.host} serves the location "
+            f"{served[1] or 'global'}, not {region}.\t",
+        )
+    return region, number
+
+
+def _number_of(page_token: str) -> int | None:
+    if not page_token:
+        return None
+    try:
+        return int(base64.urlsafe_b64decode(page_token))
+    except ValueError:
+        raise GoogleError("INVALID_ARGUMENT", "The page token is invalid.") from None

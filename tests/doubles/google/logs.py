@@ -1,0 +1,276 @@
+"""Cloud Logging: entries listed by pages, tailed, written; with the quota and the lateness that a follower meets."""
+
+from __future__ import annotations
+
+import base64
+import bisect
+import hashlib
+import heapq
+import itertools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from doubles.google.errors import GoogleError
+from doubles.google.logentries import Entry, LogSettings, Maker
+from doubles.google.logfilter import Filter, ns_of, parse
+from doubles.google.logtail import Tails
+from doubles.google.names import NUMBER, PROJECT
+from doubles.google.routing import Route
+from doubles.wire import Answer, Request, json_answer
+
+__all__ = ["ROUTES", "LogSettings", "LogStore"]
+
+PAGE_ENTRIES, MAX_PAGE_ENTRIES = 50, 1000
+MINUTE_S = 60.0
+_LIST_KEYS = {"resourceNames", "projectIds", "filter", "orderBy", "pageSize", "pageToken"}
+_ORDERS = {"": False, "timestamp asc": False, "timestamp desc": True}
+_WRITE_KEYS = {"entries", "logName", "resource", "labels", "partialSuccess", "dryRun"}
+
+JSON = dict[str, Any]
+Key = tuple[int, str, int]
+
+
+class _Job:
+    """A job's entries by time."""
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.entries: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """Put the entry where it belongs."""
+        at = len(self.keys)
+        if self.keys and entry.key < self.keys[-1]:
+            at = bisect.bisect(self.keys, entry.key)
+        self.keys.insert(at, entry.key)
+        self.entries.insert(at, entry)
+
+    def between(self, first: Key, last: Key, is_backward: bool) -> Iterator[Entry]:
+        """Yield the entries from after `first` to before `last`."""
+        low, high = bisect.bisect_right(self.keys, first), bisect.bisect_left(self.keys, last)
+        places = range(high - 1, low - 1, -1) if is_backward else range(low, high)
+        return (self.entries[place] for place in places)
+
+
+class LogStore:
+    """The project's entries."""
+
+    def __init__(
+        self, settings: Callable[[], LogSettings] = LogSettings, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._changed = threading.Condition(threading.RLock())
+        self._tails = Tails(settings, clock, self._changed, self._all)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and end all sessions of tail."""
+        with self._changed:
+            self._maker = Maker(self._settings, self._clock)
+            self._jobs: dict[str, _Job] = {}
+            self._reads: deque[float] = deque()
+            self._pages = 0
+            self._tails.end_all()
+
+    def write(
+        self,
+        job: str,
+        task: str,
+        line: str | bytes,
+        *,
+        stream: str = "stdout",
+        at_s: float | None = None,
+        severity: str | None = None,
+    ) -> None:
+        """Take a line of a replica, or a message of the platform's own where the task is "service"."""
+        self.write_lines(job, task, [line], stream=stream, at_s=at_s, severity=severity)
+
+    def write_lines(
+        self,
+        job: str,
+        task: str,
+        lines: Iterable[str | bytes],
+        *,
+        stream: str = "stdout",
+        at_s: float | None = None,
+        severity: str | None = None,
+    ) -> None:
+        """Take lines that come at once."""
+        with self._changed:
+            for line in lines:
+                self._add(self._maker.line(job, task, line, stream, at_s, severity))
+
+    def entries(self, job: str | None = None) -> list[JSON]:
+        """Return all entries of a job, or of all, those not yet to be seen included."""
+        with self._changed:
+            return [entry.data for entry in self._all() if job in (None, entry.job)]
+
+    def list_entries(self, body: JSON) -> JSON:
+        """Answer entries.list. Raises GoogleError."""
+        with self._changed:
+            self._count_read()
+            names = [*body.get("resourceNames", []), *(f"projects/{one}" for one in body.get("projectIds", []))]
+            check_request(body, _LIST_KEYS, names)
+            size = body.get("pageSize", 0) or PAGE_ENTRIES
+            if not isinstance(size, int) or not 0 < size <= MAX_PAGE_ENTRIES:
+                message = f"page_size must be between 1 and {MAX_PAGE_ENTRIES}, it is {size}"
+                raise GoogleError("INVALID_ARGUMENT", message)
+            order = body.get("orderBy", "")
+            if order not in _ORDERS:
+                raise GoogleError("INVALID_ARGUMENT", f"Unsupported order_by: '{order}'")
+            return self._page(body, size, _ORDERS[order])
+
+    def list_log_entries(self, request: Any) -> Any:
+        """Answer ListLogEntries; the messages are those of google.cloud.logging_v2.types. Raises GoogleError."""
+        from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
+        from google.protobuf import json_format
+
+        body = json_format.MessageToDict(ListLogEntriesRequest.pb(request))
+        told = json_format.ParseDict(self.list_entries(body), ListLogEntriesResponse.pb()())
+        return ListLogEntriesResponse.wrap(told)
+
+    def tail_log_entries(self, requests: Iterator[Any], context: Any = None) -> Iterator[Any]:
+        """Answer TailLogEntries, as long as `context.is_active()`. Raises GoogleError, at first or on the way."""
+        return self._tails.tail(requests, (lambda: True) if context is None else context.is_active)
+
+    def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
+        """Keep the next so many entries from every session of tail, and tell of them: RATE_LIMIT or NOT_CONSUMED."""
+        self._tails.suppress(count, reason)
+
+    def tails(self) -> int:
+        """Return how many sessions of tail there are."""
+        return self._tails.count()
+
+    def write_entries(self, body: JSON) -> JSON:
+        """Answer entries.write. Raises GoogleError."""
+        names = [body.get("logName", ""), *(entry.get("logName", "") for entry in body.get("entries", []))]
+        projects = [name.partition("/logs/")[0] for name in names if name]
+        check_request(body, _WRITE_KEYS, projects or [f"projects/{PROJECT}"])
+        with self._changed:
+            for entry in body.get("entries", []):
+                whole = {"resource": {"type": "global", "labels": {"project_id": PROJECT}}}
+                whole |= {name: body[name] for name in ("logName", "resource") if name in body}
+                whole |= {**entry, "labels": {**body.get("labels", {}), **entry.get("labels", {})}}
+                if "logName" not in whole:
+                    raise GoogleError("INVALID_ARGUMENT", "log_name is required")
+                self._write_entry(whole, bool(body.get("dryRun")))
+        return {}
+
+    def _all(self) -> Iterator[Entry]:
+        return heapq.merge(*(one.entries for one in self._jobs.values()), key=lambda entry: entry.key)
+
+    def _write_entry(self, entry: JSON, is_dry: bool) -> None:
+        limit = self._settings().log_entry_bytes
+        size = len(json.dumps(entry))
+        if size > limit:
+            message = f"Log entry with size {size / 1024:.1f}K exceeds maximum size of {limit / 1024:.1f}K"
+            raise GoogleError("INVALID_ARGUMENT", message)
+        stamp, name = entry.pop("timestamp", None), entry.pop("insertId", None)
+        if not is_dry:
+            job = entry["resource"].get("labels", {}).get("job_id", "")
+            stamp_ns = self._maker.stamp() if stamp is None else ns_of(stamp)
+            self._add(self._maker.entries(job, entry, stamp_ns, name))
+
+    def _add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._jobs.setdefault(entry.job, _Job()).add(entry)
+            self._tails.offer(entry)
+        self._changed.notify_all()
+
+    def _count_read(self) -> None:
+        """Raise GoogleError where the minute has had its reads; a refused one does not count."""
+        now, limit = self._clock(), self._settings().log_reads_a_minute
+        while self._reads and self._reads[0] <= now - MINUTE_S:
+            self._reads.popleft()
+        if len(self._reads) >= limit:
+            raise _over_quota()
+        self._reads.append(now)
+
+    def _page(self, body: JSON, size: int, is_backward: bool) -> JSON:
+        settings = self._settings()
+        digest, chosen = _digest(body), parse(body.get("filter", ""))
+        after = _read_token(body["pageToken"], digest) if body.get("pageToken") else None
+        self._pages += 1
+        if settings.log_empty_every and self._pages % settings.log_empty_every == 0:
+            return {"nextPageToken": _token(after, digest)}
+        found = self._found(chosen, after, is_backward)
+        page = list(itertools.islice(found, min(size, settings.log_page_cap or size)))
+        told: JSON = {"entries": [entry.data for entry in page]} if page else {}
+        if len(page) == min(size, settings.log_page_cap or size):  # there might be more; the next page may be empty
+            told["nextPageToken"] = _token(page[-1].key, digest)
+        return told
+
+    def _found(self, chosen: Filter, after: Key | None, is_backward: bool) -> Iterator[Entry]:
+        """Yield in order what the filter lets through and can be seen by now."""
+        now = self._clock()
+        first, last = (chosen.since_ns, "", 0), (chosen.until_ns + 1, "", 0)
+        if after is not None:
+            first, last = (first, min(last, after)) if is_backward else (max(first, after), last)
+        names = self._jobs.keys() if chosen.jobs is None else chosen.jobs & self._jobs.keys()
+        runs = [self._jobs[name].between(first, last, is_backward) for name in names]
+        merged = runs[0] if len(runs) == 1 else heapq.merge(*runs, key=lambda entry: entry.key, reverse=is_backward)
+        return (entry for entry in merged if entry.visible_at <= now and chosen.test(entry.data))
+
+
+def check_request(body: JSON, keys: set[str], resources: list[str]) -> None:
+    """Raise GoogleError for what the request must not have, and for a project that is not ours."""
+    unknown = set(body) - keys
+    if unknown:
+        message = f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'
+        raise GoogleError("INVALID_ARGUMENT", message)
+    if not resources:
+        raise GoogleError("INVALID_ARGUMENT", "resource_names is required")
+    for name in resources:
+        if name not in (f"projects/{PROJECT}", f"projects/{NUMBER}"):
+            message = "Permission denied for all log views"
+            raise GoogleError("PERMISSION_DENIED" if name.startswith("projects/") else "INVALID_ARGUMENT", message)
+
+
+def _over_quota() -> GoogleError:
+    limit = "Read requests per minute"
+    message = (
+        f"Quota exceeded for quota metric 'Read requests' and limit '{limit}' of service 'logging.googleapis.com' "
+        f"for consumer 'project_number:{NUMBER}'."
+    )
+    metadata = {"consumer": f"projects/{NUMBER}", "service": "logging.googleapis.com"}
+    metadata |= {"quota_metric": "logging.googleapis.com/read_requests", "quota_limit": "ReadRequestsPerMinPerProject"}
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    detail = {"@type": kind, "reason": "RATE_LIMIT_EXCEEDED", "domain": "googleapis.com", "metadata": metadata}
+    return GoogleError("RESOURCE_EXHAUSTED", message, [detail])
+
+
+def _digest(body: JSON) -> str:
+    asked = {name: value for name, value in body.items() if name not in ("pageToken", "pageSize") and value}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _token(after: Key | None, digest: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([digest, after]).encode()).decode()
+
+
+def _read_token(token: str, digest: str) -> Key | None:
+    try:
+        asked, after = json.loads(base64.urlsafe_b64decode(token))
+    except (ValueError, TypeError):
+        raise GoogleError("INVALID_ARGUMENT", "page_token is invalid") from None
+    if asked != digest:
+        raise GoogleError("INVALID_ARGUMENT", "page_token doesn't match arguments from the request")
+    return None if after is None else (after[0], after[1], after[2])
+
+
+def _list(world: Any, request: Request) -> Answer:
+    return json_answer(world.logs.list_entries(request.json()))
+
+
+def _write(world: Any, request: Request) -> Answer:
+    return json_answer(world.logs.write_entries(request.json()))
+
+
+ROUTES = [
+    Route("POST", "/v2/entries:list", "logging.list", _list),
+    Route("POST", "/v2/entries:write", "logging.write", _write),
+]

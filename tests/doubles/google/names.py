@@ -1,0 +1,18 @@
+"""Who and where: one project, one region, one bucket, one service account."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+__all__ = ["BUCKET", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "rfc3339"]
+
+PROJECT = "cloudtrain-tests"
+NUMBER = "123456789012"
+REGION = "us-central1"
+BUCKET = "cloudtrain-tests-bucket"
+SERVICE_ACCOUNT = f"trainer@{PROJECT}.iam.gserviceaccount.com"
+
+
+def rfc3339(moment: float) -> str:
+    """Return a time as Google's JSON has it."""
+    return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,247 @@
+"""Buckets and objects: contents are files of their own below a folder, what is told of them is kept in memory."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from doubles.google.errors import GoogleError
+from doubles.google.names import BUCKET, PROJECT, REGION
+
+__all__ = ["Bucket", "Check", "Contents", "Object", "Objects", "Spool"]
+
+PIECE_BYTES = 1 << 20
+NAME_BYTES = 1024  # docs storage/docs/objects#naming
+
+
+@dataclass
+class Bucket:
+    """A bucket."""
+
+    name: str
+    project: str = PROJECT
+    location: str = REGION.upper()
+    storage_class: str = "STANDARD"
+    created: float = field(default_factory=time.time)
+    told: dict[str, Any] = field(default_factory=dict)  # labels and the like, as they were sent
+
+
+@dataclass
+class Object:
+    """One generation of an object."""
+
+    bucket: str
+    name: str
+    generation: int
+    file: Path
+    size: int
+    crc32c: str
+    md5: str | None  # None of one that was composed
+    created: float
+    told: dict[str, Any] = field(default_factory=dict)  # contentType, metadata...
+    metageneration: int = 1
+    parts: int | None = None  # of one that was composed
+
+
+Check = Callable[["Object | None"], None]  # raises GoogleError where a precondition does not hold of what is there
+
+
+class Contents:
+    """The bytes of an object from `start` on, which can be read although the object has been replaced meanwhile."""
+
+    def __init__(self, file: Path, start: int, size: int) -> None:
+        self.size, self._start = size, start
+        self._handle = os.open(file, os.O_RDONLY)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for at in range(0, self.size, PIECE_BYTES):
+            yield os.pread(self._handle, min(PIECE_BYTES, self.size - at), self._start + at)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._handle)
+
+
+class Spool:
+    """A file that grows, with its checksums; `commit` takes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size = path, 0
+        self._crc32c, self._md5 = google_crc32c.Checksum(), hashlib.md5()
+        path.write_bytes(b"")
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Add bytes."""
+        with self.path.open("ab") as file:
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = bytes(data[at : at + PIECE_BYTES])
+                file.write(piece)
+                self._crc32c.update(piece)
+                self._md5.update(piece)
+        self.size += len(data)
+
+    @property
+    def crc32c(self) -> str:
+        """Return the checksum so far, as metadata has it."""
+        return base64.b64encode(self._crc32c.digest()).decode()
+
+    @property
+    def md5(self) -> str:
+        """Return the checksum so far, as metadata has it."""
+        return base64.b64encode(self._md5.digest()).decode()
+
+
+class Objects:
+    """All buckets. Checks of preconditions and what follows from them are one step under the lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = threading.RLock()
+        self._folder = folder
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the project's bucket, which is empty then."""
+        with self.lock:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            self._buckets = {BUCKET: Bucket(BUCKET)}
+            self._objects: dict[str, dict[str, Object]] = {BUCKET: {}}
+            self._generation, self._spools = 0, 0
+
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Make a bucket. Raises GoogleError where there is one of this name."""
+        with self.lock:
+            if bucket.name in self._buckets:
+                message = "Your previous request to create the named bucket succeeded and you already own it."
+                raise GoogleError("ALREADY_EXISTS", message)
+            self._buckets[bucket.name] = bucket
+            self._objects[bucket.name] = {}
+
+    def buckets(self) -> list[Bucket]:
+        """Return the project's."""
+        return [bucket for bucket in self._buckets.values() if bucket.project == PROJECT]
+
+    def bucket(self, name: str) -> Bucket:
+        """Return the bucket. Raises GoogleError where there is none, or it is another project's."""
+        found = self._buckets.get(name)
+        if found is None:
+            raise GoogleError("NOT_FOUND", "The specified bucket does not exist.")
+        if found.project != PROJECT:
+            raise _denied("buckets.get", "bucket")
+        return found
+
+    def objects(self, bucket: str) -> dict[str, Object]:
+        """Return a bucket's objects by name. Raises GoogleError."""
+        with self.lock:
+            if self._buckets.get(bucket, Bucket("")).project != PROJECT:
+                raise _denied("objects.list", "bucket")
+            self.bucket(bucket)
+            return self._objects[bucket]
+
+    def find(self, bucket: str, name: str) -> Object | None:
+        """Return the object that is there now. Raises GoogleError for a bucket that is not."""
+        return self.objects(bucket).get(name)
+
+    def spool(self) -> Spool:
+        """Return an empty file for contents that come in."""
+        with self.lock:
+            self._spools += 1
+            return Spool(self._folder / f"spool-{self._spools}")
+
+    def commit(
+        self,
+        bucket: str,
+        name: str,
+        spool: Spool,
+        told: Mapping[str, Any],
+        check: Check,
+        parts: int | None = None,
+    ) -> Object:
+        """Make the spool's file the object. Raises GoogleError for a bad name, checksum or precondition."""
+        for kind, real in (("crc32c", spool.crc32c), ("md5Hash", spool.md5)):
+            if told.get(kind) not in (None, real):
+                message = f'Provided {kind} "{told[kind]}" doesn\'t match calculated {kind} "{real}".'
+                spool.path.unlink()
+                raise GoogleError("INVALID_ARGUMENT", message)
+        with self.lock:
+            try:
+                check_name(name)
+                old = self.find(bucket, name)
+                check(old)
+            except GoogleError:
+                spool.path.unlink()
+                raise
+            self._generation = max(self._generation + 1, time.time_ns() // 1000)
+            file = spool.path.replace(self._folder / str(self._generation))
+            md5 = spool.md5 if parts is None else None
+            kept = {key: value for key, value in told.items() if key not in ("crc32c", "md5Hash", "name", "bucket")}
+            made = Object(bucket, name, self._generation, file, spool.size, spool.crc32c, md5, time.time(), kept)
+            made.parts = parts
+            self._objects[bucket][name] = made
+            if old is not None:
+                old.file.unlink()
+            return made
+
+    def remove(self, bucket: str, name: str, check: Check) -> None:
+        """Remove the object. Raises GoogleError."""
+        with self.lock:
+            old = self.find(bucket, name)
+            check(old)
+            if old is None:
+                raise missing(bucket, name)
+            del self._objects[bucket][name]
+            old.file.unlink()
+
+    def compose(
+        self, bucket: str, name: str, sources: list[tuple[str, Check]], told: Mapping[str, Any], check: Check
+    ) -> Object:
+        """Make one object of several of the bucket's, in this order. Raises GoogleError."""
+        with self.lock:
+            spool, parts = self.spool(), 0
+            try:
+                for source, condition in sources:
+                    found = self.find(bucket, source)
+                    condition(found)
+                    if found is None:
+                        raise missing(bucket, source)
+                    parts += found.parts or 1
+                    for piece in Contents(found.file, 0, found.size):
+                        spool.append(piece)
+            except GoogleError:
+                spool.path.unlink()
+                raise
+            return self.commit(bucket, name, spool, told, check, parts)
+
+
+def check_name(name: str) -> None:
+    """Raise GoogleError for a name that no object can have."""
+    if not name:
+        raise GoogleError("INVALID_ARGUMENT", "Required")
+    is_bad = name in (".", "..") or "\n" in name or "\r" in name or name.startswith(".well-known/acme-challenge/")
+    if is_bad or len(name.encode()) > NAME_BYTES:
+        raise GoogleError("INVALID_ARGUMENT", f"Invalid object name: '{name[:100]}'")
+
+
+def missing(bucket: str, name: str) -> GoogleError:
+    """Return the error of an object that is not there."""
+    return GoogleError("NOT_FOUND", f"No such object: {bucket}/{name}")
+
+
+def _denied(verb: str, what: str) -> GoogleError:
+    permission = f"storage.{verb}"
+    message = (
+        f"The caller does not have {permission} access to the Google Cloud Storage {what}. "
+        f"Permission '{permission}' denied on resource (or it may not exist)."
+    )
+    return GoogleError("PERMISSION_DENIED", message)

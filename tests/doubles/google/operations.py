@@ -1,0 +1,143 @@
+"""Every operation of Vertex AI that is served, in both protocols: the request's message says how JSON is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.cloud.aiplatform_v1 import types
+from google.longrunning import operations_pb2
+from google.protobuf import json_format
+
+from doubles.google import jobservice
+from doubles.google.calls import Call
+from doubles.google.errors import GoogleError
+from doubles.wire import Answer, BadJson, Request, json_answer
+
+if TYPE_CHECKING:
+    from doubles.google.world import World
+
+__all__ = ["OPERATIONS", "Operation", "answer"]
+
+_PLACE = "projects/[^/]+/locations/[^/]+"
+_SYSTEM = ("$alt", "alt", "key", "fields", "prettyPrint", "quotaUser", "$prettyPrint", "$.xgafv")
+_UNKNOWN = re.compile(r'has no field named "(?P<name>[^"]+)" at "(?P<at>[^"]*)"')
+
+
+class Operation(NamedTuple):
+    """One operation: its function has (world, call, request)."""
+
+    name: str
+    grpc: str
+    request: Any  # message class, protobuf's own
+    method: str
+    pattern: str
+    function: Callable[..., Any]
+    body: str | None = None  # field that the JSON is
+
+
+_V1 = "google.cloud.aiplatform.v1"
+_JOB = rf"/v1/(?P<name>{_PLACE}/customJobs/[^/:]+)"
+_JOBS = rf"/v1/(?P<parent>{_PLACE})/customJobs"
+_RESOURCES = rf"/v1/(?P<parent>{_PLACE})/persistentResources"
+
+OPERATIONS = [
+    Operation(
+        "jobs.create",
+        f"/{_V1}.JobService/CreateCustomJob",
+        types.CreateCustomJobRequest.pb(),
+        "POST",
+        _JOBS,
+        jobservice.create,
+        "customJob",
+    ),
+    Operation(
+        "jobs.list",
+        f"/{_V1}.JobService/ListCustomJobs",
+        types.ListCustomJobsRequest.pb(),
+        "GET",
+        _JOBS,
+        jobservice.list_all,
+    ),
+    Operation(
+        "jobs.get", f"/{_V1}.JobService/GetCustomJob", types.GetCustomJobRequest.pb(), "GET", _JOB, jobservice.get
+    ),
+    Operation(
+        "jobs.cancel",
+        f"/{_V1}.JobService/CancelCustomJob",
+        types.CancelCustomJobRequest.pb(),
+        "POST",
+        f"{_JOB}:cancel",
+        jobservice.cancel,
+    ),
+    Operation(
+        "jobs.delete",
+        f"/{_V1}.JobService/DeleteCustomJob",
+        types.DeleteCustomJobRequest.pb(),
+        "DELETE",
+        _JOB,
+        jobservice.delete,
+    ),
+    Operation(
+        "resources.get",
+        f"/{_V1}.PersistentResourceService/GetPersistentResource",
+        types.GetPersistentResourceRequest.pb(),
+        "GET",
+        rf"/v1/(?P<name>{_PLACE}/persistentResources/[^/:]+)",
+        jobservice.get_resource,
+    ),
+    Operation(
+        "resources.list",
+        f"/{_V1}.PersistentResourceService/ListPersistentResources",
+        types.ListPersistentResourcesRequest.pb(),
+        "GET",
+        _RESOURCES,
+        jobservice.list_resources,
+    ),
+    Operation(
+        "operations.get",
+        "/google.longrunning.Operations/GetOperation",
+        operations_pb2.GetOperationRequest,
+        "GET",
+        rf"/(?:ui|v1)/(?P<name>{_PLACE}/(?:[^/]+/[^/]+/)?operations/[^/]+)",
+        jobservice.get_operation,
+    ),
+]
+
+
+def answer(world: World, call: Call, operation: Operation, request: Request, groups: dict[str, str]) -> Answer:
+    """Answer a REST request. Raises GoogleError."""
+    told: dict[str, Any] = {name: value for name, value in request.query.items() if name not in _SYSTEM}
+    told |= groups
+    try:
+        content = request.json() if request.body else {}
+    except BadJson as error:
+        raise GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from None
+    if operation.body is not None:
+        told[operation.body] = content
+    else:
+        told |= content
+    parsed = operation.request()
+    try:
+        json_format.ParseDict(told, parsed)
+    except json_format.ParseError as error:
+        raise _unreadable(str(error), operation.body) from None
+    result = operation.function(world, call, parsed)
+    is_by_number = "enum-encoding=int" in request.query.get("$alt", "")
+    return json_answer(json.loads(json_format.MessageToJson(result, use_integers_for_enums=is_by_number)))
+
+
+def _unreadable(text: str, body: str | None) -> GoogleError:
+    """Return the service's error for what the parser says."""
+    found = _UNKNOWN.search(text)
+    if found is None:
+        message = f"Invalid value: {text}"
+    else:
+        place = ".".join(re.sub(r"(?<!^)([A-Z])", r"_\1", part).lower() for part in found["at"].split(".")[1:])
+        at = f" at '{place}'" if place else ""
+        message = f'Invalid JSON payload received. Unknown name "{found["name"]}"{at}: Cannot find field.'
+    violation = {"field": "" if body is None else body, "description": message}
+    details = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}
+    return GoogleError("INVALID_ARGUMENT", message, [details])

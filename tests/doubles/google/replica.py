@@ -1,0 +1,205 @@
+"""A replica: a machine with a name, on which the container is started, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from doubles import sandbox
+from doubles.google.environment import CA, HOME, environment
+from doubles.google.errors import GoogleError
+from doubles.google.jobs import Job, Pool
+
+if TYPE_CHECKING:
+    from doubles.google.world import World
+
+__all__ = ["Replica", "Run"]
+
+# Installs what the folder has and becomes the module; it knows the module by $0.
+_PACKAGES = f"""
+python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-index \\
+  --no-deps --no-build-isolation --target {HOME}/.installed {HOME}/.packages/* || exit 1
+export PYTHONPATH={HOME}/.installed${{PYTHONPATH:+:$PYTHONPATH}}
+exec python3 -m "$0" "$@"
+"""
+
+
+@dataclass(eq=False)
+class Run:
+    """One start of the container, with an empty disk below `root`; `is_over` once all its output has been read."""
+
+    root: Path
+    on_change: Callable[[], None]
+    running: sandbox.Running | None = None
+    code: int | None = None
+    is_over: bool = False
+    over_at: float = 0.0
+    is_preempted: bool = False
+
+    @property
+    def disk(self) -> Path:
+        """Return the folder that is the home inside."""
+        return self.root / "disk"
+
+    def kill(self) -> None:
+        """Kill all that runs in it."""
+        if self.running is not None:
+            self.running.kill()
+
+    def read(self, write: Callable[[bytes, str], None]) -> None:
+        """Take lines until the container has ended, in threads."""
+        assert self.running is not None
+        process = self.running.process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        threads = [
+            threading.Thread(target=_read_lines, args=(stream, name, write), daemon=True)
+            for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr"))
+        ]
+        for thread in threads:
+            thread.start()
+        threading.Thread(target=self._finish, args=(threads,), daemon=True).start()
+
+    def _finish(self, threads: list[threading.Thread]) -> None:
+        assert self.running is not None
+        for thread in threads:
+            thread.join()
+        code = self.running.process.wait()
+        self.code = code if code >= 0 else 128 - code
+        self.over_at, self.is_over = time.time(), True
+        self.on_change()
+
+
+@dataclass(eq=False)
+class Replica:
+    """A worker of the job, by whatever machine."""
+
+    pool: Pool
+    index: int
+    hostname: str
+    address: str
+    root: Path
+    on_change: Callable[[], None]
+    due: float | None = None  # when it is to be started
+    run: Run | None = None
+    starts: int = 0
+    restarts: int = 0  # since the job's last start
+    is_done: bool = False
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Return its name in logs and errors."""
+        return f"{self.pool.name}-{self.index}"
+
+    @property
+    def is_chief(self) -> bool:
+        """Return whether the job ends with it."""
+        return self.pool.number == 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing runs here."""
+        return self.run is None or self.run.is_over
+
+    @property
+    def task(self) -> Any:
+        """Return the ContainerSpec or PythonPackageSpec."""
+        return getattr(self.pool.spec, self.pool.spec.WhichOneof("task"))
+
+    def start(self, world: World, job: Job) -> None:
+        """Start the container on an empty disk. It dies with the calling thread."""
+        self.starts += 1
+        run = Run(self.root / f"{self.name}-{self.starts}", self.on_change)
+        run.disk.mkdir(parents=True)
+        shutil.copy(world.ca, run.disk / Path(CA).name)
+        names = {one.hostname: one.address for one in job.replicas}
+        container = sandbox.Container(
+            argv=self._argv(world, run),
+            env=environment(world, job, self),
+            root=run.root / "container",
+            hostname=self.hostname,
+            private={HOME: run.disk},
+            hosts=names,
+            address=self.address if world.switch is not None else None,
+            cwd=HOME,
+        )
+        run.running = sandbox.start(container, world.switch, is_split=True)
+        self.run, self.due = run, None
+        run.read(lambda line, stream: world.logs.write(job.id, self.name, line, stream=stream))
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the container's process."""
+        if self.run is not None and self.run.running is not None:
+            self.run.running.terminate()
+
+    def kill(self) -> None:
+        """Kill all that runs here."""
+        if self.run is not None:
+            self.run.kill()
+
+    def pids(self) -> list[int]:
+        """Return the processes that run here, the container's first one first."""
+        if self.is_over or self.run is None or self.run.running is None:
+            return []
+        return _descendants(self.run.running.process.pid)
+
+    def told(self) -> dict[str, Any]:
+        """Return all of it, for the handle."""
+        state = "waiting" if self.run is None or self.due is not None else "exited" if self.run.is_over else "running"
+        return {
+            "name": self.name,
+            "hostname": self.hostname,
+            "address": self.address,
+            "state": state,
+            "pids": self.pids(),
+            "folder": None if self.run is None else str(self.run.disk),
+            "code": None if self.run is None else self.run.code,
+            "codes": list(self.codes),
+            "starts": self.starts,
+            "restarts": self.restarts,
+        }
+
+    def _argv(self, world: World, run: Run) -> list[str]:
+        task = self.task
+        if self.pool.spec.WhichOneof("task") == "container_spec":
+            # Without a command the image's own entry point would run, and there is no image.
+            return [*task.command, *task.args] or ["true"]
+        folder = run.disk / ".packages"
+        folder.mkdir()
+        missing = []
+        for uri in task.package_uris:
+            bucket, _, name = uri.removeprefix("gs://").partition("/")
+            data = None
+            with contextlib.suppress(GoogleError):  # there is no such bucket
+                data = world.storage.read(bucket, name)
+            if data is None:
+                missing.append(uri)
+            else:
+                (folder / Path(name).name).write_bytes(data)
+        if missing:
+            return ["sh", "-c", 'echo "cannot download $*" >&2; exit 1', "sh", *missing]
+        return ["sh", "-c", _PACKAGES, task.python_module, *task.args]
+
+
+def _read_lines(stream: BinaryIO, name: str, write: Callable[[bytes, str], None]) -> None:
+    with stream:
+        for line in stream:
+            write(line.rstrip(b"\r\n"), name)
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    for child in map(int, children):
+        found += [child, *_descendants(child)]
+    return found

@@ -1,0 +1,302 @@
+"""secretmanager.googleapis.com: secrets and their versions, after secretmanager.v1.json; no IAM policies."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+
+from doubles.google.errors import GoogleError
+from doubles.google.logfilter import ns_of
+from doubles.google.names import NUMBER, PROJECT, rfc3339
+from doubles.google.routing import Route
+from doubles.wire import Answer, BadJson, Request, json_answer
+
+__all__ = ["ROUTES", "Secrets"]
+
+MAX_BYTES = 64 * 1024  # SecretPayload.data, discovery document
+PAGE_SECRETS, MAX_LABELS = 25_000, 64
+_FIELDS = {"labels", "replication", "ttl", "expireTime", "annotations", "topics", "rotation", "versionAliases", "name"}
+_FIELDS |= {"etag", "createTime", "tags", "versionDestroyTtl", "secretType", "customerManagedEncryption"}
+_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+
+JSON = dict[str, Any]
+
+
+@dataclass
+class Version:
+    """A version; `data` is None once it is destroyed."""
+
+    data: bytes | None
+    created: float
+    is_enabled: bool = True
+
+    @property
+    def state(self) -> str:
+        """Return the API's word for it."""
+        return "DESTROYED" if self.data is None else "ENABLED" if self.is_enabled else "DISABLED"
+
+
+@dataclass
+class Secret:
+    """A secret; versions count from 1."""
+
+    name: str
+    created: float
+    told: JSON
+    expires: float | None
+    versions: list[Version] = field(default_factory=list)
+
+
+class Secrets:
+    """The project's secrets. Names in answers have the project's number, whatever the request had."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock, self._lock = clock, threading.RLock()
+        self._secrets: dict[str, Secret] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._secrets.clear()
+
+    def value(self, name: str) -> str | None:
+        """Return the last version's data, None where there is none."""
+        found = self._secrets.get(name)
+        data = found.versions[-1].data if found is not None and found.versions else None
+        return None if data is None else data.decode(errors="replace")
+
+    def values(self) -> dict[str, str | None]:
+        """Return every secret's value."""
+        return {name: self.value(name) for name in self._living()}
+
+    def set(self, name: str, value: str) -> None:
+        """Write a secret."""
+        with self._lock:
+            made = Secret(name, self._clock(), {"replication": {"automatic": {}}}, None)
+            found = self._secrets.setdefault(name, made)
+            found.versions.append(Version(value.encode(), self._clock()))
+
+    def create(self, name: str, body: JSON) -> JSON:
+        """Make a secret without a version."""
+        unknown = set(body) - _FIELDS
+        if unknown:
+            message = f"Invalid JSON payload received. Unknown name \"{min(unknown)}\" at 'secret': Cannot find field."
+            raise GoogleError("INVALID_ARGUMENT", message)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,255}", name):
+            raise GoogleError(
+                "INVALID_ARGUMENT", f"The provided Secret ID [{name}] does not match the expected format."
+            )
+        replication = body.get("replication")
+        if not isinstance(replication, dict) or set(replication) not in ({"automatic"}, {"userManaged"}):
+            raise GoogleError("INVALID_ARGUMENT", "Secret.replication must be provided.")
+        _check_labels(body.get("labels", {}))
+        expires = self._expires(body)
+        with self._lock:
+            if name in self._living():
+                raise GoogleError("ALREADY_EXISTS", f"Secret [projects/{NUMBER}/secrets/{name}] already exists.")
+            kept = {key: body[key] for key in ("labels", "replication", "annotations", "topics") if key in body}
+            self._secrets[name] = Secret(name, self._clock(), kept, expires)
+            return _secret(self._secrets[name])
+
+    def get(self, name: str) -> JSON:
+        """Return what is told of a secret."""
+        return _secret(self._found(name))
+
+    def delete(self, name: str) -> JSON:
+        """Remove a secret with all its versions, for good."""
+        with self._lock:
+            self._found(name)
+            del self._secrets[name]
+        return {}
+
+    def page(self, size: int, token: str) -> JSON:
+        """Return secrets, the newest first."""
+        found = sorted(self._living().values(), key=lambda secret: (-secret.created, secret.name))
+        start = int(token) if token.isdigit() else 0
+        page = found[start : start + min(size or PAGE_SECRETS, PAGE_SECRETS)]
+        more = {"nextPageToken": str(start + len(page))} if start + len(page) < len(found) else {}
+        return {"secrets": [_secret(secret) for secret in page], **more, "totalSize": len(found)} if page else {}
+
+    def add(self, name: str, body: JSON) -> JSON:
+        """Add a version."""
+        payload = body.get("payload")
+        if set(body) != {"payload"} or not isinstance(payload, dict) or "data" not in payload:
+            raise GoogleError("INVALID_ARGUMENT", "Secret Payload cannot be empty.")
+        try:
+            data = base64.b64decode(payload["data"].replace("-", "+").replace("_", "/"), validate=True)
+        except binascii.Error:
+            message = "Invalid value at 'payload.data' (TYPE_BYTES), Base64 decoding failed."
+            raise GoogleError("INVALID_ARGUMENT", message) from None
+        if not 0 < len(data) <= MAX_BYTES:
+            raise GoogleError("INVALID_ARGUMENT", "The secret payload is empty or exceeds the 64KiB limit.")
+        checksum = payload.get("dataCrc32c")
+        if checksum is not None and int(checksum) != google_crc32c.value(data):
+            raise GoogleError("INVALID_ARGUMENT", "SecretVersion checksum verification failed.")
+        with self._lock:
+            secret = self._found(name)
+            secret.versions.append(Version(data, self._clock()))
+            told = _version(secret, len(secret.versions))
+        return {**told, **({"clientSpecifiedPayloadChecksum": True} if checksum is not None else {})}
+
+    def version(self, name: str, version: str) -> JSON:
+        """Return what is told of a version."""
+        secret, number = self._found_version(name, version)
+        return _version(secret, number)
+
+    def access(self, name: str, version: str) -> JSON:
+        """Return a version's data."""
+        secret, number = self._found_version(name, version)
+        found = secret.versions[number - 1]
+        if found.data is None or found.state != "ENABLED":
+            message = f"Secret Version [{_version_name(name, number)}] is in {found.state} state."
+            raise GoogleError("FAILED_PRECONDITION", message)
+        payload = {"data": base64.b64encode(found.data).decode(), "dataCrc32c": str(google_crc32c.value(found.data))}
+        return {"name": _version_name(name, number), "payload": payload}
+
+    def change(self, name: str, version: str, verb: str) -> JSON:
+        """Enable, disable or destroy a version."""
+        with self._lock:
+            secret, number = self._found_version(name, version)
+            found = secret.versions[number - 1]
+            if found.data is None:
+                raise GoogleError(
+                    "FAILED_PRECONDITION", f"Secret Version [{_version_name(name, number)}] is DESTROYED."
+                )
+            found.is_enabled = verb == "enable"
+            found.data = None if verb == "destroy" else found.data
+            return _version(secret, number)
+
+    def _living(self) -> dict[str, Secret]:
+        """Return the secrets that have not expired, and forget the others."""
+        with self._lock:
+            now = self._clock()
+            for name in [name for name, one in self._secrets.items() if one.expires is not None and one.expires <= now]:
+                del self._secrets[name]
+            return self._secrets
+
+    def _found(self, name: str) -> Secret:
+        found = self._living().get(name)
+        if found is None:
+            message = f"Secret [projects/{NUMBER}/secrets/{name}] not found or has no versions."
+            raise GoogleError("NOT_FOUND", message)
+        return found
+
+    def _found_version(self, name: str, version: str) -> tuple[Secret, int]:
+        secret = self._found(name)
+        number = len(secret.versions) if version == "latest" else int(version) if version.isdigit() else 0
+        if not 0 < number <= len(secret.versions):
+            message = f"Secret Version [projects/{NUMBER}/secrets/{name}/versions/{version}] not found."
+            if version == "latest":
+                message = f"Secret [projects/{NUMBER}/secrets/{name}] not found or has no versions."
+            raise GoogleError("NOT_FOUND", message)
+        return secret, number
+
+    def _expires(self, body: JSON) -> float | None:
+        if "ttl" in body and "expireTime" in body:
+            raise GoogleError("INVALID_ARGUMENT", "Only one of Secret.ttl and Secret.expire_time may be provided.")
+        try:
+            if "expireTime" in body:
+                moment = ns_of(body["expireTime"]) / 1e9
+            elif "ttl" in body:
+                moment = self._clock() + float(re.fullmatch(r"(\d+(?:\.\d+)?)s", body["ttl"])[1])  # type: ignore[index]
+            else:
+                return None
+        except (TypeError, ValueError):
+            raise GoogleError("INVALID_ARGUMENT", "Invalid value at 'secret' for ttl or expire_time") from None
+        if moment <= self._clock():
+            raise GoogleError("INVALID_ARGUMENT", "Secret.expire_time must be in the future.")
+        return moment
+
+
+def _check_labels(labels: JSON) -> None:
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
+            raise GoogleError("INVALID_ARGUMENT", f"The label [{key}: {value}] does not match the expected format.")
+    if len(labels) > MAX_LABELS:
+        raise GoogleError("INVALID_ARGUMENT", f"A secret has at most {MAX_LABELS} labels.")
+
+
+def _secret(secret: Secret) -> JSON:
+    told = {"name": f"projects/{NUMBER}/secrets/{secret.name}", "createTime": rfc3339(secret.created), **secret.told}
+    return {**told, "etag": '"16214e"', **({"expireTime": rfc3339(secret.expires)} if secret.expires else {})}
+
+
+def _version_name(secret: str, number: int) -> str:
+    return f"projects/{NUMBER}/secrets/{secret}/versions/{number}"
+
+
+def _version(secret: Secret, number: int) -> JSON:
+    version = secret.versions[number - 1]
+    told = {"name": _version_name(secret.name, number), "createTime": rfc3339(version.created), "state": version.state}
+    return {**told, "replicationStatus": {"automatic": {}}, "etag": '"16214f"'}
+
+
+def _answer(request: Request, project: str, act: Callable[[JSON], JSON]) -> Answer:
+    if project not in (PROJECT, NUMBER):
+        message = f"Permission denied on resource project {project} (or it may not exist)."
+        raise GoogleError("PERMISSION_DENIED", message)
+    try:
+        body = request.json()
+    except BadJson as error:
+        raise GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from None
+    return json_answer(act(body))
+
+
+def _create(world: Any, request: Request, project: str) -> Answer:
+    name = request.query.get("secretId", "")
+    return _answer(request, project, lambda body: world.secrets.create(name, body))
+
+
+def _list(world: Any, request: Request, project: str) -> Answer:
+    size, token = int(request.query.get("pageSize", 0)), request.query.get("pageToken", "")
+    if request.query.get("filter"):
+        raise GoogleError("INVALID_ARGUMENT", "the stand-in's list knows no filter")
+    return _answer(request, project, lambda body: world.secrets.page(size, token))
+
+
+def _get(world: Any, request: Request, project: str, secret: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.get(secret))
+
+
+def _delete(world: Any, request: Request, project: str, secret: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.delete(secret))
+
+
+def _add(world: Any, request: Request, project: str, secret: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.add(secret, body))
+
+
+def _version_get(world: Any, request: Request, project: str, secret: str, version: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.version(secret, version))
+
+
+def _access(world: Any, request: Request, project: str, secret: str, version: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.access(secret, version))
+
+
+def _change(world: Any, request: Request, project: str, secret: str, version: str, verb: str) -> Answer:
+    return _answer(request, project, lambda body: world.secrets.change(secret, version, verb))
+
+
+_ALL = "/v1/projects/(?P<project>[^/]+)/secrets"
+_ONE = f"{_ALL}/(?P<secret>[^/:]+)"
+_VERSION = f"{_ONE}/versions/(?P<version>[^/:]+)"
+
+ROUTES = [
+    Route("POST", _ALL, "secrets.create", _create),
+    Route("GET", _ALL, "secrets.list", _list),
+    Route("GET", _ONE, "secrets.get", _get),
+    Route("DELETE", _ONE, "secrets.delete", _delete),
+    Route("POST", f"{_ONE}:addVersion", "secrets.add", _add),
+    Route("GET", _VERSION, "secrets.version", _version_get),
+    Route("GET", f"{_VERSION}:access", "secrets.access", _access),
+    Route("POST", f"{_VERSION}:(?P<verb>enable|disable|destroy)", "secrets.change", _change),
+]

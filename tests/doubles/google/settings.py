@@ -1,0 +1,81 @@
+"""What a test may set about the stand-in's Google: how long things take, what there is, and who may what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from doubles.google.billing import BillingSettings
+from doubles.google.logentries import LogSettings
+from doubles.google.storage import StorageSettings
+
+__all__ = ["CHOICES", "Settings", "checked"]
+
+CHOICES = {
+    "timeout_state": ("JOB_STATE_CANCELLED", "JOB_STATE_FAILED"),
+    "restart_state": ("JOB_STATE_PENDING", "JOB_STATE_RUNNING"),
+    "single_cluster_spec": ("full", "empty", "missing"),
+}
+
+
+@dataclass(frozen=True)
+class Settings(LogSettings, StorageSettings, BillingSettings):
+    """Times in seconds of real time. Those of logs (log_*), storage (storage_*) and prices (sku_*) are inherited."""
+
+    execute: bool = True
+    """Whether replicas run; else a job stays as it is created for begin() and end() of the handle."""
+    queued_s: float = 0.0
+    """In JOB_STATE_QUEUED, which is skipped at 0."""
+    queued: bool = False
+    """Whether new jobs stay in JOB_STATE_QUEUED until this is false again, as without quota."""
+    pending_s: float = 0.0
+    """From JOB_STATE_PENDING to the first replica's start."""
+    pending: bool = False
+    """Whether no machines are found: jobs stay in JOB_STATE_PENDING until this is false again or they expire."""
+    stagger_s: float = 0.0
+    """From one replica's start to the next one's; FLEX_START has all at once."""
+    restart_s: float = 0.0
+    """From the end of a replica to its next start."""
+    restart_state: str = "JOB_STATE_PENDING"
+    """What the state is while the whole job is restarted. Google states none."""
+    stockout: bool = False
+    """Whether jobs fail in JOB_STATE_PENDING for want of machines, with code 8."""
+    quotas: dict[str, int] = field(default_factory=dict)
+    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; what is not named has none."""
+    worker_restarts: int = 5
+    job_restarts: int = 3
+    """Both from Google's "Understand the custom training service"."""
+    cancel_grace_s: float = 30.0
+    """From SIGTERM to SIGKILL, after a cancel and at the timeout. Assumed: Kubernetes' default; Google states none."""
+    end_grace_s: float = 2.0
+    """The same, for the other replicas once the first has ended or one has failed."""
+    preempt_grace_s: float = 0.0
+    """The same, at a preemption; 0: killed without a warning."""
+    cancelling_s: float = 0.0
+    """From the end of the replicas to JOB_STATE_CANCELLED."""
+    timeout_state: str = "JOB_STATE_CANCELLED"
+    """What a job becomes at scheduling.timeout. Assumed, after tensorflow/tfx issue 6223: "it gets cancelled"."""
+    single_cluster_spec: str = "full"
+    """CLUSTER_SPEC of a job of one replica: as of any ("full"), "" ("empty"), or not set ("missing")."""
+    token_s: float = 3600.0
+    """How long a token lasts."""
+    refresh_revoked: bool = False
+    """Whether the user's refresh token has been revoked."""
+    denied: tuple[str, ...] = ()
+    """Operations that the user may not do (403), as of "jobs.create" or "storage.*"."""
+    job_denied: tuple[str, ...] = ()
+    """The same, for the account that jobs run as."""
+    page_size: int = 100
+    """Of the list of jobs, where the request names none."""
+
+
+def checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Return them. Raises ValueError for an unknown one, or a word that is none of the choices."""
+    known = {field.name for field in fields(Settings)}
+    unknown = set(values) - known
+    if unknown:
+        raise ValueError(f"unknown settings {sorted(unknown)}; there are {sorted(known)}")
+    for name, choices in CHOICES.items():
+        if name in values and values[name] not in choices:
+            raise ValueError(f"{name} is one of {choices}")
+    return values

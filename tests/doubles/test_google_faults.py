@@ -1,0 +1,298 @@
+"""Google's stand-in misbehaves on demand, and remembers what it was asked; over REST here, gRPC's in test_google_sdk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import sandbox
+from doubles.google import handle
+from doubles.google.client import job_body
+from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+
+OBJECT = f"https://storage.googleapis.com/storage/v1/b/{BUCKET}/o/a"
+TOKEN = "https://oauth2.googleapis.com/token"
+needs_namespaces = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
+
+
+def create(google: Google, name: str = "job") -> int:
+    """Create a job that is not executed; return the answer's status."""
+    google.settings(execute=False)
+    return google.call("POST", "/customJobs", job_body(name, "true")).status
+
+
+def test_errors_as_often_as_asked(google: Google) -> None:
+    """In the shape of Google's APIs, without a time to wait; then calls go through again."""
+    google.fault("jobs.list", "429", count=2)
+    answers = [google.call("GET", "/customJobs") for _ in range(3)]
+    assert [answer.status for answer in answers] == [429, 429, 200]
+    assert answers[0].json["error"]["status"] == "RESOURCE_EXHAUSTED"
+    assert "retry-after" not in answers[0].headers
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "code"),
+    [
+        ("500", 500, "INTERNAL"),
+        ("502", 502, "UNAVAILABLE"),
+        ("503", 503, "UNAVAILABLE"),
+        ("DEADLINE_EXCEEDED", 504, "DEADLINE_EXCEEDED"),
+        ("UNAUTHENTICATED", 401, "UNAUTHENTICATED"),
+        ("PERMISSION_DENIED", 403, "PERMISSION_DENIED"),
+    ],
+)
+def test_codes_and_statuses_agree(google: Google, kind: str, status: int, code: str) -> None:
+    """A fault is named by either."""
+    google.fault("jobs.list", kind, message="for a test")
+    answer = google.call("GET", "/customJobs")
+    assert (answer.status, answer.json["error"]) == (
+        status,
+        {"code": status, "message": "for a test", "status": code},
+    )
+
+
+def test_every_third_call_fails(google: Google) -> None:
+    """Of the operations named, by a pattern too, together; those before `after` go through."""
+    google.fault(["jobs.*", "resources.list"], "500", every=3, after=1)
+    answers = [google.call("GET", path).status for path in ("/customJobs", "/persistentResources") * 4]
+    assert answers == [200, 200, 200, 500, 200, 200, 500, 200]
+
+
+def test_storage_has_errors_of_its_own(google: Google) -> None:
+    """With reasons in place of codes."""
+    google.put_object("a", "1")
+    google.fault("storage.get", "503")
+    error = google.call("GET", OBJECT).json["error"]
+    assert (error["code"], error["errors"][0]["reason"]) == (503, "backendError")
+    google.clear_faults()
+    assert google.call("GET", OBJECT).json["size"] == "1"
+
+
+def test_dropped_call_has_not_been_executed(google: Google) -> None:
+    """The client sees a broken connection."""
+    google.fault("jobs.create", "drop", count=1)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        create(google)
+    assert google.jobs() == []
+
+
+def test_lost_answer_has_been_executed(google: Google) -> None:
+    """The client sees the same, and the job is there; asking again makes a second one."""
+    google.fault("jobs.create", "lost", count=1)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        create(google)
+    assert create(google) == 200
+    assert [job["display_name"] for job in google.jobs()] == ["job", "job"]
+
+
+def test_late_call_is_executed_after_its_failure(google: Google) -> None:
+    """The client sees a broken connection, and looks in vain; then the job is there."""
+    google.fault("jobs.create", "late", delay_s=0.5, count=1)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        create(google)
+    assert google.jobs() == []
+    wait_for(lambda: len(google.jobs()) == 1)
+
+
+def test_reset_forgets_what_is_late(google: Google) -> None:
+    """Nothing of one test comes up in the next."""
+    google.fault("jobs.create", "late", delay_s=0.3)
+    with pytest.raises(OSError, match=r"closed|reset|EOF"):
+        create(google)
+    google.reset()
+    time.sleep(0.4)
+    assert google.jobs() == []
+
+
+def test_hanging_call_is_not_answered(google: Google) -> None:
+    """Until the client gives up; it has not been executed."""
+    google.fault("jobs.list", "hang")
+    with pytest.raises(TimeoutError):
+        google.call("GET", "/customJobs", timeout_s=0.3)
+    google.clear_faults()
+    assert google.call("GET", "/customJobs").status == 200
+
+
+def test_slow_answer(google: Google) -> None:
+    """Comes late."""
+    google.fault("jobs.list", "slow", delay_s=0.3, count=1)
+    begun = time.monotonic()
+    assert google.call("GET", "/customJobs").status == 200
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_answer_cut_in_the_middle(google: Google) -> None:
+    """The client has half of it."""
+    from http.client import IncompleteRead
+
+    google.put_object("a", "0123456789")
+    google.fault("storage.download", "cut", count=1)
+    with pytest.raises(IncompleteRead):
+        google.call("GET", f"{OBJECT}?alt=media")
+    assert google.call("GET", f"{OBJECT}?alt=media").body == b"0123456789"
+
+
+def test_calls_need_a_token(google: Google) -> None:
+    """That is ours, and has not expired."""
+    url = "/customJobs"
+    missing = google.call("GET", url, is_signed_in=False)
+    assert (missing.status, missing.json["error"]["status"]) == (401, "UNAUTHENTICATED")
+    made_up = {"Authorization": "Bearer ya29.e30.c2ln"}
+    assert google.call("GET", url, is_signed_in=False, headers=made_up).status == 401
+    google.settings(token_s=0.2)
+    short = {"Authorization": f"Bearer {google.client.token()}"}
+    assert google.call("GET", url, is_signed_in=False, headers=short).status == 200
+    time.sleep(0.3)
+    assert google.call("GET", url, is_signed_in=False, headers=short).status == 401
+
+
+def test_tokens_expire_on_demand(google: Google) -> None:
+    """Those given out before; a new one is good."""
+    old = {"Authorization": f"Bearer {google.client.token()}"}
+    google.expire_tokens()
+    assert google.call("GET", "/customJobs", is_signed_in=False, headers=old).status == 401
+    assert google.call("GET", "/customJobs").status == 200
+
+
+def test_refresh_tokens_give_tokens_until_revoked(google: Google) -> None:
+    """As a user's login does."""
+    told = json.loads(Path(google.user_file).read_text())
+    form = {"grant_type": "refresh_token", "refresh_token": told["refresh_token"]}
+    data = urllib.parse.urlencode(form).encode()
+    token = google.call("POST", TOKEN, data, is_signed_in=False).json["access_token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    assert google.call("GET", "/customJobs", is_signed_in=False, headers=headers).status == 200
+    google.settings(refresh_revoked=True)
+    refused = google.call("POST", TOKEN, data, is_signed_in=False)
+    assert (refused.status, refused.json["error"]) == (400, "invalid_grant")
+
+
+def test_operations_can_be_denied(google: Google) -> None:
+    """With the permission that is missing."""
+    google.put_object("a", "1")
+    google.settings(denied=["jobs.create", "storage.get"], execute=False)
+    refused = google.call("POST", "/customJobs", job_body("job", "true")).json["error"]
+    assert (refused["code"], refused["status"]) == (403, "PERMISSION_DENIED")
+    assert "Permission 'aiplatform.customJobs.create' denied on resource" in refused["message"]
+    assert "storage.objects.get" in google.call("GET", OBJECT).json["error"]["message"]
+    assert google.call("GET", "/customJobs").status == 200
+
+
+def replica_get(google: Google) -> str:
+    """Run a job that asks for an object with its own account; return the answer's status."""
+    script = """
+import os, requests
+url = f"http://{os.environ['GCE_METADATA_HOST']}/computeMetadata/v1/instance/service-accounts/default/token"
+token = requests.get(url, headers={"Metadata-Flavor": "Google"}).json()["access_token"]
+print(requests.get("%s", headers={"Authorization": f"Bearer {token}"}).status_code)
+"""
+    job = google.submit("job", "python3", "-c", script % OBJECT)
+    google.wait(job)
+    return google.log(job).strip()
+
+
+@needs_namespaces
+def test_faults_spare_replicas_unless_told(google: Google) -> None:
+    """A job's own calls go through."""
+    google.put_object("a", "1")
+    google.fault("storage.get", "500")
+    assert replica_get(google) == "200"
+    google.fault("storage.get", "403", containers=True)
+    assert replica_get(google) == "403"
+    assert google.call("GET", OBJECT).status == 500
+
+
+@needs_namespaces
+def test_replicas_have_rights_of_their_own(google: Google) -> None:
+    """What the user may does not matter."""
+    google.put_object("a", "1")
+    google.settings(job_denied=["storage.*"])
+    assert replica_get(google) == "403"
+    assert google.call("GET", OBJECT).status == 200
+
+
+def test_metadata_server_is_for_replicas(google: Google) -> None:
+    """On the user's machine there is none."""
+    import http.client
+
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(google.url).netloc)
+    path = "/computeMetadata/v1/instance/service-accounts/default/token"
+    connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+    assert connection.getresponse().status == 502
+    connection.close()
+
+
+def test_journal_tells_what_was_asked_and_sent(google: Google) -> None:
+    """Operation, range, bytes of the answer, status."""
+    google.put_object("a", "0123456789")
+    google.call("GET", f"{OBJECT}?alt=media", headers={"Range": "bytes=4-"})
+    call = google.journal("storage.download")[0]
+    names = ("host", "protocol", "range", "status", "sent", "outcome", "is_from_container")
+    assert {name: call[name] for name in names} == {
+        "host": "storage.googleapis.com",
+        "protocol": "rest",
+        "range": "bytes=4-",
+        "status": 206,
+        "sent": 6,
+        "outcome": "ok",
+        "is_from_container": False,
+    }
+
+
+def test_unserved_calls_are_told(google: Google) -> None:
+    """Of hosts and paths that the stand-in does not have."""
+    vertex = f"https://{REGION}-aiplatform.googleapis.com/v1/projects/{PROJECT}/locations/{REGION}"
+    assert google.call("GET", f"{vertex}/endpoints").status == 404
+    with pytest.raises(OSError, match="502"):
+        google.call("GET", "https://compute.googleapis.com/compute/v1")
+    assert google.unserved() == [
+        f"{REGION}-aiplatform.googleapis.com/v1/projects/{PROJECT}/locations/{REGION}/endpoints",
+        "compute.googleapis.com",
+    ]
+
+
+def test_unknown_fault_or_setting_is_refused(google: Google) -> None:
+    """A test with a slip in it must not pass."""
+    for wrong in (
+        lambda: google.fault("jobs.create", "nonsense"),
+        lambda: google.fault("jobs.create", "drop", often=2),
+        lambda: google.settings(queue_s=1),
+        lambda: google.settings(timeout_state="other"),
+        lambda: google.job("nothing"),
+    ):
+        with pytest.raises(ValueError, match=r"a fault has|unknown settings|is one of|no job"):
+            wrong()
+
+
+@needs_namespaces
+def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
+    """Neither replicas nor folders, even where the stand-in was killed."""
+    own = handle.start(tmp_path / "state")
+    try:
+        own.submit("job", "sleep", "87.64", workers=1)
+        own.wait("job", "RUNNING")
+        wait_for(lambda: alive("sleep 87.64"))
+        own.process.kill()
+        wait_for(lambda: not alive("sleep 87.64") and not (tmp_path / "state").exists())
+    finally:
+        handle.stop(own)
+
+
+def alive(command: str) -> bool:
+    """Return whether such a process runs."""
+    return subprocess.run(["pgrep", "-xf", command], capture_output=True).returncode == 0
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Wait until it is true."""
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

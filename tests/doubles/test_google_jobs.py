@@ -1,0 +1,413 @@
+"""Jobs on Google's stand-in are executed: replicas, restarts, preemption, ends, time limits."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import sandbox
+from doubles.google.client import job_body
+from doubles.google.handle import NUMBER, REGION, Google
+
+# Without namespaces replicas have no names, and only the request's own text can be moved to private places.
+pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
+
+FOREVER = "while :; do sleep 0.05; done"
+ENDS_AT_TERM = f"trap 'echo told to end; exit 75' TERM; echo begun; {FOREVER}"
+
+
+def sh(text: str) -> tuple[str, str, str]:
+    """Return a command."""
+    return "sh", "-c", text
+
+
+def environments(google: Google, job: str) -> dict[str, dict[str, str]]:
+    """Return the environment of each replica of a job that has printed it as JSON."""
+    found: dict[str, dict[str, str]] = {}
+    for entry in google.entries(job):
+        task = entry["resource"]["labels"]["task_name"]
+        if task != "service":
+            found[task] = entry["jsonPayload"]
+    return found
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Return those that still run."""
+    found = []
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+PRINT_ENV = ("python3", "-c", "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))")
+
+
+def test_replica_finds_what_the_platform_sets(google: Google) -> None:
+    """The documented variables, none of torch's for one replica, and nothing of the caller's environment."""
+    where = {"outputUriPrefix": "gs://bucket/out"}
+    job = google.submit("job", *PRINT_ENV, env={"MINE": "a $(OTHER)", "OTHER": "b"}, baseOutputDirectory=where)
+    google.wait(job)
+    env = environments(google, job)["workerpool0-0"]
+    host = google.replica(job)["hostname"]
+    assert (env["CLOUD_ML_JOB_ID"], env["HOSTNAME"], env["MINE"]) == (job, host, "a b")
+    assert env["AIP_CHECKPOINT_DIR"] == "gs://bucket/out/checkpoints/"
+    spec = json.loads(env["CLUSTER_SPEC"])
+    assert spec["cluster"] == {"workerpool0": [f"{host}:2222"]}
+    assert spec["task"] == {"type": "workerpool0", "index": 0, "trial": ""}
+    assert not {"CLOUDTRAIN_HOME", "MASTER_ADDR", "RANK", "WORLD_SIZE", "GOOGLE_APPLICATION_CREDENTIALS"} & set(env)
+
+
+def test_ranks_count_machines(google: Google) -> None:
+    """RANK is the replica's number among all pools, and all have the first one's name for MASTER_ADDR."""
+    google.wait(google.submit("job", *sh("echo $RANK $WORLD_SIZE $MASTER_ADDR; sleep 0.5"), workers=2))
+    master = google.replica("job")["hostname"]
+    told = [google.log("job", f"workerpool{pool}-{index}") for pool, index in ((0, 0), (1, 0), (1, 1))]
+    assert told == [f"{rank} 3 {master}\n" for rank in range(3)]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("empty", ""), ("missing", None)])
+def test_one_replica_may_have_no_cluster(google: Google, kind: str, told: str | None) -> None:
+    """As users have found it."""
+    google.settings(single_cluster_spec=kind)
+    google.wait(google.submit("job", *PRINT_ENV))
+    assert environments(google, "job")["workerpool0-0"].get("CLUSTER_SPEC") == told
+
+
+def test_replicas_reach_each_other_by_name(google: Google) -> None:
+    """On the port that CLUSTER_SPEC names, which each has for itself."""
+    script = """
+import os, socket, time
+address = (os.environ["MASTER_ADDR"], 2222)
+if os.environ["RANK"] == "0":
+    with socket.create_server(("", 2222)) as server:
+        connection, _ = server.accept()
+        print(connection.recv(99).decode())
+else:
+    socket.create_server(("", 2222))
+    while True:
+        try:
+            socket.create_connection(address).sendall(os.environ["HOSTNAME"].encode())
+            break
+        except OSError:
+            time.sleep(0.05)
+    time.sleep(9)
+"""
+    google.wait(google.submit("job", "python3", "-c", script, workers=1))
+    assert google.log("job") == google.replica("job", "workerpool1-0")["hostname"] + "\n"
+
+
+def test_streams_have_severities(google: Google) -> None:
+    """What is written to stderr is ERROR; the platform's own messages are the task "service"."""
+    google.wait(google.submit("job", *sh("echo out; echo err >&2")))
+    told = {
+        (one["resource"]["labels"]["task_name"], one["severity"]): one.get("jsonPayload", {}).get("message")
+        for one in google.entries("job")
+    }
+    assert (told["workerpool0-0", "INFO"], told["workerpool0-0", "ERROR"]) == ("out", "err")
+    assert ("service", "INFO") in told
+
+
+def test_code_runs_before_the_job_is_running(google: Google) -> None:
+    """Start-up is no gang: the first replica works while the second has no machine."""
+    google.settings(stagger_s=1.0)
+    job = google.submit("job", *sh("echo begun; sleep 9"), workers=1)
+    google.wait_log(job, "begun")
+    assert google.job(job)["state"] == "JOB_STATE_PENDING"
+    google.wait(job, "RUNNING")
+    begun = [one for one in google.entries(job) if one.get("jsonPayload", {}).get("message") == "begun"]
+    assert len(begun) == 2 or google.wait_log(job, "begun", count=2)
+
+
+def test_flex_start_is_a_gang(google: Google) -> None:
+    """All replicas start together, whatever the others' jobs do."""
+    google.settings(stagger_s=30.0)
+    google.submit("job", *sh("sleep 0.3"), workers=1, scheduling={"strategy": "FLEX_START"})
+    google.wait("job", timeout_s=15)
+
+
+def test_job_ends_with_its_first_replica(google: Google) -> None:
+    """The others are ended; a worker that ends before does not matter."""
+    script = f'case $RANK in 0) sleep 0.5;; 1) exit 0;; *) trap "echo ended; exit 0" TERM; {FOREVER};; esac'
+    told = google.wait(google.submit("job", *sh(script), workers=2))
+    assert (told["state"], told["error"]) == ("JOB_STATE_SUCCEEDED", None)
+    assert google.log("job", "workerpool1-1") == "ended\n"
+
+
+def test_failed_worker_fails_the_job(google: Google) -> None:
+    """With the service's sentence, which names the replica; nothing is tried again."""
+    told = google.wait(google.submit("job", *sh(f"if [ $RANK = 1 ]; then exit 3; fi; {FOREVER}"), workers=1))
+    assert told["state"] == "JOB_STATE_FAILED"
+    assert told["error"]["code"] == 3
+    assert told["error"]["message"].startswith(
+        "The replica workerpool1-0 exited with a non-zero status of 3. To find out more about why your job exited "
+        "please check the logs: https://console.cloud.google.com/logs/viewer?project="
+    )
+    assert [one["starts"] for one in told["replicas"]] == [1, 1]
+
+
+def test_killed_worker_is_restarted_in_its_place(google: Google) -> None:
+    """On an empty disk, under its old name, while the others go on."""
+    job = google.submit("job", *sh(f"ls; touch seen; echo $HOSTNAME; {FOREVER}"), workers=1)
+    google.wait(job, "RUNNING")
+    google.wait_log(job, "workerpool1")
+    google.kill(job, "workerpool1-0")
+    host = google.replica(job, "workerpool1-0")["hostname"]
+    google.wait_log(job, host, "workerpool1-0", count=2)
+    assert google.log(job, "workerpool1-0") == f"{host}\n" * 2
+    chief, worker = google.job(job)["replicas"]
+    assert (chief["starts"], worker["starts"], worker["codes"]) == (1, 2, [137])
+    assert google.states(job) == ["PENDING", "RUNNING"]
+
+
+def test_restarted_replica_is_reached_at_once(google: Google) -> None:
+    """Its address and hardware address are the old ones: no neighbour waits for a stale entry to go."""
+    script = """
+import os, socket, time
+if os.environ["RANK"] == "1":
+    with socket.create_server(("", 2222)) as server:
+        while True:
+            server.accept()[0].sendall(str(os.stat("/proc/1").st_ctime).encode())
+seen = set()
+while len(seen) < 2:
+    try:
+        with socket.create_connection((os.environ["PEER"].replace("0-", "1-", 1), 2222), timeout=1) as connection:
+            seen.add(connection.recv(99))
+            print("met", flush=True)
+    except OSError:
+        pass
+    time.sleep(0.05)
+"""
+    script = script.replace('os.environ["PEER"].replace("0-", "1-", 1)', 'os.environ["HOSTNAME"].replace("l0-", "l1-")')
+    job = google.submit("job", "python3", "-c", script, workers=1)
+    google.wait_log(job, "met")
+    google.kill(job, "workerpool1-0")
+    assert google.wait(job, timeout_s=15)["state"] == "JOB_STATE_SUCCEEDED"
+
+
+def test_worker_restart_restarts_the_job_where_asked(google: Google) -> None:
+    """All replicas start again on empty disks under their old names; startTime stays."""
+    job = google.submit(
+        "job",
+        *sh(f"ls; touch seen; echo begun; {FOREVER}"),
+        workers=1,
+        scheduling={"restartJobOnWorkerRestart": True},
+    )
+    google.wait_log(job, "begun", count=2)
+    before = google.job(job)
+    google.kill(job, "workerpool1-0")
+    after = google.wait_attempt(job, 2)
+    google.wait_log(job, "begun", count=4)
+    assert google.log(job) == "begun\n" * 4
+    assert [one["hostname"] for one in after["replicas"]] == [one["hostname"] for one in before["replicas"]]
+    assert (after["started"], google.states(job)) == (before["started"], ["PENDING", "RUNNING"] * 2)
+    assert [one["starts"] for one in after["replicas"]] == [2, 2]
+
+
+def test_retries_can_be_disabled(google: Google) -> None:
+    """Then a signal ends the job as an exit code does."""
+    told = google.wait(google.submit("job", *sh("exit 137"), scheduling={"disableRetries": True}))
+    assert (told["state"], told["replicas"][0]["codes"]) == ("JOB_STATE_FAILED", [137])
+    assert "exited with a non-zero status of 9(SIGKILL)" in told["error"]["message"]
+
+
+def test_retries_are_limited(google: Google) -> None:
+    """So many a worker, then so many of the whole job."""
+    google.settings(worker_restarts=2, job_restarts=1)
+    told = google.wait(google.submit("job", *sh("exit 139")))
+    assert told["state"] == "JOB_STATE_FAILED"
+    assert "exited with a non-zero status of 11(SIGSEGV)" in told["error"]["message"]
+    assert (told["attempts"], told["replicas"][0]["codes"]) == (2, [139] * 6)
+
+
+def test_preempted_replica_is_started_again(google: Google) -> None:
+    """It is killed unwarned, unless a setting says otherwise, and its exit code does not count."""
+    google.settings(preempt_grace_s=5.0)
+    job = google.submit("job", *sh(ENDS_AT_TERM), scheduling={"strategy": "SPOT"})
+    google.wait_log(job, "begun")
+    google.preempt(job)
+    google.wait_log(job, "begun", count=2)
+    google.settings(preempt_grace_s=0.0)
+    google.preempt(job)
+    assert google.wait_log(job, "begun", count=3) == "begun\ntold to end\nbegun\nbegun\n"
+    assert google.replica(job)["codes"] == [75, 137]
+
+
+def test_cancel_warns_first(google: Google) -> None:
+    """SIGTERM, then CANCELLED with the code that the API names; a second cancel is refused."""
+    job = google.submit("job", *sh(ENDS_AT_TERM), workers=1)
+    google.wait_log(job, "begun", count=2)
+    assert google.call("POST", f"/customJobs/{job}:cancel", {}).status == 200
+    told = google.wait(job)
+    assert google.states(job) == ["PENDING", "RUNNING", "CANCELLING", "CANCELLED"]
+    assert told["error"] == {"code": 1, "message": "CANCELED"}
+    assert google.log(job).count("told to end") == 2
+    again = google.call("POST", f"/customJobs/{job}:cancel", {})
+    assert (again.status, again.json["error"]["status"]) == (400, "FAILED_PRECONDITION")
+
+
+def test_cancel_kills_in_the_end(google: Google, wait_until: Callable[..., Any]) -> None:
+    """Who does not listen to SIGTERM is killed after the grace, with all that it has started."""
+    google.settings(cancel_grace_s=0.2)
+    job = google.submit("job", *sh(f"trap '' TERM; sleep 99 & echo begun; {FOREVER}"))
+    google.wait_log(job, "begun")
+    pids = google.replica(job)["pids"]
+    google.call("POST", f"/customJobs/{job}:cancel", {})
+    google.wait(job)
+    assert len(pids) >= 2
+    wait_until(lambda: not alive(pids))
+
+
+@pytest.mark.parametrize("state", ["JOB_STATE_CANCELLED", "JOB_STATE_FAILED"])
+def test_timeout_ends_the_job(google: Google, state: str) -> None:
+    """It counts from the first RUNNING."""
+    google.settings(timeout_state=state, pending_s=1.0)
+    told = google.wait(google.submit("job", *sh(ENDS_AT_TERM), scheduling={"timeout": "0.5s"}))
+    assert told["state"] == state
+    assert told["ended"] - told["started"] >= 0.5
+    assert "told to end" in google.log("job")
+
+
+def test_job_waits_for_quota_and_machines(google: Google) -> None:
+    """QUEUED without the former, PENDING without the latter."""
+    google.settings(queued=True, pending=True)
+    job = google.submit("job", "true")
+    google.settings(queued=False)
+    google.wait(job, "PENDING")
+    google.settings(pending=False)
+    google.wait(job)
+    assert google.states(job) == ["QUEUED", "PENDING", "RUNNING", "SUCCEEDED"]
+
+
+def test_flex_start_expires(google: Google) -> None:
+    """Where no machines are found within maxWaitDuration."""
+    google.settings(pending=True)
+    google.submit("job", "true", scheduling={"strategy": "FLEX_START", "maxWaitDuration": "0.3s"})
+    assert google.wait("job")["state"] == "JOB_STATE_EXPIRED"
+
+
+def test_stockout_fails_the_job(google: Google) -> None:
+    """With code 8, before it has run."""
+    google.settings(stockout=True)
+    told = google.wait(google.submit("job", "true"))
+    assert (told["error"]["code"], told["started"]) == (8, None)
+    assert f"Resources are insufficient in region: {REGION}." in told["error"]["message"]
+
+
+def test_quota_is_counted(google: Google) -> None:
+    """Of all active jobs together; spot machines have a quota of their own."""
+    google.settings(quotas={"custom_model_training_nvidia_a100_gpus": 8}, execute=False)
+    machine = {"machineType": "a2-highgpu-4g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 4}
+    google.submit("one", "true", workers=1, machine=machine)
+    refused = google.call("POST", "/customJobs", job_body("two", "true", machine=machine))
+    assert (refused.status, refused.json["error"]) == (
+        429,
+        {
+            "code": 429,
+            "message": "The following quota metrics exceed quota limits: "
+            "aiplatform.googleapis.com/custom_model_training_nvidia_a100_gpus",
+            "status": "RESOURCE_EXHAUSTED",
+        },
+    )
+    google.submit("three", "true", machine=machine, scheduling={"strategy": "SPOT"})
+    google.end("one")
+    google.submit("two", "true", machine=machine)
+
+
+def wheel() -> bytes:
+    """Return a package `told` whose module prints its arguments."""
+    raw = io.BytesIO()
+    info = "told-1.0.dist-info"
+    with zipfile.ZipFile(raw, "w") as made:
+        made.writestr("told/__init__.py", "")
+        made.writestr("told/main.py", "import sys\nprint(sys.argv[1:])\n")
+        made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: told\nVersion: 1.0\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", f"told/__init__.py,,\ntold/main.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
+    return raw.getvalue()
+
+
+def package_job(uri: str) -> dict[str, Any]:
+    """Return a job that installs a package and runs told.main."""
+    spec = {"executorImageUri": "us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"}
+    spec |= {"packageUris": [uri], "pythonModule": "told.main", "args": ["a b", "c"]}
+    body = job_body("job")
+    pool = body["jobSpec"]["workerPoolSpecs"][0]
+    del pool["containerSpec"]
+    pool["pythonPackageSpec"] = spec
+    return body
+
+
+def test_python_packages_are_installed(google: Google) -> None:
+    """From the bucket, into the replica alone; then the module runs."""
+    uri = google.put_object("packages/told-1.0-py3-none-any.whl", wheel())
+    assert google.call("POST", "/customJobs", package_job(uri)).status == 200
+    assert google.wait("job")["state"] == "JOB_STATE_SUCCEEDED", google.log("job")
+    assert google.log("job") == "['a b', 'c']\n"
+
+
+def test_missing_package_fails_the_job(google: Google) -> None:
+    """In the replica, which says so."""
+    google.call("POST", "/customJobs", package_job("gs://nowhere/told.whl"))
+    assert google.wait("job")["state"] == "JOB_STATE_FAILED"
+    assert google.log("job") == "cannot download gs://nowhere/told.whl\n"
+
+
+def test_jobs_may_be_led_by_hand(google: Google) -> None:
+    """Where nothing is executed, the handle says what happens."""
+    google.settings(execute=False)
+    job = google.submit("job", "false")
+    google.begin(job)
+    google.write_log(job, "by hand")
+    google.end(job, "JOB_STATE_FAILED", (13, "gone"))
+    assert google.states(job) == ["PENDING", "RUNNING", "FAILED"]
+    assert (google.job(job)["error"], google.log(job)) == ({"code": 13, "message": "gone"}, "by hand\n")
+
+
+def test_reset_kills_what_runs(google: Google, wait_until: Callable[..., Any]) -> None:
+    """And forgets all jobs, logs and objects."""
+    job = google.submit("job", *sh(f"echo begun; {FOREVER}"), workers=1)
+    google.wait_log(job, "begun", count=2)
+    pids = [pid for one in google.job(job)["replicas"] for pid in one["pids"]]
+    google.put_object("a", "b")
+    google.reset()
+    assert len(pids) >= 2
+    wait_until(lambda: not alive(pids))
+    assert (google.jobs(), google.objects()) == ([], [])
+
+
+def test_resource_has_the_projects_number_and_times(google: Google) -> None:
+    """As the API tells it: startTime once it runs, endTime once it has ended."""
+    google.settings(execute=False)
+    made = google.call("POST", "/customJobs", job_body("job", "true", labels={"a": "b"})).json
+    job = made["name"].rpartition("/")[2]
+    assert made["name"] == f"projects/{NUMBER}/locations/{REGION}/customJobs/{job}"
+    assert (made["state"], made["labels"], job.isdecimal()) == ("JOB_STATE_PENDING", {"a": "b"}, True)
+    assert not {"startTime", "endTime", "error"} & set(made)
+    google.begin(job)
+    assert {"startTime"} == {"startTime", "endTime"} & set(google.call("GET", f"/customJobs/{job}").json)
+    google.end(job)
+    told = google.call("GET", f"/customJobs/{job}").json
+    assert told["createTime"] <= told["startTime"] <= told["endTime"]
+    assert abs(time.time() - google.job(job)["ended"]) < 60
+
+
+def test_ended_jobs_can_be_deleted(google: Google) -> None:
+    """Others cannot."""
+    google.settings(execute=False)
+    job = google.submit("job", "true")
+    assert google.call("DELETE", f"/customJobs/{job}").status == 400
+    google.end(job)
+    done = google.call("DELETE", f"/customJobs/{job}")
+    assert (done.status, done.json["done"]) == (200, True)
+    assert google.call("GET", f"/customJobs/{job}").status == 404

@@ -1,0 +1,470 @@
+"""Cloud Logging of Google's stand-in: entries of lines, the filter language, pages, lateness, quota, tail."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from doubles.google.errors import GoogleError
+from doubles.google.logs import LogSettings, LogStore
+from doubles.google.names import PROJECT
+
+if TYPE_CHECKING:
+    from google.cloud.logging_v2.types import TailLogEntriesRequest
+
+NAMES = [f"projects/{PROJECT}"]
+START_S = 1_795_000_000.0
+CHIEF, OTHER = "workerpool0-0", "workerpool1-0"
+
+
+class Logs:
+    """A store whose time and settings a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s, self.settings = START_S, LogSettings(log_reads_a_minute=10_000)
+        self.store = LogStore(lambda: self.settings, lambda: self.now_s)
+
+    def set(self, **values: Any) -> None:
+        """Change settings."""
+        self.settings = replace(self.settings, **values)
+
+    def list(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
+        """Return all entries that a filter finds, page after page."""
+        found: list[dict[str, Any]] = []
+        body = {"resourceNames": NAMES, "filter": text, "pageSize": 1000, **more}
+        while True:
+            page = self.store.list_entries(body)
+            found += page.get("entries", [])
+            if not page.get("nextPageToken"):
+                return found
+            body["pageToken"] = page["nextPageToken"]
+
+    def words(self, text: str = "", **more: Any) -> list[str]:
+        """Return their messages."""
+        return [message(entry) for entry in self.list(text, **more)]
+
+
+def message(entry: dict[str, Any]) -> str:
+    """Return an entry's message, of either kind of payload."""
+    return str(entry["textPayload"] if "textPayload" in entry else entry["jsonPayload"].get("message"))
+
+
+@pytest.fixture
+def logs() -> Logs:
+    """Return a store."""
+    return Logs()
+
+
+@pytest.mark.parametrize(
+    ("line", "details", "severity", "payload"),
+    [
+        ("a line\n", {}, "INFO", {"levelname": "INFO", "message": "a line"}),
+        (b"\xff", {"stream": "stderr"}, "ERROR", {"levelname": "ERROR", "message": "\ufffd"}),
+        ('{"message": "m", "severity": "warning", "step": 3}', {}, "WARNING", {"message": "m", "step": 3}),
+        ('{"message": "m", "severity": "loud"}', {}, "INFO", {"message": "m", "severity": "loud"}),
+        ('{"a": NaN}', {}, "INFO", {"levelname": "INFO", "message": '{"a": NaN}'}),
+        ("[1]", {"severity": "NOTICE"}, "NOTICE", {"levelname": "NOTICE", "message": "[1]"}),
+    ],
+)
+def test_line_becomes_an_entry(logs: Logs, line: str, details: Any, severity: str, payload: dict[str, Any]) -> None:
+    """A line that is one JSON object is the payload, its severity the entry's; any other is the payload's message."""
+    logs.store.write("7", CHIEF, line, **details)
+    (entry,) = logs.list()
+    assert (entry["severity"], entry["jsonPayload"]) == (severity, payload)
+    assert entry["logName"] == f"projects/{PROJECT}/logs/workerpool0-0"
+    labels = {"job_id": "7", "task_name": CHIEF, "project_id": PROJECT}
+    assert entry["resource"] == {"type": "ml_job", "labels": labels}
+
+
+def test_json_stays_text_where_it_is_not_read(logs: Logs) -> None:
+    """As nobody has confirmed yet what the real service does."""
+    logs.set(log_parse_json=False)
+    logs.store.write("7", CHIEF, '{"message": "m", "severity": "ERROR"}')
+    (entry,) = logs.list()
+    assert (entry["severity"], message(entry)) == ("INFO", '{"message": "m", "severity": "ERROR"}')
+
+
+def test_message_of_the_service_is_text(logs: Logs) -> None:
+    """Under the task `service`."""
+    logs.store.write("7", "service", "Job failed.", severity="ERROR")
+    (entry,) = logs.list('resource.labels.task_name="service" severity>=ERROR')
+    assert entry["textPayload"] == "Job failed."
+
+
+FILTERS = {
+    'resource.type="ml_job" AND resource.labels.job_id="7"': "abcd",
+    'resource.labels.job_id="8"\nseverity>=DEBUG': "e",
+    'resource.labels.job_id=("7" OR "8") AND resource.labels.task_name="workerpool1-0"': "de",
+    "severity>=WARNING": "bc",
+    "NOT severity>=WARNING resource.labels.job_id=7": "ad",
+    "-severity=ERROR AND severity>INFO": "b",
+    "severity=(ERROR OR WARNING)": "bc",
+    'jsonPayload.message:"B"': "b",
+    "jsonPayload.step>=2": "b",
+    "jsonPayload.step:*": "b",
+    'jsonPayload.step!="2"': "",
+    "NOT jsonPayload.step=2 -- the comment is no part of it": "acde",
+    'resource.labels.job_id="8" OR severity=ERROR AND resource.type="ml_job"': "ce",
+    '(resource.labels.job_id="8" severity=INFO) OR severity=ERROR': "ce",
+    f'logName="projects/{PROJECT}/logs/workerpool1-0"': "de",
+    'labels."ml.googleapis.com/job_id/log_area"="root"': "abcde",
+    f'timestamp>="{time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(START_S + 2))}"': "cde",
+    f'timestamp<"{time.strftime("%Y-%m-%dT%H:%M:%S.5+00:00", time.gmtime(START_S + 1))}"': "ab",
+    'resource.labels.job_id="9"': "",
+    "": "abcde",
+}
+
+
+@pytest.mark.parametrize(("text", "found"), FILTERS.items())
+def test_filter_finds(logs: Logs, text: str, found: str) -> None:
+    """What a follower asks for; NOT binds closest, then OR, then AND, which may be left out."""
+    lines = [("7", CHIEF, "a", "stdout"), ("7", CHIEF, '{"message": "b", "severity": "WARNING", "step": 2}', "stdout")]
+    lines += [("7", CHIEF, "c", "stderr"), ("7", OTHER, "d", "stdout"), ("8", OTHER, "e", "stdout")]
+    for number, (job, task, line, stream) in enumerate(lines):
+        logs.store.write(job, task, line, stream=stream, at_s=START_S + number)
+    assert "".join(logs.words(text)) == found
+    assert "".join(logs.words(text, orderBy="timestamp desc")) == found[::-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word",
+        '"word"',
+        'resource.type="a" and resource.type="b"',
+        'resource.zone="a"',
+        'trace="x"',
+        "severity>=LOUD",
+        'timestamp>="yesterday"',
+        'textPayload=~"x.*"',
+        'jsonPayload.message>"x"',
+        "labels=x",
+        '(severity="INFO"',
+        "severity=INFO)",
+        "severity=INFO AND",
+        "NOT",
+        'log_id("x")',
+        "severity",
+        "x" * 20_001,
+    ],
+)
+def test_filter_that_is_not_known_is_refused(logs: Logs, text: str) -> None:
+    """Rather than to find everything, or nothing."""
+    with pytest.raises(GoogleError, match="filter") as caught:
+        logs.list(text)
+    assert caught.value.code == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"pageSize": 1001}, "INVALID_ARGUMENT"),
+        ({"pageSize": -1}, "INVALID_ARGUMENT"),
+        ({"orderBy": "severity"}, "INVALID_ARGUMENT"),
+        ({"resourceNames": []}, "INVALID_ARGUMENT"),
+        ({"pageToken": "x"}, "INVALID_ARGUMENT"),
+        ({"page_size": 5}, "INVALID_ARGUMENT"),
+        ({"resourceNames": ["projects/another"]}, "PERMISSION_DENIED"),
+    ],
+)
+def test_request_is_refused(logs: Logs, changes: dict[str, Any], code: str) -> None:
+    """Where it asks for too much, or for what is not there."""
+    with pytest.raises(GoogleError) as caught:
+        logs.store.list_entries({"resourceNames": NAMES, **changes})
+    assert caught.value.code == code
+
+
+def test_insert_ids_order_lines_of_one_moment(logs: Logs) -> None:
+    """And can be compared."""
+    for word in "abc":
+        logs.store.write("7", CHIEF, word, at_s=START_S)
+    first, second, third = logs.list()
+    assert first["timestamp"] == third["timestamp"]
+    assert first["insertId"] < second["insertId"] < third["insertId"]
+    assert logs.words(f'insertId>"{first["insertId"]}"') == ["b", "c"]
+
+
+def test_pages_go_on_where_the_last_one_ended(logs: Logs) -> None:
+    """A full page has a token, which holds for the same filter alone; the last page may be empty."""
+    logs.store.write_lines("7", CHIEF, ["a", "b", "c", "d"])
+    body: dict[str, Any] = {"resourceNames": NAMES, "filter": "severity=INFO", "pageSize": 2}
+    first = logs.store.list_entries(body)
+    second = logs.store.list_entries({**body, "pageToken": first["nextPageToken"]})
+    assert [message(entry) for entry in second["entries"]] == ["c", "d"]
+    assert logs.store.list_entries({**body, "pageToken": second["nextPageToken"]}) == {}
+    with pytest.raises(GoogleError, match="page_token"):
+        logs.store.list_entries({**body, "filter": "", "pageToken": first["nextPageToken"]})
+
+
+def test_pages_may_be_short_or_empty(logs: Logs) -> None:
+    """With a token all the same: nothing is lost."""
+    logs.store.write_lines("7", CHIEF, "abcdefg")
+    logs.set(log_page_cap=2, log_empty_every=2)
+    assert len(logs.store.list_entries({"resourceNames": NAMES})["entries"]) == 2
+    assert set(logs.store.list_entries({"resourceNames": NAMES})) == {"nextPageToken"}
+    assert logs.words() == list("abcdefg")
+
+
+def test_late_entries_come_later_in_an_earlier_place(logs: Logs) -> None:
+    """They are seen by the time they come in, and sorted by the time they tell."""
+    logs.set(log_ingest_s=1.0, log_late_share=0.5, log_late_s=(6.0, 20.0))
+    logs.store.write_lines("7", CHIEF, [str(number) for number in range(100)])
+    assert logs.words() == []
+    logs.now_s += 1.5
+    some = logs.words()
+    assert 20 < len(some) < 80
+    logs.now_s += 5.4
+    assert logs.words() == some
+    logs.now_s += 15
+    assert logs.words() == [str(number) for number in range(100)]
+    assert all(entry["receiveTimestamp"] > entry["timestamp"] for entry in logs.list())
+
+
+def test_duplicates_of_both_kinds(logs: Logs) -> None:
+    """One entry listed twice, and one line that is two entries."""
+    logs.set(log_duplicate_share=1.0)
+    logs.store.write("7", CHIEF, "twice")
+    first, second = logs.list()
+    assert first == second
+    logs.set(log_duplicate_share=0.0, log_resent_share=1.0)
+    logs.store.write("8", CHIEF, "again")
+    first, second = logs.list('resource.labels.job_id="8"')
+    assert (first["timestamp"], message(first)) == (second["timestamp"], message(second))
+    assert first["insertId"] != second["insertId"]
+
+
+@pytest.mark.parametrize("line", ["äöü" * 20, '{"message": "' + "äöü" * 20 + '", "step": 1}'])
+def test_long_line_is_split(logs: Logs, line: str) -> None:
+    """At the borders of characters; an index of 0 is left out, as JSON's zeros are."""
+    logs.set(log_entry_bytes=32)
+    logs.store.write("7", CHIEF, line)
+    parts = logs.list()
+    assert "".join(message(part) for part in parts) == "äöü" * 20
+    assert [part["split"].get("index") for part in parts] == [None, 1, 2, 3]
+    assert {(part["split"]["uid"], part["split"]["totalSplits"]) for part in parts} == {(parts[0]["split"]["uid"], 4)}
+    assert max(len(message(part).encode()) for part in parts) <= 32
+    assert len({part["insertId"] for part in parts}) == 4
+
+
+def test_reads_are_counted_by_the_minute(logs: Logs) -> None:
+    """The 61st is refused, without a word of when to come back; a minute after the first there is room."""
+    logs.set(log_reads_a_minute=60)
+    for _ in range(60):
+        logs.list()
+        logs.now_s += 0.5
+    with pytest.raises(GoogleError, match="Read requests per minute") as caught:
+        logs.list()
+    assert (caught.value.code, caught.value.status, caught.value.headers) == ("RESOURCE_EXHAUSTED", 429, {})
+    logs.now_s = START_S + 60
+    logs.list()
+    with pytest.raises(GoogleError, match="Read requests per minute"):
+        logs.list()
+
+
+def test_entries_are_written(logs: Logs) -> None:
+    """By the API, too; too long ones are refused."""
+    entry = {"jsonPayload": {"message": "m"}, "severity": "ERROR", "insertId": "x", "timestamp": "2026-11-22T00:00:00Z"}
+    body = {"logName": f"projects/{PROJECT}/logs/mine", "entries": [entry]}
+    assert logs.store.write_entries(body) == {}
+    (found,) = logs.list("severity=ERROR")
+    assert (found["insertId"], found["timestamp"], found["resource"]["type"]) == ("x", "2026-11-22T00:00:00Z", "global")
+    logs.set(log_entry_bytes=10)
+    with pytest.raises(GoogleError, match="exceeds maximum size"):
+        logs.store.write_entries(body)
+
+
+def test_many_entries_are_no_burden(logs: Logs) -> None:
+    """A page near the end of 100,000 entries costs what the first one does."""
+    lines = [f"line {number}" for number in range(50_000)]
+    logs.store.write_lines("7", CHIEF, lines)
+    logs.store.write_lines("8", CHIEF, lines)
+    since = logs.store.entries("7")[-900]["timestamp"]
+    before = time.process_time()
+    found = logs.words(f'resource.labels.job_id="7" AND timestamp>="{since}"')
+    assert time.process_time() - before < 0.5
+    assert found == lines[-900:]
+
+
+Tail = Callable[..., "queue.Queue[Any]"]
+
+
+@pytest.fixture
+def tail(logs: Logs) -> Iterator[Tail]:
+    """Return a function that opens a session and returns a queue of its responses, or of the error that ends it."""
+    threads: list[threading.Thread] = []
+
+    def run(request: TailLogEntriesRequest, told: queue.Queue[Any]) -> None:
+        try:
+            for response in logs.store.tail_log_entries(iter([request])):
+                told.put(response)
+        except GoogleError as error:
+            told.put(error)
+
+    def start(text: str = "", buffer_s: float = 0.0, sessions: int = 1) -> queue.Queue[Any]:
+        from google.cloud.logging_v2.types import TailLogEntriesRequest
+
+        request = TailLogEntriesRequest(resource_names=NAMES, filter=text, buffer_window={"nanos": int(buffer_s * 1e9)})
+        told: queue.Queue[Any] = queue.Queue()
+        threads.append(threading.Thread(target=run, args=(request, told)))
+        threads[-1].start()
+        until(lambda: logs.store.tails() == sessions or not told.empty())
+        return told
+
+    yield start
+    logs.store.clear()
+    for thread in threads:
+        thread.join(10)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def texts(response: Any) -> list[str]:
+    """Return the messages of a response of tail."""
+    return [entry.json_payload["message"] for entry in response.entries]
+
+
+def test_tail_begins_now(logs: Logs, tail: Tail) -> None:
+    """What came in before is for lists, but for what is still on its way."""
+    logs.set(log_ingest_s=5.0)
+    logs.store.write("7", CHIEF, "on its way")
+    logs.set(log_ingest_s=0.0)
+    logs.store.write("7", CHIEF, "before")
+    logs.now_s += 0.1
+    told = tail('resource.labels.job_id="7"')
+    logs.now_s += 0.1
+    logs.store.write("8", CHIEF, "of another job")
+    logs.store.write("7", CHIEF, "after")
+    assert texts(told.get(timeout=20)) == ["after"]
+    logs.now_s += 5.0
+    assert texts(told.get(timeout=20)) == ["on its way"]
+
+
+def test_tail_puts_what_it_holds_back_in_order(logs: Logs, tail: Tail) -> None:
+    """As far as its window reaches."""
+    told = tail(buffer_s=0.5)
+    logs.now_s += 0.1
+    logs.store.write("7", CHIEF, "second")
+    logs.store.write("7", OTHER, "first", at_s=START_S - 10)
+    logs.now_s += 0.4
+    with pytest.raises(queue.Empty):
+        told.get(timeout=0.3)
+    logs.now_s += 0.11
+    assert texts(told.get(timeout=20)) == ["first", "second"]
+
+
+def test_tail_tells_what_it_leaves_out(logs: Logs, tail: Tail) -> None:
+    """By its rate, or because a test says so; lists have it all."""
+    logs.set(log_tail_a_minute=2)
+    told = tail()
+    logs.now_s += 0.1
+    logs.store.write_lines("7", CHIEF, "abcde")
+    first = told.get(timeout=20)
+    assert (texts(first), [(one.reason.name, one.suppressed_count) for one in first.suppression_info]) == (
+        ["a", "b"],
+        [("RATE_LIMIT", 3)],
+    )
+    logs.set(log_tail_a_minute=None)
+    logs.store.suppress(1)
+    logs.store.write_lines("7", CHIEF, "fg")
+    second = told.get(timeout=20)
+    assert [(one.reason.name, one.suppressed_count) for one in second.suppression_info] == [("NOT_CONSUMED", 1)]
+    assert texts(second) == ["g"]
+    assert logs.words() == list("abcdefg")
+
+
+def test_tail_ends(logs: Logs, tail: Tail) -> None:
+    """After its hour, with OUT_OF_RANGE."""
+    told = tail()
+    logs.now_s += 3600
+    assert told.get(timeout=20).code == "OUT_OF_RANGE"
+    until(lambda: logs.store.tails() == 0)
+
+
+def test_tail_has_few_sessions(logs: Logs, tail: Tail) -> None:
+    """Ten of a project; the next is refused."""
+    for number in range(10):
+        tail(sessions=number + 1)
+    assert tail(sessions=11).get(timeout=20).code == "RESOURCE_EXHAUSTED"
+
+
+def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
+    """google-cloud-logging, unmodified, over gRPC."""
+    import grpc
+    from google.api_core.exceptions import ResourceExhausted
+    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+    from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
+
+    server, port = served(logs.store)
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            client = LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel))
+            logs.store.write_lines("7", CHIEF, ["a", "b", '{"message": "c", "severity": "ERROR"}'])
+            request = {"resource_names": NAMES, "filter": 'resource.labels.job_id="7"', "page_size": 2}
+            found = list(client.list_log_entries(request=request))
+            assert [entry.json_payload["message"] for entry in found] == ["a", "b", "c"]
+            assert [int(entry.severity) for entry in found] == [200, 200, 500]
+            # The client returns from the call with the first response.
+            write = threading.Timer(0.0, lambda: (until(lambda: logs.store.tails() == 1), later(logs)))
+            write.start()
+            stream = client.tail_log_entries(iter([{"resource_names": NAMES, "buffer_window": {"nanos": 1}}]))
+            assert texts(next(iter(stream))) == ["d"]
+            stream.cancel()
+            write.join()
+            until(lambda: logs.store.tails() == 0)
+            logs.set(log_reads_a_minute=0)
+            with pytest.raises(ResourceExhausted):
+                client.list_log_entries(request=request)
+    finally:
+        server.stop(0).wait()
+
+
+def later(logs: Logs) -> None:
+    """Write a line a moment after all others."""
+    logs.now_s += 1
+    logs.store.write("7", CHIEF, "d")
+    logs.now_s += 1
+
+
+def served(store: LogStore) -> tuple[Any, int]:
+    """Return a server of both methods, and its port."""
+    import grpc
+    from google.cloud.logging_v2.types import (
+        ListLogEntriesRequest,
+        ListLogEntriesResponse,
+        TailLogEntriesRequest,
+        TailLogEntriesResponse,
+    )
+
+    def list_entries(request: Any, context: Any) -> Any:
+        try:
+            return store.list_log_entries(request)
+        except GoogleError as error:
+            context.abort(grpc.StatusCode[error.code], error.message)
+
+    methods = {
+        "ListLogEntries": grpc.unary_unary_rpc_method_handler(
+            list_entries, ListLogEntriesRequest.deserialize, ListLogEntriesResponse.serialize
+        ),
+        "TailLogEntries": grpc.stream_stream_rpc_method_handler(
+            store.tail_log_entries, TailLogEntriesRequest.deserialize, TailLogEntriesResponse.serialize
+        ),
+    }
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    handler = grpc.method_handlers_generic_handler("google.logging.v2.LoggingServiceV2", methods)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port

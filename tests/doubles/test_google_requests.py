@@ -1,0 +1,205 @@
+"""What Google's stand-in refuses, and what its list finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from doubles.google.client import job_body
+from doubles.google.handle import PROJECT, REGION, Google
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def changed(path: str, value: Any) -> Change:
+    """Return a change of one value, by its path in the job."""
+
+    def change(body: dict[str, Any]) -> None:
+        place: Any = body
+        *parents, last = path.split(".")
+        for name in parents:
+            place = place[int(name)] if name.isdecimal() else place.setdefault(name, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+
+    return change
+
+
+POOL = "jobSpec.workerPoolSpecs.0"
+FLEX = {"strategy": "FLEX_START"}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (changed("displayName", None), "custom_job.display_name"),
+        (changed("displayName", "x" * 129), "custom_job.display_name"),
+        (changed("labels", {"Upper": "a"}), "custom_job.labels"),
+        (changed("labels", {"a": "B"}), "custom_job.labels"),
+        (changed("labels", {"a": "b" * 64}), "custom_job.labels"),
+        (changed("jobSpec.workerPoolSpecs", []), "job_spec.worker_pool_specs"),
+        (changed(f"{POOL}.replicaCount", "2"), "job_spec.worker_pool_specs[0].replica_count"),
+        (changed("jobSpec.workerPoolSpecs.1.replicaCount", "0"), "job_spec.worker_pool_specs[1].replica_count"),
+        (changed(f"{POOL}.containerSpec", None), "job_spec.worker_pool_specs[0]"),
+        (changed(f"{POOL}.containerSpec.imageUri", ""), "job_spec.worker_pool_specs[0].container_spec.image_uri"),
+        (changed(f"{POOL}.machineSpec", {}), "job_spec.worker_pool_specs[0].machine_spec.machine_type"),
+        (
+            changed(f"{POOL}.machineSpec.acceleratorType", "NVIDIA_L4"),
+            "job_spec.worker_pool_specs[0].machine_spec.accelerator_count",
+        ),
+        (
+            changed(f"{POOL}.diskSpec", {"bootDiskSizeGb": 50}),
+            "job_spec.worker_pool_specs[0].disk_spec.boot_disk_size_gb",
+        ),
+        (
+            changed(f"{POOL}.containerSpec.env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]),
+            "job_spec.worker_pool_specs[0].container_spec.env",
+        ),
+        (changed("jobSpec.network", "default"), "job_spec.network"),
+        (changed("jobSpec.tensorboard", "projects/1/locations/r/tensorboards/2"), "job_spec.service_account"),
+        (
+            changed("jobSpec.baseOutputDirectory", {"outputUriPrefix": "/out"}),
+            "job_spec.base_output_directory.output_uri_prefix",
+        ),
+        (changed("jobSpec.persistentResourceId", "pool"), "job_spec.persistent_resource_id"),
+        (changed("jobSpec.scheduling", {**FLEX, "timeout": "604801s"}), "job_spec.scheduling.timeout"),
+        (
+            changed("jobSpec.workerPoolSpecs.1.machineSpec", {"machineType": "n1-standard-8"}),
+            "job_spec.worker_pool_specs",
+        ),
+    ],
+)
+def test_wrong_job_is_refused(google: Google, change: Change, field: str) -> None:
+    """With the field's name, in a list of all errors."""
+    body = job_body("job", "true", workers=1, scheduling=FLEX)
+    change(body)
+    answer = google.call("POST", "/customJobs", body)
+    assert answer.status == 400, answer
+    assert answer.json["error"]["message"].startswith(f"List of found errors:\t1.Field: {field}; Message: ")
+    assert google.jobs() == []
+
+
+def test_all_errors_are_told_at_once(google: Google) -> None:
+    """As the service does."""
+    error = google.call("POST", "/customJobs", {"jobSpec": {"workerPoolSpecs": [{"replicaCount": "2"}]}}).json["error"]
+    assert "\t5.Field: " not in error["message"]
+    assert len(error["details"][0]["fieldViolations"]) == 4
+
+
+def test_unknown_field_is_refused(google: Google) -> None:
+    """In Google's words, with the place where it stands."""
+    body = job_body("job", "true")
+    body["jobSpec"]["scheduling"] = {"timeOut": "3s"}
+    error = google.call("POST", "/customJobs", body).json["error"]
+    assert error["message"] == (
+        "Invalid JSON payload received. Unknown name \"timeOut\" at 'custom_job.job_spec.scheduling': Cannot find field."
+    )
+    assert error["status"] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed(f"{POOL}.machineSpec.acceleratorType", "NVIDIA_A1000"),
+        changed(f"{POOL}.replicaCount", "many"),
+        changed("jobSpec.scheduling", {"timeout": "1 hour"}),
+        changed(f"{POOL}.pythonPackageSpec", {"pythonModule": "both"}),
+    ],
+)
+def test_wrong_value_is_refused(google: Google, change: Change) -> None:
+    """Of another type, of no member of an enumeration, and both tasks in one pool."""
+    body = job_body("job", "true")
+    change(body)
+    assert google.call("POST", "/customJobs", body).json["error"]["status"] == "INVALID_ARGUMENT"
+
+
+def test_placeholder_pool_is_allowed(google: Google) -> None:
+    """Pools are told apart by their number: reducers are the third."""
+    google.settings(execute=False)
+    body = job_body("job", "true")
+    pools = body["jobSpec"]["workerPoolSpecs"]
+    pools += [{}, {**pools[0], "replicaCount": "2"}]
+    assert google.call("POST", "/customJobs", body).status == 200
+
+
+def test_other_projects_and_regions_are_refused(google: Google) -> None:
+    """A host serves its own location alone."""
+    host = f"https://{REGION}-aiplatform.googleapis.com/v1"
+    other = google.call("GET", f"{host}/projects/other/locations/{REGION}/customJobs")
+    assert other.json["error"]["status"] == "PERMISSION_DENIED"
+    far = google.call("GET", f"{host}/projects/{PROJECT}/locations/europe-west4/customJobs")
+    assert far.json["error"]["status"] == "INVALID_ARGUMENT"
+    own = "https://europe-west4-aiplatform.googleapis.com/v1"
+    assert google.call("GET", f"{own}/projects/{PROJECT}/locations/europe-west4/customJobs").json == {}
+
+
+def found(google: Google, text: str) -> list[str]:
+    """Return the display names that a filter finds."""
+    from urllib.parse import quote
+
+    answer = google.call("GET", f"/customJobs?filter={quote(text)}")
+    assert answer.status == 200, answer
+    return [job["displayName"] for job in answer.json.get("customJobs", [])]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ["three", "two", "one"]),
+        ('labels.cloudtrain_run="r1"', ["two", "one"]),
+        ("labels.cloudtrain_run=r1 AND labels.n=2", ["two"]),
+        ("labels.n:*", ["three", "two"]),
+        ('display_name="one"', ["one"]),
+        ('display_name:"t*"', ["three", "two"]),
+        ('state="JOB_STATE_RUNNING"', ["two"]),
+        ('NOT state="JOB_STATE_RUNNING" AND labels.cloudtrain_run="r1"', ["one"]),
+        ('state!="JOB_STATE_RUNNING"', ["three", "one"]),
+        ('create_time>"2020-01-01T00:00:00Z" AND createTime<"2021-01-01T00:00:00Z"', []),
+    ],
+)
+def test_list_filters(google: Google, text: str, names: list[str]) -> None:
+    """By labels, names and states, the newest first."""
+    google.settings(execute=False)
+    google.submit("one", "true", labels={"cloudtrain_run": "r1"})
+    google.submit("two", "true", labels={"cloudtrain_run": "r1", "n": "2"})
+    google.submit("three", "true", labels={"cloudtrain_run": "r3", "n": "3"})
+    google.begin("two")
+    assert found(google, text) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["labels.a", 'name="x"', 'display_name="a" OR display_name="b"', 'state="a" AND ', '"']
+)
+def test_unreadable_filter_is_refused(google: Google, text: str) -> None:
+    """As the service does."""
+    from urllib.parse import quote
+
+    assert google.call("GET", f"/customJobs?filter={quote(text)}").status == 400
+
+
+def test_list_has_pages(google: Google) -> None:
+    """As large as asked for, or as a setting says; a new job does not shift them."""
+    google.settings(execute=False, page_size=2)
+    for name in ("one", "two", "three"):
+        google.submit(name, "true")
+    first = google.call("GET", "/customJobs").json
+    google.submit("four", "true")
+    rest = google.call("GET", f"/customJobs?pageToken={first['nextPageToken']}").json
+    assert [job["displayName"] for job in first["customJobs"]] == ["three", "two"]
+    assert [job["displayName"] for job in rest["customJobs"]] == ["one"]
+    assert "nextPageToken" not in rest
+    assert len(google.call("GET", "/customJobs?pageSize=3").json["customJobs"]) == 3
+    assert google.call("GET", "/customJobs?pageToken=x").status == 400
+
+
+def test_persistent_resources_are_told(google: Google) -> None:
+    """Those that the handle has made."""
+    google.persistent("pool", resourcePools=[{"id": "a", "machineSpec": {"machineType": "n1-standard-4"}}])
+    told = google.call("GET", "/persistentResources/pool").json
+    assert (told["state"], told["resourcePools"][0]["id"]) == ("RUNNING", "a")
+    assert google.call("GET", "/persistentResources").json["persistentResources"] == [told]
+    assert google.call("GET", "/persistentResources/other").status == 404

@@ -1,0 +1,226 @@
+"""Secret Manager and the price list of Google's stand-in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from doubles.google import billing, secretmanager
+from doubles.google.billing import COMPUTE_ENGINE, VERTEX, BillingSettings, hourly_usd
+from doubles.google.errors import GoogleError
+from doubles.google.names import NUMBER, PROJECT
+from doubles.google.secretmanager import Secrets
+from doubles.wire import Request
+
+SECRETS = f"/v1/projects/{PROJECT}/secrets"
+NAME = f"projects/{NUMBER}/secrets/s"
+SECRET = {"replication": {"automatic": {}}}
+DATA = base64.b64encode(b"value").decode()
+
+
+@dataclass
+class World:
+    """As much of the stand-in as these services look at."""
+
+    now_s: float = 1_795_000_000.0
+    settings: BillingSettings = field(default_factory=BillingSettings)
+    secrets: Secrets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.secrets = Secrets(lambda: self.now_s)
+
+    def call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
+        """Return the JSON of the answer. Raises GoogleError."""
+        data = b"" if body is None else json.dumps(body).encode()
+        request = Request(method, path, "", path, query, {}, data)
+        for route in [*secretmanager.ROUTES, *billing.ROUTES]:
+            matched = re.fullmatch(route.pattern, path)
+            if matched and route.method == method:
+                return json.loads(route.function(self, request, **matched.groupdict()).body)
+        raise LookupError(f"{method} {path}")
+
+    def code(self, method: str, path: str, body: Any = None, **query: str) -> str:
+        """Return the code with which it is refused."""
+        with pytest.raises(GoogleError) as caught:
+            self.call(method, path, body, **query)
+        return caught.value.code
+
+
+@pytest.fixture
+def world() -> World:
+    """Return a world without secrets."""
+    return World()
+
+
+def test_secret_is_made_given_a_value_read_and_removed(world: World) -> None:
+    """By the project's id; answers name it by its number."""
+    assert world.call("POST", SECRETS, {**SECRET, "labels": {"run": "1"}}, secretId="s")["name"] == NAME
+    assert world.code("GET", f"{SECRETS}/s/versions/latest:access") == "NOT_FOUND"
+    added = world.call("POST", f"{SECRETS}/s:addVersion", {"payload": {"data": DATA}})
+    assert (added["name"], added["state"]) == (f"{NAME}/versions/1", "ENABLED")
+    read = world.call("GET", f"{SECRETS}/s/versions/latest:access")
+    checksum = str(google_crc32c.value(b"value"))
+    assert read == {"name": f"{NAME}/versions/1", "payload": {"data": DATA, "dataCrc32c": checksum}}
+    assert world.call("GET", f"/v1/{NAME}")["labels"] == {"run": "1"}
+    assert world.call("DELETE", f"{SECRETS}/s") == {}
+    assert world.code("DELETE", f"{SECRETS}/s") == "NOT_FOUND"
+    assert world.secrets.values() == {}
+
+
+def test_versions_count_up(world: World) -> None:
+    """The latest is the last that was added, whatever became of it."""
+    world.secrets.set("s", "1")
+    world.secrets.set("s", "2")
+    assert world.call("GET", f"{SECRETS}/s/versions/1:access")["payload"]["data"] == "MQ=="
+    assert world.call("GET", f"{SECRETS}/s/versions/latest")["name"].endswith("/2")
+    assert world.call("POST", f"{SECRETS}/s/versions/2:disable")["state"] == "DISABLED"
+    assert world.code("GET", f"{SECRETS}/s/versions/latest:access") == "FAILED_PRECONDITION"
+    assert world.call("POST", f"{SECRETS}/s/versions/2:enable")["state"] == "ENABLED"
+    assert world.secrets.value("s") == "2"
+    assert world.call("POST", f"{SECRETS}/s/versions/2:destroy")["state"] == "DESTROYED"
+    assert world.code("POST", f"{SECRETS}/s/versions/2:enable") == "FAILED_PRECONDITION"
+    assert world.code("GET", f"{SECRETS}/s/versions/3:access") == "NOT_FOUND"
+
+
+def test_secret_ends_by_itself(world: World) -> None:
+    """After its ttl, or at its time; until then it is told when."""
+    made = world.call("POST", SECRETS, {**SECRET, "ttl": "3600s"}, secretId="s")
+    assert (made["expireTime"][:19], "ttl" in made) == ("2026-11-18T12:06:40", False)
+    world.now_s += 3599
+    world.call("GET", f"{SECRETS}/s")
+    world.now_s += 1
+    assert world.code("GET", f"{SECRETS}/s") == "NOT_FOUND"
+    world.call("POST", SECRETS, {**SECRET, "expireTime": "2026-11-19T00:00:00Z"}, secretId="s")
+    world.now_s += 86_400
+    assert world.call("GET", SECRETS) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("s", {}),
+        ("s", {"replication": {}}),
+        ("s", {**SECRET, "label": {}}),
+        ("s", {**SECRET, "labels": {"Run": "1"}}),
+        ("s", {**SECRET, "labels": {"run": "A"}}),
+        ("s", {**SECRET, "ttl": "1h"}),
+        ("s", {**SECRET, "ttl": "1s", "expireTime": "2027-01-01T00:00:00Z"}),
+        ("s", {**SECRET, "expireTime": "2020-01-01T00:00:00Z"}),
+        ("s.t", SECRET),
+        ("", SECRET),
+    ],
+)
+def test_secret_is_refused(world: World, name: str, body: dict[str, Any]) -> None:
+    """For what the API does not have, or not so."""
+    assert world.code("POST", SECRETS, body, secretId=name) == "INVALID_ARGUMENT"
+    assert world.secrets.values() == {}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [{}, {"data": ""}, {"data": "?"}, {"data": DATA, "dataCrc32c": "1"}, {"data": base64.b64encode(bytes(65537))}],
+)
+def test_value_is_refused(world: World, payload: dict[str, Any]) -> None:
+    """Empty, no base64, of another checksum, over 64 KiB."""
+    world.secrets.set("s", "1")
+    told = {key: value.decode() if isinstance(value, bytes) else value for key, value in payload.items()}
+    assert world.code("POST", f"{SECRETS}/s:addVersion", {"payload": told}) == "INVALID_ARGUMENT"
+    assert world.secrets.value("s") == "1"
+
+
+def test_name_is_taken(world: World) -> None:
+    """Once; and another project is closed."""
+    world.secrets.set("s", "1")
+    assert world.code("POST", SECRETS, SECRET, secretId="s") == "ALREADY_EXISTS"
+    assert world.code("GET", "/v1/projects/another/secrets/s") == "PERMISSION_DENIED"
+
+
+def test_secrets_are_listed_in_pages(world: World) -> None:
+    """The newest first."""
+    for name in "abc":
+        world.now_s += 1
+        world.secrets.set(name, name)
+    first = world.call("GET", SECRETS, pageSize="2")
+    second = world.call("GET", SECRETS, pageSize="2", pageToken=first["nextPageToken"])
+    names = [one["name"].rpartition("/")[2] for one in [*first["secrets"], *second["secrets"]]]
+    assert (names, "nextPageToken" in second) == (["c", "b", "a"], False)
+
+
+def skus(world: World, service: str, region: str = "us-central1") -> dict[str, dict[str, Any]]:
+    """Return all SKUs of a region by their descriptions, page after page."""
+    found: list[dict[str, Any]] = []
+    query = {"pageSize": "5000"}
+    while True:
+        page = world.call("GET", f"/v1/services/{service}/skus", **query)
+        found += page["skus"]
+        if not page["nextPageToken"]:
+            return {sku["description"]: sku for sku in found if region in sku["serviceRegions"]}
+        query["pageToken"] = page["nextPageToken"]
+
+
+def usd(sku: dict[str, Any]) -> float:
+    """Return a SKU's price now."""
+    price = sku["pricingInfo"][-1]["pricingExpression"]["tieredRates"][-1]["unitPrice"]
+    return int(price["units"]) + float(price["nanos"]) / 1e9
+
+
+def test_prices_of_a_bill_add_up(world: World) -> None:
+    """a3-highgpu-8g by the list is what the bill of August 2025 says, to the cent."""
+    own, infrastructure = skus(world, VERTEX), skus(world, COMPUTE_ENGINE)
+    on = "Vertex AI: Training/Pipelines on "
+    parts = ((f"{on}NVIDIA H100 80GB", 8), (f"{on}A3 Instance Core", 208), (f"{on}A3 Instance RAM", 1872))
+    standard = sum(usd(own[f"{name} in Iowa"]) * count for name, count in parts)
+    disk = usd(own[f"{on}SSD backed PD Capacity"]) * 2000 / 730
+    assert standard == pytest.approx(hourly_usd("a3-highgpu-8g"), abs=1e-9)
+    assert standard + disk == pytest.approx(101.54, abs=5e-3)
+    fee = sum(usd(own[f"{name} in Iowa".replace(" on ", " management fee on ")]) * count for name, count in parts)
+    assert fee == pytest.approx(13.18, abs=1e-2)
+    flex = usd(infrastructure["Nvidia H100 80GB GPU attached to DWS Defined Duration VMs running in Americas"]) * 8
+    flex += usd(infrastructure["DWS Defined Duration A3 Core running in Americas"]) * 208
+    flex += usd(infrastructure["DWS Defined Duration A3 Ram running in Americas"]) * 1872
+    flex += usd(infrastructure["DWS Defined Duration SSD backed Local Storage"]) * 6000 / 730
+    assert flex + fee == pytest.approx(hourly_usd("a3-highgpu-8g", "FLEX_START"), abs=1e-9)
+    assert flex + fee + disk == pytest.approx(52.03, abs=1e-2)
+
+
+def test_prices_have_the_real_list_s_traps(world: World) -> None:
+    """Names inside names, gifts, what was due before, commitments, a spot price that is tagged as on demand."""
+    found = skus(world, COMPUTE_ENGINE)
+    core = found["E2 Instance Core running in Americas"]
+    assert [name for name in found if "E2 Instance Core running in" in name and name != core["description"]]
+    assert len(core["pricingInfo"][0]["pricingExpression"]["tieredRates"]) == 2
+    assert usd(core) > 0
+    dear = found["Nvidia Tesla A100 GPU running in Americas"]
+    assert len(dear["pricingInfo"]) == 2
+    assert {sku["category"]["usageType"] for sku in found.values()} == {"OnDemand", "Preemptible", "Commit1Yr"}
+    tagged = found["Nvidia L4 GPU attached to Spot Preemptible VMs running in Americas"]
+    assert tagged["category"]["usageType"] == "OnDemand"
+    assert "Vertex AI: Online/Batch Prediction on NVIDIA L4 in Iowa" in skus(world, VERTEX)
+    assert usd(skus(world, VERTEX, "europe-west4")["Vertex AI: Training/Pipelines on NVIDIA L4 in Netherlands"]) == (
+        pytest.approx(0.6 * 1.1 * 1.15)
+    )
+
+
+def test_prices_come_in_pages(world: World) -> None:
+    """Of as many as the service likes, and of no more than 5,000; each SKU once."""
+    whole = world.call("GET", f"/v1/services/{VERTEX}/skus")
+    assert (len(whole["skus"]) > 50, whole["nextPageToken"]) == (True, "")
+    world.settings = BillingSettings(sku_page_size=7)
+    assert len(skus(world, VERTEX)) + len(skus(world, VERTEX, "europe-west4")) == len(whole["skus"])
+    assert len({sku["skuId"] for sku in whole["skus"]}) == len(whole["skus"])
+    for query in ({"pageSize": "5001"}, {"pageToken": "x"}, {"currencyCode": "EUR"}, {"filter": "x"}):
+        assert world.code("GET", f"/v1/services/{VERTEX}/skus", **query) == "INVALID_ARGUMENT"
+
+
+def test_services_are_listed(world: World) -> None:
+    """Three of Google's thousands."""
+    world.settings = BillingSettings(sku_page_size=5000)
+    found = {one["serviceId"]: one["displayName"] for one in world.call("GET", "/v1/services")["services"]}
+    assert (found[VERTEX], found[COMPUTE_ENGINE]) == ("Vertex AI", "Compute Engine")
+    assert world.code("GET", "/v1/services/x/skus") == "NOT_FOUND"

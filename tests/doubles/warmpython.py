@@ -1,0 +1,209 @@
+"""A stand-in for the interpreter, whose processes begin with torch and the trainer imported.
+
+Importing them takes some four seconds of processor time, several times what most runs of the trainer take in a test. So
+a server imports them once for each test process, and forks what is to be run: `python -m MODULE` or `python SCRIPT`,
+with arguments, folder, environment and output of its own, to its usual end. torchrun, run so, has its ranks from here.
+What it cannot show is that an import is missing: some runs of each kind use the interpreter itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import io
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import processes
+
+__all__ = ["Popen", "run"]
+
+# The last two are imported by every optimizer, and by fsdp, on their first use.
+PRELOADED = ("torch.distributed.run", "cloudtrain.entrypoints.train", "torch._dynamo", "torch.distributed.fsdp")
+POLL_S = 0.01
+LEFT_S = 10.0  # for what a run has started to be gone after it
+MESSAGE_BYTES = 200_000
+
+
+class Popen:
+    """A process of the server's: of subprocess.Popen, what torchrun and `run` use."""
+
+    def __init__(
+        self,
+        args: tuple[str, ...],
+        env: dict[str, str],
+        stdout: Any = None,
+        stderr: Any = None,
+        start_new_session: bool = False,
+        cwd: Path | None = None,
+        server: str | None = None,
+    ) -> None:
+        request = {"args": args[1:], "env": env, "cwd": str(cwd or Path.cwd()), "session": start_new_session}
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.connect(server or os.environ["WARM_PYTHON"])
+        files = [file.fileno() if file else number for number, file in ((1, stdout), (2, stderr))]
+        socket.send_fds(self._connection, [json.dumps(request).encode()], files)
+        self.args, self.pid = args, int(self._connection.recv(99))
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = int(self._connection.recv(99) or -signal.SIGKILL)
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code, None before the end."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def run(args: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Return what `subprocess.run([sys.executable, *args], capture_output=True)` would, in a session of its own.
+
+    Raises subprocess.TimeoutExpired. AssertionError where it leaves processes behind.
+    """
+    server, path = _server()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = Popen((sys.executable, *args), {**env, "WARM_PYTHON": path}, out, err, True, cwd, path)
+        try:
+            code = process.wait(timeout_s)
+            end_s = time.monotonic() + LEFT_S
+            while (left := processes.descendants(server.pid)) and time.monotonic() < end_s:
+                time.sleep(POLL_S)
+            assert not left, f"left behind: {left}"
+        finally:
+            for pid in processes.descendants(server.pid):
+                processes.kill(pid, signal.SIGKILL)
+        texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+    return subprocess.CompletedProcess(args, code, *texts)
+
+
+@functools.cache
+def _server() -> tuple[subprocess.Popen[bytes], str]:
+    """Return the server and its address; it ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="warm-python-")
+    path = f"{folder.name}/socket"
+    # A user's environment of ours is each run's own, and what is left of a run is looked for by it.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
+    server = subprocess.Popen(
+        [sys.executable, __file__, path, str(os.getpid())],
+        env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # read when the libraries are loaded
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+
+    def end() -> None:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+        folder.cleanup()
+
+    atexit.register(end)
+    assert server.stdout.readline() == b"ready\n", "the warm interpreter did not start"
+    return server, path
+
+
+def _serve(listener: socket.socket) -> dict[str, Any]:
+    """Fork for every request and tell each one's exit code; return the request in the process that is to be it."""
+    running: dict[int, socket.socket] = {}
+    while True:
+        if select.select([listener], [], [], POLL_S if running else None)[0]:
+            connection, _ = listener.accept()
+            data, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
+            pid = os.fork()
+            if pid == 0:
+                for each in (listener, connection, *running.values()):
+                    each.close()
+                for number, file in zip((1, 2), files, strict=True):
+                    os.dup2(file, number)
+                    os.close(file)
+                request: dict[str, Any] = json.loads(data)
+                return request
+            for file in files:
+                os.close(file)
+            connection.send(str(pid).encode())
+            running[pid] = connection
+        _tell_ends(running)
+
+
+def _tell_ends(running: dict[int, socket.socket]) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in running:  # else an orphan
+            with running.pop(pid) as connection, contextlib.suppress(OSError):  # whoever asked for it may be gone
+                connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _be(request: dict[str, Any], folders: list[str]) -> None:
+    """Be the process that was asked for, as `python ARGS` would be."""
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    args = request["args"]
+    if args[0] == "-u":
+        args = args[1:]
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True))
+    if args[0] != "-m":
+        sys.argv, sys.path[:] = args, [str(Path(args[0]).resolve().parent), *folders]
+        runpy.run_path(args[0], run_name="__main__")
+        return
+    name, sys.path[:] = args[1], [str(Path.cwd()), *folders]
+    sys.argv = [name, *args[2:]]
+    if name == "torch.distributed.run":
+        handler = sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"]
+        handler.Popen = Popen
+    sys.modules.pop(name, None)  # to be run it is loaded again, under the name __main__
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _main() -> None:
+    path, parent = sys.argv[1], int(sys.argv[2])
+    processes.die_with_parent()
+    if os.getppid() != parent:
+        sys.exit("the parent is gone")
+    processes.become_subreaper()
+    folders = sys.path[1:]
+    for name in PRELOADED:
+        __import__(name)
+    gc.collect()
+    gc.freeze()  # what is never collected is never copied
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(64)
+    print("ready", flush=True)
+    _be(_serve(listener), folders)
+
+
+if __name__ == "__main__":
+    _main()
