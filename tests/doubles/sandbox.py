@@ -43,6 +43,7 @@ class Container:
     root: Path  # of our own files about it: spec, hosts, its /tmp
     hostname: str
     private: Mapping[str, Path]  # absolute place in the container -> folder that is there
+    read_only: Mapping[str, Path] = field(default_factory=dict)  # the same, of what cannot be written there
     hosts: Mapping[str, str] = field(default_factory=dict)  # name -> address
     address: str | None = None  # on the switch
     cwd: str = "/"
@@ -77,6 +78,8 @@ def mode() -> str:
 def start(container: Container, switch: Switch | None = None, *, is_split: bool = False) -> Running:
     """Start it, with one stream for all that it writes or `is_split`; it dies with the calling thread."""
     container.root.mkdir(parents=True, exist_ok=True)
+    new_root = container.root / "root"
+    new_root.mkdir(exist_ok=True)
     spec = {
         "parent": os.getpid(),
         "mode": mode(),
@@ -85,7 +88,9 @@ def start(container: Container, switch: Switch | None = None, *, is_split: bool 
         "cwd": container.cwd,
         "hostname": container.hostname,
         "binds": _binds(container),
-        "rebuilt": sorted({str(Path(place).parent) for place in container.private}),
+        "rebuilt": sorted({str(Path(place).parent) for place in (*container.private, *container.read_only)}),
+        "new_root": str(new_root),
+        "read_only": list(container.read_only),
         "network": None,
     }
     if mode() == "none":
@@ -162,7 +167,7 @@ def loopback_block() -> tuple[str, socket.socket]:
 
 def _works(name: str) -> bool:
     spec = {"parent": os.getpid(), "mode": name, "argv": ["true"], "env": {"PATH": os.defpath}, "cwd": "/"}
-    spec |= {"hostname": "probe", "binds": [], "rebuilt": ["/opt"], "network": None}
+    spec |= {"hostname": "probe", "binds": [], "rebuilt": ["/opt"], "read_only": [], "network": None}
     argv = [sys.executable, "-I", "-S", str(INIT), "/dev/stdin"]
     done = subprocess.run(argv, input=json.dumps(spec).encode(), capture_output=True, check=False)
     return done.returncode == 0 and not done.stderr
@@ -210,7 +215,7 @@ def _binds(container: Container) -> list[tuple[str, str]]:
     return [
         (str(tmp), "/tmp"),
         *((prefix, prefix) for prefix in sorted(kept)),
-        *((str(folder), place) for place, folder in container.private.items()),
+        *((str(folder), place) for place, folder in (*container.private.items(), *container.read_only.items())),
         (str(hosts), "/etc/hosts"),
         *((str(nothing), hidden) for hidden in _installed_by_us()),
     ]
@@ -224,7 +229,7 @@ def _installed_by_us() -> tuple[str, ...]:
 
 def _with_private_places(spec: dict[str, object], container: Container) -> dict[str, object]:
     def moved(text: str) -> str:
-        for place, folder in container.private.items():
+        for place, folder in (*container.private.items(), *container.read_only.items()):
             text = text.replace(place, str(folder))
         return text
 

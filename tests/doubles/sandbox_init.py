@@ -24,6 +24,7 @@ from typing import Any
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+MS_RDONLY, MS_REMOUNT, MS_MOVE, MS_UNBINDABLE = 1, 0x20, 0x2000, 0x20000
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NOT_STARTED = 127  # as a shell says of a command that is not there
 
@@ -97,11 +98,33 @@ def _mount_all(spec: dict[str, Any]) -> None:
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before they are covered
     for folder in spec["rebuilt"]:
-        _rebuild(folder)
+        if folder == "/":
+            _rebuild_root(spec["new_root"])
+        else:
+            _rebuild(folder)
     for fd, target in opened:
         _bind(fd, target)
+    for target in spec["read_only"]:
+        _mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
     _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _rebuild_root(place: str) -> None:
+    """Do as `_rebuild` does with the root itself, in a folder that becomes it."""
+    _mount("tmpfs", place, "tmpfs", MS_NOSUID, b"mode=755")
+    _mount(None, place, None, MS_UNBINDABLE)  # it must not be found again below itself
+    for entry in os.scandir("/"):
+        if entry.is_symlink():
+            Path(place, entry.name).symlink_to(Path(entry.path).readlink())
+            continue
+        fd = os.open(entry.path, os.O_PATH)
+        _bind(fd, f"{place}/{entry.name}")
+        os.close(fd)
+    os.chdir(place)
+    _mount(place, "/", None, MS_MOVE)
+    os.chroot(".")
+    os.chdir("/")
 
 
 def _rebuild(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Google's stand-in misbehaves on demand, and remembers what it was asked; over REST here, gRPC's in test_google_sdk."""
+"""Google's stand-in misbehaves on demand, and remembers what it was asked; test_google_sdk has gRPC's."""
 
 from __future__ import annotations
 

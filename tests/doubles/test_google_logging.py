@@ -243,13 +243,13 @@ def test_duplicates_of_both_kinds(logs: Logs) -> None:
 @pytest.mark.parametrize("line", ["äöü" * 20, '{"message": "' + "äöü" * 20 + '", "step": 1}'])
 def test_long_line_is_split(logs: Logs, line: str) -> None:
     """At the borders of characters; an index of 0 is left out, as JSON's zeros are."""
-    logs.set(log_entry_bytes=32)
+    logs.set(log_entry_bytes=31)
     logs.store.write("7", CHIEF, line)
     parts = logs.list()
     assert "".join(message(part) for part in parts) == "äöü" * 20
     assert [part["split"].get("index") for part in parts] == [None, 1, 2, 3]
     assert {(part["split"]["uid"], part["split"]["totalSplits"]) for part in parts} == {(parts[0]["split"]["uid"], 4)}
-    assert max(len(message(part).encode()) for part in parts) <= 32
+    assert max(len(message(part).encode()) for part in parts) <= 31
     assert len({part["insertId"] for part in parts}) == 4
 
 
@@ -357,6 +357,7 @@ def test_tail_puts_what_it_holds_back_in_order(logs: Logs, tail: Tail) -> None:
     told = tail(buffer_s=0.5)
     logs.now_s += 0.1
     logs.store.write("7", CHIEF, "second")
+    logs.now_s += 0.01
     logs.store.write("7", OTHER, "first", at_s=START_S - 10)
     logs.now_s += 0.4
     with pytest.raises(queue.Empty):

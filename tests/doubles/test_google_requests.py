@@ -95,9 +95,8 @@ def test_unknown_field_is_refused(google: Google) -> None:
     body = job_body("job", "true")
     body["jobSpec"]["scheduling"] = {"timeOut": "3s"}
     error = google.call("POST", "/customJobs", body).json["error"]
-    assert error["message"] == (
-        "Invalid JSON payload received. Unknown name \"timeOut\" at 'custom_job.job_spec.scheduling': Cannot find field."
-    )
+    told = "Invalid JSON payload received. Unknown name \"timeOut\" at 'custom_job.job_spec.scheduling': "
+    assert error["message"] == f"{told}Cannot find field."
     assert error["status"] == "INVALID_ARGUMENT"
 
 

@@ -279,6 +279,12 @@ def test_list_comes_in_pages_and_folders(gcs: Served, bucket: Bucket) -> None:
     found = bucket.list_blobs(delimiter="/", page_size=2)
     assert [one.name for one in found] == ["d"]
     assert found.prefixes == {"a/", "b/", "e/"}
+    query, pages = {"delimiter": "/", "maxResults": "2"}, []
+    while query.get("pageToken") != "":
+        page = gcs.call("GET", OBJECTS, params=query).json()
+        pages.append((page.get("prefixes", []), [one["name"] for one in page.get("items", [])]))
+        query["pageToken"] = page.get("nextPageToken", "")
+    assert pages == [(["a/", "b/"], []), (["e/"], ["d"])]
     assert [one.name for one in bucket.list_blobs(prefix="b/")] == ["b/4", "b/c/3"]
     assert [one.name for one in bucket.list_blobs(start_offset="b/c", end_offset="e/5")] == ["b/c/3", "d", "e/"]
     whole = bucket.list_blobs(delimiter="/", include_trailing_delimiter=True)

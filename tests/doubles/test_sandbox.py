@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from doubles import sandbox
+from doubles import process, sandbox
 from doubles.aws import handle
 from doubles.conftest import request_of
 
@@ -37,10 +37,41 @@ print("code", running.process.wait())
 """
 
 
+# The same with a folder at the root, which cannot be written there.
+READ_ONLY = """
+import os, sys
+os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
+from pathlib import Path
+from doubles import sandbox
+root = Path(sys.argv[2])
+for name in ("given", "home"):
+    (root / name).mkdir()
+(root / "given/file").write_text("here")
+script = "cat /given/file; touch /given/new 2>/dev/null || touch /opt/home/new; touch /tmp/new; ls -d /given /proc/1"
+places = {"private": {"/opt/home": root / "home"}, "read_only": {"/given": root / "given"}}
+container = sandbox.Container(["/bin/sh", "-c", script], {"PATH": os.defpath}, root / "own", "algo-1", **places)
+print(sandbox.mode())
+print(sandbox.start(container).process.stdout.read().decode().split())
+"""
+
+
+@pytest.mark.parametrize("mode", ["root", "user"])
+def test_container_has_a_place_at_the_root(mode: str, tmp_path: Path) -> None:
+    """Which it can only read, next to those that are its own; the machine itself has none."""
+    env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
+    done = subprocess.run([sys.executable, "-c", READ_ONLY, mode, tmp_path], env=env, capture_output=True, text=True)
+    found, _, told = done.stdout.partition("\n")
+    if found != mode:
+        pytest.skip(f"this machine lets us make no namespaces of the kind {mode}")
+    assert told.strip() == "['here/given', '/proc/1']"
+    assert (os.listdir(tmp_path / "given"), os.listdir(tmp_path / "home")) == (["file"], ["new"])
+    assert not Path("/given").exists()
+
+
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
 def test_container_has_private_places_in_every_mode(mode: str, tmp_path: Path) -> None:
     """With namespaces of whichever kind, or without any; and everything that it has started is gone."""
-    env, mark = {**os.environ, "PYTHONPATH": str(handle.TESTS)}, new_mark()
+    env, mark = {**os.environ, "PYTHONPATH": str(process.TESTS)}, new_mark()
     done = subprocess.run([sys.executable, "-c", RUN, mode, tmp_path, mark], env=env, capture_output=True, text=True)
     assert done.stderr == ""
     found, name, content, opt, code = done.stdout.splitlines()
@@ -93,7 +124,7 @@ def test_nothing_is_left_when_it_is_killed(victim: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     code = f"from doubles.aws import handle; from pathlib import Path; a = handle.start(Path({str(state)!r}))\n"
     code += "print(a.url, a.process.pid, flush=True); a.process.wait()"
-    env = {**os.environ, "PYTHONPATH": str(handle.TESTS)}
+    env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     url, pid = parent.stdout.readline().split()

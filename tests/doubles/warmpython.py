@@ -1,8 +1,8 @@
-"""A stand-in for the interpreter, whose processes begin with torch and the trainer imported.
+"""A stand-in for the interpreter, whose processes begin with something large imported: torch, or a cloud's SDK.
 
-Importing them takes some four seconds of processor time, several times what most runs of the trainer take in a test. So
-a server imports them once for each test process, and forks what is to be run: `python -m MODULE` or `python SCRIPT`,
-with arguments, folder, environment and output of its own, to its usual end. torchrun, run so, has its ranks from here.
+Importing torch and the trainer takes some four seconds of processor time, several times what most runs of it take in a
+test. So a server imports them once for each test process, and forks what is to be run: `python -m MODULE` or `python
+SCRIPT`, with arguments, folder, environment and output of its own, to its usual end. torchrun's ranks are forked, too.
 What it cannot show is that an import is missing: some runs of each kind use the interpreter itself.
 """
 
@@ -29,10 +29,10 @@ from typing import Any
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["Popen", "run"]
+__all__ = ["TRAINER", "Popen", "run"]
 
 # The last two are imported by every optimizer, and by fsdp, on their first use.
-PRELOADED = ("torch.distributed.run", "cloudtrain.entrypoints.train", "torch._dynamo", "torch.distributed.fsdp")
+TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.train", "torch._dynamo", "torch.distributed.fsdp")
 POLL_S = 0.01
 LEFT_S = 10.0  # for what a run has started to be gone after it
 MESSAGE_BYTES = 200_000
@@ -76,12 +76,14 @@ class Popen:
             return None
 
 
-def run(args: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+def run(
+    args: list[str], cwd: Path, env: dict[str, str], timeout_s: float, preloaded: tuple[str, ...] = TRAINER
+) -> subprocess.CompletedProcess[str]:
     """Return what `subprocess.run([sys.executable, *args], capture_output=True)` would, in a session of its own.
 
-    Raises subprocess.TimeoutExpired. AssertionError where it leaves processes behind.
+    What is `preloaded` is imported when the process begins. Raises subprocess.TimeoutExpired. AssertionError where it leaves processes behind.
     """
-    server, path = _server()
+    server, path = _server(preloaded)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = Popen((sys.executable, *args), {**env, "WARM_PYTHON": path}, out, err, True, cwd, path)
         try:
@@ -93,19 +95,20 @@ def run(args: list[str], cwd: Path, env: dict[str, str], timeout_s: float) -> su
         finally:
             for pid in processes.descendants(server.pid):
                 processes.kill(pid, signal.SIGKILL)
+            process.wait(LEFT_S)
         texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
     return subprocess.CompletedProcess(args, code, *texts)
 
 
 @functools.cache
-def _server() -> tuple[subprocess.Popen[bytes], str]:
+def _server(preloaded: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], str]:
     """Return the server and its address; it ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     path = f"{folder.name}/socket"
     # A user's environment of ours is each run's own, and what is left of a run is looked for by it.
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
     server = subprocess.Popen(
-        [sys.executable, __file__, path, str(os.getpid())],
+        [sys.executable, __file__, path, str(os.getpid()), *preloaded],
         env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # read when the libraries are loaded
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -168,7 +171,8 @@ def _be(request: dict[str, Any], folders: list[str]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     random.seed()
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     args = request["args"]
     if args[0] == "-u":
         args = args[1:]
@@ -188,13 +192,13 @@ def _be(request: dict[str, Any], folders: list[str]) -> None:
 
 
 def _main() -> None:
-    path, parent = sys.argv[1], int(sys.argv[2])
+    path, parent, preloaded = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     processes.die_with_parent()
     if os.getppid() != parent:
         sys.exit("the parent is gone")
     processes.become_subreaper()
     folders = sys.path[1:]
-    for name in PRELOADED:
+    for name in preloaded:
         __import__(name)
     gc.collect()
     gc.freeze()  # what is never collected is never copied

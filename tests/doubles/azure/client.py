@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.client
-import json
-import ssl
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from doubles.azure.names import CLIENT, CLIENT_SECRET, TENANT, workspace_id
+from doubles.client import Reply, ask
 
-__all__ = ["MANAGEMENT", "Client", "Reply", "job_body"]
+__all__ = ["MANAGEMENT", "Client", "job_body"]
 
 MANAGEMENT = "https://management.azure.com"
 API = "2024-01-01-preview"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer, whatever its status; header names in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """Return the body read as JSON."""
-        return json.loads(self.body)
 
 
 @dataclass(frozen=True)
@@ -59,18 +40,7 @@ class Client:
         told = dict(headers or {})
         if audience is not None:
             told["Authorization"] = f"Bearer {self.token(audience)}"
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        if data is not None and not isinstance(body, bytes):
-            told["Content-Type"] = "application/json"
-        request = urllib.request.Request(url, data, told, method=method)
-        try:
-            with self._opener.open(request, timeout=timeout_s) as answer:
-                return Reply(answer.status, _lower(answer.headers), answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return Reply(error.code, _lower(error.headers), error.read())
-        except http.client.BadStatusLine as error:
-            raise ConnectionResetError("the connection was closed without an answer") from error
+        return ask(self.proxy, self.ca, method, url, body, told, timeout_s)
 
     def token(self, audience: str) -> str:
         """Return a new token."""
@@ -98,10 +68,6 @@ class Client:
         ids = {"codeId": f"{workspace_id()}{code}", "environmentId": f"{workspace_id()}{environment}"}
         return self.call("PUT", f"/jobs/{name}", {"properties": {**ids, **body["properties"]}})
 
-    @property
-    def _opener(self) -> urllib.request.OpenerDirector:
-        return _opener(self.proxy, self.ca)
-
 
 def job_body(
     command: str, nodes: int = 1, processes: int = 1, compute: str | None = "cpu-cluster", **properties: Any
@@ -117,15 +83,3 @@ def job_body(
     if compute is not None:
         told["computeId"] = f"{workspace_id()}/computes/{compute}"
     return {"properties": told}
-
-
-@functools.lru_cache(maxsize=8)
-def _opener(proxy: str, ca: str) -> urllib.request.OpenerDirector:
-    handlers = urllib.request.ProxyHandler({"https": proxy})
-    return urllib.request.build_opener(
-        handlers, urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca))
-    )
-
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import doubles.process
-from doubles.azure.client import Client, Reply, job_body
+from doubles.azure.client import Client, job_body
 from doubles.azure.names import (
     ACCOUNT,
     ACCOUNT_KEY,
@@ -27,6 +27,7 @@ from doubles.azure.names import (
     VAULT,
     WORKSPACE,
 )
+from doubles.client import Reply
 
 if TYPE_CHECKING:
     import pytest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -206,7 +207,7 @@ def _sku(
     }
 
 
-def _pricing(unit: str, tiers: list[tuple[float, float]], since: str) -> JSON:
+def _pricing(unit: str, tiers: Sequence[tuple[float, float]], since: str) -> JSON:
     rates = []
     for start, usd in tiers:
         units, nanos = divmod(round(_rounded(usd) * 1e9), 10**9)

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import base64
 import functools
-import http.client
 import json
-import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from doubles.client import Reply, ask
 from doubles.google.names import PROJECT, REGION
 
-__all__ = ["LOCATION", "VERTEX", "Client", "Reply", "job_body"]
+__all__ = ["LOCATION", "VERTEX", "Client", "job_body"]
 
 VERTEX = f"https://{REGION}-aiplatform.googleapis.com"
 LOCATION = f"projects/{PROJECT}/locations/{REGION}"
 TOKEN_URI = "https://oauth2.googleapis.com/token"
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer, whatever its status; header names in lower case."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        """Return the body read as JSON."""
-        return json.loads(self.body)
 
 
 @dataclass(frozen=True)
@@ -61,29 +44,16 @@ class Client:
         if url.startswith("/"):
             url = f"{VERTEX}/v1/{LOCATION}{url}"
         told = {**({"Authorization": f"Bearer {self.token()}"} if is_signed_in else {}), **(headers or {})}
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        if data is not None and not isinstance(body, bytes):
-            told["Content-Type"] = "application/json"
-        request = urllib.request.Request(url, data, told, method=method)
-        try:
-            with _opener(self.proxy, self.ca).open(request, timeout=timeout_s) as answer:
-                return Reply(answer.status, _lower(answer.headers), answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return Reply(error.code, _lower(error.headers), error.read())
-        except http.client.BadStatusLine as error:
-            raise ConnectionResetError("the connection was closed without an answer") from error
+        return ask(self.proxy, self.ca, method, url, body, told, timeout_s)
 
     def token(self) -> str:
         """Return a new token, for an assertion signed with the account's key."""
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import padding
 
-        told = json.loads(Path(self.key_file).read_text())
-        key = serialization.load_pem_private_key(told["private_key"].encode(), None)
-        assert isinstance(key, rsa.RSAPrivateKey)
+        email, key = _key(self.key_file)
         now = int(time.time())
-        claims = {"iss": told["client_email"], "aud": TOKEN_URI, "iat": now, "exp": now + 3600}
+        claims = {"iss": email, "aud": TOKEN_URI, "iat": now, "exp": now + 3600}
         claims["scope"] = "https://www.googleapis.com/auth/cloud-platform"
         text = f"{_packed({'alg': 'RS256', 'typ': 'JWT'})}.{_packed(claims)}"
         signed = key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
@@ -121,12 +91,10 @@ def _packed(content: dict[str, Any]) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def _opener(proxy: str, ca: str) -> urllib.request.OpenerDirector:
-    handlers = urllib.request.ProxyHandler({"https": proxy})
-    return urllib.request.build_opener(
-        handlers, urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=ca))
-    )
+def _key(file: str) -> tuple[str, Any]:
+    """Return the account of a key file, and its key, unverified: that takes longer than all the rest."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+    told = json.loads(Path(file).read_text())
+    key = load_pem_private_key(told["private_key"].encode(), None, unsafe_skip_rsa_key_validation=True)
+    return told["client_email"], key

@@ -28,6 +28,7 @@ from doubles.wire import Answer, Request, json_answer
 __all__ = ["Plain"]
 
 PREFIX = "/_control/"
+START_S = 10.0  # from a replica's start to its first process, at the most
 
 
 class Plain:
@@ -138,11 +139,14 @@ def _preempt(job: Job, replica: str) -> None:
 
 def _kill(job: Job, replica: str, signum: int) -> int:
     """Send a signal to the container's first process; return its number here."""
-    pids = _find(job, replica).pids()
-    if not pids:
-        raise ValueError(f"{replica} has no process")
-    os.kill(pids[0], signal.Signals(signum))
-    return pids[0]
+    found, end = _find(job, replica), time.monotonic() + START_S
+    while not found.pids():
+        if found.is_over or time.monotonic() > end:
+            raise ValueError(f"{replica} has no process")
+        time.sleep(0.01)  # it has just been started
+    pid: int = found.pids()[0]
+    os.kill(pid, signal.Signals(signum))
+    return pid
 
 
 def _find(job: Job, name: str) -> Any:

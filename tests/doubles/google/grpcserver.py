@@ -96,8 +96,10 @@ class GrpcServer:
         """Answer a call with one request."""
         call = self._call(name, method, context, len(raw))
         with self._mended(call, context):
-            request = raw if method.request is None else method.request.FromString(raw)
-            call.told = None if method.request is None else json_format.MessageToDict(request)
+            request: Any = raw
+            if method.request is not None:
+                request = method.request.FromString(raw)
+                call.told = json_format.MessageToDict(request)
             told: bytes = passed(self._world, call, lambda: method.function(call, request)).SerializeToString()
             call.entry["sent"] = len(told)
             return told

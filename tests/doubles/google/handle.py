@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import doubles.process
-from doubles.google.client import Client, Reply, job_body
+from doubles.client import Reply
+from doubles.google.client import Client, job_body
 from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class Google:
         """Return the calls so far in their order, those of one operation or all, containers' calls included.
 
         Each has service, operation, protocol ("rest" or "grpc"), host, method, path, query, range, body (of jobs and
-        logs), received and sent (bytes of the bodies), status (HTTP's, for gRPC the one that its code stands for), outcome
-        ("ok", a code or a fault's kind), time, is_from_container.
+        logs), received and sent (bytes of the bodies), status (HTTP's, for gRPC the one that its code stands for),
+        outcome ("ok", a code or a fault's kind), time, is_from_container.
         """
         calls: list[dict[str, Any]] = self.control("journal", method="GET")
         return [call for call in calls if operation in (None, call["operation"])]

@@ -40,7 +40,10 @@ STOCKOUT = (
 # Texts of these are invented.
 EXPIRED = (8, "The requested resources did not become available within the max wait duration.")
 TIMED_OUT = (4, "The job has exceeded its timeout.")
-PREEMPTED = "The machine of replica {name} was preempted. To find out more, please check the logs: {url}"
+PREEMPTED_CODE, PREEMPTED = (
+    14,
+    "The machine of replica {name} was preempted. To find out more, please check the logs: {url}",
+)
 
 
 @dataclass(frozen=True)
@@ -229,8 +232,9 @@ def _ended(world: World, job: Job, replica: Replica, job_restarts: int) -> Endin
     _note(world, job, message, "ERROR")
     scheduling, settings = job.spec.scheduling, world.settings
     is_final = run.code < FIRST_TRANSIENT and not run.is_preempted
+    error = (PREEMPTED_CODE if run.is_preempted else 3), message
     if is_final or scheduling.disable_retries:
-        return Ending("JOB_STATE_FAILED", (3, message))
+        return Ending("JOB_STATE_FAILED", error)
     if replica.restarts < settings.worker_restarts:
         replica.restarts += 1
         if scheduling.restart_job_on_worker_restart:
@@ -238,7 +242,7 @@ def _ended(world: World, job: Job, replica: Replica, job_restarts: int) -> Endin
         _note(world, job, f"Replica {replica.name} is restarted.")
         replica.due = time.time() + settings.restart_s
         return None
-    return Ending("restart job") if job_restarts < settings.job_restarts else Ending("JOB_STATE_FAILED", (3, message))
+    return Ending("restart job") if job_restarts < settings.job_restarts else Ending("JOB_STATE_FAILED", error)
 
 
 def _sentence(job: Job, replica: Replica, code: int, is_preempted: bool) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from doubles import sandbox
+from doubles.google import gcsmount
 from doubles.google.environment import CA, HOME, environment
 from doubles.google.errors import GoogleError
 from doubles.google.jobs import Job, Pool
@@ -126,6 +127,7 @@ class Replica:
             root=run.root / "container",
             hostname=self.hostname,
             private={HOME: run.disk},
+            read_only={gcsmount.PLACE: gcsmount.lay_out(world, run.root / "gcs")} if world.settings.gcs else {},
             hosts=names,
             address=self.address if world.switch is not None else None,
             cwd=HOME,

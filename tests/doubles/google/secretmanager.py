@@ -102,7 +102,7 @@ class Secrets:
         with self._lock:
             if name in self._living():
                 raise GoogleError("ALREADY_EXISTS", f"Secret [projects/{NUMBER}/secrets/{name}] already exists.")
-            kept = {key: body[key] for key in ("labels", "replication", "annotations", "topics") if key in body}
+            kept: JSON = {key: body[key] for key in ("labels", "replication", "annotations", "topics") if key in body}
             self._secrets[name] = Secret(name, self._clock(), kept, expires)
             return _secret(self._secrets[name])
 
@@ -256,10 +256,12 @@ def _create(world: Any, request: Request, project: str) -> Answer:
 
 
 def _list(world: Any, request: Request, project: str) -> Answer:
-    size, token = int(request.query.get("pageSize", 0)), request.query.get("pageToken", "")
+    size, token = request.query.get("pageSize", "0"), request.query.get("pageToken", "")
+    if not size.isdigit():
+        raise GoogleError("INVALID_ARGUMENT", f"Invalid value at 'page_size' (TYPE_INT32), \"{size}\"")
     if request.query.get("filter"):
         raise GoogleError("INVALID_ARGUMENT", "the stand-in's list knows no filter")
-    return _answer(request, project, lambda body: world.secrets.page(size, token))
+    return _answer(request, project, lambda body: world.secrets.page(int(size), token))
 
 
 def _get(world: Any, request: Request, project: str, secret: str) -> Answer:

@@ -55,6 +55,9 @@ class Settings(LogSettings, StorageSettings, BillingSettings):
     """From the end of the replicas to JOB_STATE_CANCELLED."""
     timeout_state: str = "JOB_STATE_CANCELLED"
     """What a job becomes at scheduling.timeout. Assumed, after tensorflow/tfx issue 6223: "it gets cancelled"."""
+    gcs: bool = True
+    """Whether replicas have /gcs/BUCKET: the objects as they were at the start, which cannot be written. Google's can,
+    and shows what is there now."""
     single_cluster_spec: str = "full"
     """CLUSTER_SPEC of a job of one replica: as of any ("full"), "" ("empty"), or not set ("missing")."""
     token_s: float = 3600.0

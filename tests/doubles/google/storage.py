@@ -173,7 +173,9 @@ class Storage:
         unknown = set(query) - _LIST_KEYS
         if unknown:
             raise GoogleError("INVALID_ARGUMENT", f"the stand-in's list knows no {min(unknown)}")
-        asked = int(query.get("maxResults", MAX_RESULTS))
+        if not query.get("maxResults", "0").isdigit():
+            raise GoogleError("INVALID_ARGUMENT", f"Invalid value for maxResults: '{query['maxResults']}'")
+        asked = int(query.get("maxResults", 0))
         size = min(asked or MAX_RESULTS, MAX_RESULTS, self._settings().storage_page_size)
         items: list[Object] = []
         prefixes: list[str] = []
@@ -198,6 +200,7 @@ class Storage:
         """Yield names with their objects, and prefixes with None, in their order after the page's token."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
+        is_both = query.get("includeTrailingDelimiter", "").lower() == "true"  # the folder, and an object of its name
         folder = None
         for name, found in sorted(self.objects.objects(bucket).items()):
             if not name.startswith(prefix) or name < query.get("startOffset", ""):
@@ -208,7 +211,7 @@ class Storage:
             folder = prefix + head + mark if mark else None
             if after is None or (folder or name) > after:
                 yield (name, found) if folder is None else (folder, None)
-            if folder == name and query.get("includeTrailingDelimiter", "").lower() == "true" and (after is None or name > after):
+            if is_both and folder == name and (after is None or name > after):
                 yield name, found
 
     def _get(self, request: Request, bucket: str, name: str) -> Answer:

@@ -1,0 +1,87 @@
+"""The warm interpreter, against the interpreter itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doubles import warmpython
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TELL = """
+import atexit, os, sys
+import beside
+atexit.register(lambda: print("the end", flush=True))
+print(sys.argv, __name__, os.getcwd(), os.environ["WORD"], "OTHER" in os.environ, beside.__file__)
+print("x" * 5, file=sys.stderr)
+what = sys.argv[1]
+if what == "exit":
+    sys.exit(75)
+if what == "raise":
+    raise ValueError("boom")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with the script and a module beside it."""
+    (tmp_path / "tell.py").write_text(TELL)
+    (tmp_path / "beside.py").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", ["leave", "exit", "raise"])
+@pytest.mark.parametrize("how", [["tell.py"], ["-m", "tell"]])
+def test_runs_as_the_interpreter_does(folder: Path, how: list[str], what: str) -> None:
+    """The same exit code and output, to the last line of a traceback; arguments, folder and environment arrive."""
+    env = {"PATH": os.environ["PATH"], "WORD": "a b"}
+    warm = warmpython.run([*how, what, ""], folder, env, 60)
+    cold = subprocess.run(
+        [sys.executable, *how, what, ""], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert (warm.returncode, warm.stdout) == (cold.returncode, cold.stdout)
+    assert warm.stderr.splitlines()[::-1][:1] == cold.stderr.splitlines()[::-1][:1]
+
+
+def test_torchruns_ranks_are_warm_too(folder: Path) -> None:
+    """Each with the environment that torchrun gives it; its verdict names the rank that failed."""
+    (folder / "rank.py").write_text(
+        "import os, sys\nwarm = 'cloudtrain.entrypoints.train' in sys.modules or 'torch' in sys.modules\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], warm, os.getpid() == os.getsid(0), flush=True)\n"
+        "sys.exit(75 * int(os.environ['RANK']))\n"
+    )
+    done = warmpython.run([*TORCHRUN, "rank.py"], folder, dict(os.environ), 60)
+    assert sorted(done.stdout.splitlines()) == ["0 2 True True", "1 2 True True"]
+    assert (done.returncode, "exitcode  : 75" in done.stderr) == (1, True)
+
+
+def test_killed_process_is_told_apart(folder: Path) -> None:
+    """By the signal, as subprocess does."""
+    (folder / "kill.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    assert warmpython.run(["kill.py"], folder, dict(os.environ), 60).returncode == -9
+
+
+def test_what_a_run_leaves_behind_is_found_and_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever session it has gone to."""
+    monkeypatch.setattr(warmpython, "LEFT_S", 0.2)
+    child = "import subprocess; print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)"
+    (folder / "leave.py").write_text(child)
+    with pytest.raises(AssertionError, match="left behind"):
+        warmpython.run(["leave.py"], folder, dict(os.environ), 60)
+    (folder / "next.py").touch()
+    assert warmpython.run(["next.py"], folder, dict(os.environ), 60).returncode == 0
+
+
+def test_run_that_takes_too_long_is_ended(folder: Path) -> None:
+    """With everything that it has started."""
+    (folder / "long.py").write_text("import subprocess\nsubprocess.run(['sleep', '300'])\n")
+    with pytest.raises(subprocess.TimeoutExpired):
+        warmpython.run(["long.py"], folder, dict(os.environ), 1)
+    (folder / "next.py").touch()
+    assert warmpython.run(["next.py"], folder, dict(os.environ), 60).returncode == 0
