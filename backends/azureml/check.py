@@ -7,37 +7,21 @@ own. What is newer than the table is let through with a warning: a job tier, not
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
-from importlib.resources import files
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.azureml import arm
+from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.tablecheck import Found
 
 __all__ = ["faults", "violations"]
 
-Found = tuple[str, str, bool]
 Job = Mapping[str, Any]
 
-# Enumerations that Azure adds to: an unknown word may be newer than the table.
-_GROWING = ("JobTier",)
-# How each type of the table is said, and what JSON makes of it.
-_TYPES: dict[str, tuple[str, Any]] = {
-    "object": ("a mapping", Mapping),
-    "choice": ("a mapping", Mapping),
-    "map": ("a mapping", Mapping),
-    "list": ("a list", list),
-    "string": ("a string", str),
-    "duration": ("a duration", str),
-    "boolean": ("true or false", bool),
-    "integer": ("an integer", int),
-    "number": ("a number", (int, float)),
-    "any": ("anything", object),
-}
+# The enumeration that Azure adds to: an unknown word may be newer than the table.
+_GROWING = "JobTier"
 
 # What a run may carry. Source: learn.microsoft.com, azure/machine-learning/resource-limits-capacity, "Runs" and
 # "Experiments", 2023-09-13.
@@ -51,7 +35,6 @@ MIN_RUNTIME_S = 60  # ours: an image alone takes longer to pull
 _COMPUTE = re.compile(r"[a-zA-Z](?![a-zA-Z0-9-]*-\d+\Z)[a-zA-Z0-9-]{2,23}")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # as the SDK wants inputs and outputs, and the shell its variables
 _EXPRESSION = re.compile(r"\$\{\{\s*([^}]*?)\s*\}\}")
-_DURATION = re.compile(r"P(?=.)(\d+D)?(T(?=.)(\d+H)?(\d+M)?(\d+S)?)?")
 _ENVIRONMENT = re.compile(
     r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)"
     r"|//registries/[^/\s]+/environments/[^/\s]+/(versions|labels)/[^/\s]+"
@@ -110,7 +93,7 @@ _HINTS = {
 
 def faults(job: Job) -> Iterator[Fault]:
     """Yield what is wrong with a job's file, each under the config's key where one leads there, else under `raw`'s."""
-    in_file = list(_shape(_table()["yaml"], job, "", {}))
+    in_file = list(tablecheck.violations(_table(), job, "JobFile"))
     for path, message, is_warning in in_file:
         yield _by_table(path, path or "the job", message, is_warning)
     if not isinstance(job, Mapping):
@@ -123,99 +106,8 @@ def faults(job: Job) -> Iterator[Fault]:
 
 
 def violations(body: Job) -> Iterator[Found]:
-    """Yield (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
-    table = _table()
-    yield from _shape({"ref": table["root"]}, body, "", table["shapes"])
-
-
-def _shape(rule: dict[str, Any], value: Any, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
-    name = rule.get("ref", "")
-    rule = shapes[name] if name else rule
-    kind = rule["type"]
-    if kind == "either":
-        yield from _either(rule["of"], value, path, shapes)
-        return
-    if value is None and rule.get("nullable"):
-        return
-    said, expected = _TYPES[kind]
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind in ("integer", "number")):
-        yield path, f"expected {said}, found {json.dumps(value, default=str)}", False
-        return
-    yield from ((path, message, False) for message in _limits(rule, value))
-    if kind == "object":
-        yield from _members(rule, value, path, shapes)
-    elif kind == "choice":
-        yield from _case(rule, value, path, shapes)
-    elif kind == "list":
-        for index, item in enumerate(value):
-            yield from _shape(rule["of"], item, f"{path}[{index}]", shapes)
-    elif kind == "map":
-        for key, item in value.items():
-            if not isinstance(key, str):
-                yield f"{path}.{key}", "expected a string for a name", False
-            yield from _shape(rule["of"], item, f"{path}.{key}", shapes)
-    elif "enum" in rule and _folded(value, rule.get("fold")) not in rule["enum"]:
-        is_new = name in _GROWING
-        yield path, f"`{value}` is none of {', '.join(rule['enum'])}{'; Azure may know it' if is_new else ''}", is_new
-
-
-def _either(rules: list[dict[str, Any]], value: Any, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
-    """Yield the least that is wrong, by one of the rules; `type` says which is meant, where the value has one."""
-    fitting = [rule for rule in rules if isinstance(value, _TYPES[rule["type"]][1])]
-    if not fitting:
-        said = " or ".join(dict.fromkeys(_TYPES[rule["type"]][0] for rule in rules))
-        yield path, f"expected {said}, found {json.dumps(value, default=str)}", False
-        return
-    tried = []
-    for rule in fitting:
-        found = list(_shape(rule, value, path, shapes))
-        tried.append((any(each[0] == f"{path}.type" for each in found), len(found), found))
-    is_other_type, _, best = min(tried, key=lambda each: each[:2])
-    words = [word for rule in fitting for word in rule.get("members", {}).get("type", {}).get("enum", ())]
-    if is_other_type and words:
-        said = f"`{value['type']}` is none of" if "type" in value else "is required: one of"
-        yield f"{path}.type", f"{said} {', '.join(words)}", False
-    else:
-        yield from best
-
-
-def _case(rule: dict[str, Any], value: Job, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
-    """Yield what is wrong with a value of several kinds, by the kind that it says it is."""
-    word = value.get(rule["by"])
-    if word is None:
-        yield f"{path}.{rule['by']}", "is required", False
-    elif not isinstance(word, str) or word not in rule["cases"]:
-        yield f"{path}.{rule['by']}", f"`{word}` is none of {', '.join(rule['cases'])}", False
-    else:
-        yield from _members(shapes[rule["cases"][word]], value, path, shapes)
-
-
-def _members(rule: dict[str, Any], value: Job, path: str, shapes: dict[str, Any]) -> Iterator[Found]:
-    prefix = f"{path}." if path else ""
-    for name in rule["required"]:
-        if name not in value:
-            yield f"{prefix}{name}", "is required", False
-    for name, item in value.items():
-        if name in rule["members"]:
-            yield from _shape(rule["members"][name], item, f"{prefix}{name}", shapes)
-        elif name in rule["read_only"]:
-            yield f"{prefix}{name}", "is Azure's to say; a job that is sent has it not", False
-        else:
-            yield f"{prefix}{name}", f"is no field of a command job{_meant(name, rule['members'])}", False
-
-
-def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
-    if not isinstance(value, str):
-        return
-    if len(value) < rule.get("min", 0):
-        yield f"{len(value)} characters is less than {rule['min']}"
-    if "max" in rule and len(value) > rule["max"]:
-        yield f"{len(value)} characters is more than {rule['max']}"
-    # As the schema means it: found anywhere, unless the pattern has anchors.
-    if "pattern" in rule and not re.search(rule["pattern"], value):
-        yield f"`{value}` does not match {rule['pattern']}"
-    if rule["type"] == "duration" and not _DURATION.fullmatch(value):
-        yield f"`{value}` is no ISO 8601 duration in whole seconds, such as PT3600S"
+    """Return (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
+    return tablecheck.violations(_table(), body)
 
 
 def _naming(job: Job) -> Iterator[Fault]:
@@ -224,8 +116,7 @@ def _naming(job: Job) -> Iterator[Fault]:
     if name is None:
         yield _at("name", "without a name Azure makes one up, and a job sent twice is two jobs", "set name")
     elif isinstance(name, str):
-        rule = _table()["shapes"]["JobName"]
-        for message in _limits(rule, name):
+        for _, message, _ in tablecheck.violations(_table(), name, "JobName"):
             yield _at("name", f"the job's name: {message}", "letters, digits, `-` and `_`, at most 255")
     if "experiment_name" not in job:
         message = "without experiment_name the SDK takes the name of the folder that submits"
@@ -268,7 +159,7 @@ def _command(job: Job) -> Iterator[Fault]:
             hint = "a command job knows inputs.NAME and outputs.NAME"
             yield _at("command", f"command: ${{{{{expression}}}}} belongs to other kinds of job", hint)
         elif name not in _part(job, kind):
-            message = f"command: ${{{{{expression}}}}} leads nowhere{_meant(name, _part(job, kind))}"
+            message = f"command: ${{{{{expression}}}}} leads nowhere{tablecheck.meant(name, _part(job, kind))}"
             yield _at(kind, message, f"add `{name}` to {kind}")
     for kind in ("inputs", "outputs"):
         for name in _part(job, kind):
@@ -452,17 +343,6 @@ def _part(job: Job, name: str) -> Job:
     return found if isinstance(found, Mapping) else {}
 
 
-def _meant(word: Any, known: Iterable[Any]) -> str:
-    close = get_close_matches(str(word), [str(each) for each in known], 1)
-    return f"; did you mean `{close[0]}`?" if close else ""
-
-
-def _folded(word: str, fold: str | None) -> str:
-    if fold == "snake":
-        word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word)
-    return word.lower() if fold else word
-
-
 def _snake(path: str) -> str:
     """Return the file's name for a path in the body."""
     return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", path.removeprefix("properties."))
@@ -475,8 +355,5 @@ def _key_of(path: str) -> str:
     return "azureml.raw"
 
 
-@functools.lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
-    text = files("cloudtrain.backends").joinpath("azureml").joinpath("rules.json").read_text()
-    table: dict[str, Any] = json.loads(text)
-    return table
+def _table() -> tablecheck.Table:
+    return tablecheck.read("azureml", "a command job", "Azure", _GROWING)

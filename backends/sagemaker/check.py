@@ -7,28 +7,18 @@ a warning: an instance type, not a misspelt field.
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
-from importlib.resources import files
 from typing import Any
 
+from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.tablecheck import Found
 
 __all__ = ["faults", "violations"]
 
-# Enumerations that AWS adds to every month: an unknown word may be newer than the table.
-_GROWING = ("TrainingInstanceType",)
-_JSON_TYPES: dict[str, Any] = {
-    "object": dict,
-    "list": list,
-    "map": dict,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-}
+# The enumeration that AWS adds to every month: an unknown word may be newer than the table.
+_GROWING = "TrainingInstanceType"
 
 MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition, which its model leaves out
 # Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
@@ -69,61 +59,9 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         yield Fault(message, _key_of(path), hint=hint)
 
 
-def violations(body: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    """Yield (path, message, is it only a warning?) for each breach of the table."""
-    table = _table()
-    yield from _shape(table["root"], body, "", table["shapes"])
-
-
-def _shape(name: str, value: Any, path: str, shapes: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    rule = shapes[name]
-    kind = rule["type"]
-    expected = _JSON_TYPES.get(kind, (int, float))
-    if not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean"):
-        yield path, f"expected a {kind}, found {json.dumps(value)}", False
-        return
-    yield from ((path, message, False) for message in _limits(rule, value))
-    if kind == "object":
-        yield from _members(rule, value, path, shapes)
-    elif kind == "list":
-        for index, item in enumerate(value):
-            yield from _shape(rule["of"], item, f"{path}[{index}]", shapes)
-    elif kind == "map":
-        for key, item in value.items():
-            yield from _shape(rule["key"], key, f"{path}.{key}", shapes)
-            yield from _shape(rule["of"], item, f"{path}.{key}", shapes)
-    elif "enum" in rule and value not in rule["enum"]:
-        if name in _GROWING:
-            yield path, f"`{value}` is not in our table of {len(rule['enum'])} types; SageMaker may know it", True
-        else:
-            yield path, f"`{value}` is none of {', '.join(rule['enum'])}", False
-
-
-def _members(rule: dict[str, Any], value: dict[str, Any], path: str, shapes: dict[str, Any]) -> Iterator[Any]:
-    prefix = f"{path}." if path else ""
-    for name in rule["required"]:
-        if name not in value:
-            yield f"{prefix}{name}", "is required", False
-    for name, item in value.items():
-        if name in rule["members"]:
-            yield from _shape(rule["members"][name], item, f"{prefix}{name}", shapes)
-        else:
-            close = get_close_matches(name, rule["members"], 1)
-            meant = f"; did you mean `{close[0]}`?" if close else ""
-            yield f"{prefix}{name}", f"is no field of CreateTrainingJob{meant}", False
-
-
-def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
-    is_number = isinstance(value, int | float)
-    if isinstance(value, bool) or (not is_number and not hasattr(value, "__len__")):
-        return
-    size, unit = (value, "") if is_number else (len(value), " characters" if isinstance(value, str) else " entries")
-    if "min" in rule and size < rule["min"]:
-        yield f"{size}{unit} is less than {rule['min']}"
-    if "max" in rule and size > rule["max"]:
-        yield f"{size}{unit} is more than {rule['max']}"
-    if "pattern" in rule and isinstance(value, str) and not re.fullmatch(rule["pattern"], value):
-        yield f"`{value}` does not match {rule['pattern']}"
+def violations(body: dict[str, Any]) -> Iterator[Found]:
+    """Return (path, message, is it only a warning?) for each breach of the table."""
+    return tablecheck.violations(tablecheck.read("sagemaker", "CreateTrainingJob", "SageMaker", _GROWING), body)
 
 
 def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -193,11 +131,3 @@ def _key_of(path: str) -> str:
         if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
             return key
     return "sagemaker.raw"
-
-
-@functools.lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(
-        files("cloudtrain.backends").joinpath("sagemaker").joinpath("rules.json").read_text()
-    )
-    return table
