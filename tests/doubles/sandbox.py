@@ -28,6 +28,7 @@ from pathlib import Path
 __all__ = ["Container", "Running", "Switch", "loopback_block", "mode", "start"]
 
 INIT = Path(__file__).with_name("sandbox_init.py")
+GATEWAY_HARDWARE = "02:00:00:00:00:01"
 LOCK_PORT = 46_999  # of UDP, on a block's last address: held while the block is in use
 NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, the others are containers
 CLONE_NEWNET = 0x40000000
@@ -149,7 +150,10 @@ class Switch:
     def _make(self) -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
-        _ip(f"link set lo up\nlink add br0 type bridge\naddr add {self.gateway}/16 dev br0\nlink set br0 up\n")
+        # An address of its own: else a bridge takes its least port's, and another one with each container that ends, and
+        # who has learned the old one reaches nobody for most of a minute.
+        made = f"link add br0 address {GATEWAY_HARDWARE} type bridge\naddr add {self.gateway}/16 dev br0"
+        _ip(f"link set lo up\n{made}\nlink set br0 up\n")
 
 
 def loopback_block() -> tuple[str, socket.socket]:

@@ -81,7 +81,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Return what `subprocess.run([sys.executable, *args], capture_output=True)` would, in a session of its own.
 
-    What is `preloaded` is imported when the process begins. Raises subprocess.TimeoutExpired. AssertionError where it leaves processes behind.
+    What is `preloaded` is imported when the process begins. Raises subprocess.TimeoutExpired, and AssertionError where
+    it leaves processes behind.
     """
     server, path = _server(preloaded)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -198,6 +199,7 @@ def _main() -> None:
         sys.exit("the parent is gone")
     processes.become_subreaper()
     folders = sys.path[1:]
+    sys.path[:] = folders  # beside this file there is an `azure`, too
     for name in preloaded:
         __import__(name)
     gc.collect()
