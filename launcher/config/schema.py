@@ -147,9 +147,9 @@ class Checkpoint(Section):
     )
     mirror: Text | None = Field(
         None,
-        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, or "
-        "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its own. A job whose own are "
-        "gone goes on from there.",
+        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
+        "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
+        "own. A job whose own are gone goes on from there.",
         examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
     )
     uri: Text | None = Field(
