@@ -5,49 +5,81 @@ import hashlib
 import io
 import json
 import os
+import signal
+import ssl
 import sys
 import tarfile
 import tempfile
 import time
+from http import client
 from pathlib import Path
 from urllib import error, parse, request
 
-code, order, fence, endpoint = [*sys.argv[1:], "https://storage.googleapis.com"][:4]
-bucket, _, name = code[5:].partition("/")
-url = f"{endpoint.rstrip('/')}/storage/v1/b/{bucket}/o/{parse.quote(name, safe='')}?alt=media"
-host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
-about = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
-data, fault = b"", ""
-for _try in range(60):  # a machine that has just begun may have no network yet
+PATIENCE_S = float(os.environ.get("CLOUDTRAIN_BOOT_PATIENCE_S", "300"))  # a new machine may have no network yet
+
+
+def end(words: str, code: int = 1) -> None:
+    """Say why, and end."""
+    print(f"cloudtrain: {words}", flush=True)
+    os._exit(code)
+
+
+def token() -> str:
+    """Return a token of the job's service account; no proxy is asked for it."""
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    about = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    asked = request.Request(about, headers={"Metadata-Flavor": "Google"})
     try:
-        asked = request.Request(about, headers={"Metadata-Flavor": "Google"})
         with request.build_opener(request.ProxyHandler({})).open(asked, timeout=10) as answer:
-            token = json.load(answer)["access_token"]
-        asked = request.Request(url, headers={"Authorization": f"Bearer {token}"})
-        with request.urlopen(asked, timeout=60) as answer:
-            data = answer.read()
-        break
-    except (OSError, ValueError, KeyError) as failure:
-        fault = str(failure)
-        if isinstance(failure, error.HTTPError) and failure.code in (403, 404):
-            print(f"cloudtrain: {code}: {fault}; the job's service account needs storage.objects.get there", flush=True)
-            sys.exit(1)
-        time.sleep(5)
-if not data:
-    print(f"cloudtrain: {code} cannot be read for minutes now: {fault}", flush=True)
-    sys.exit(143)
-if hashlib.sha256(data).hexdigest() not in code:
-    print(f"cloudtrain: {code} is not the code that was sent: send the job again", flush=True)
-    sys.exit(1)
-root = Path(tempfile.gettempdir(), "cloudtrain")
-with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-    for member in tar:
-        if member.name.startswith("runtime/") and ".." not in member.name and (file := tar.extractfile(member)):
-            (root / member.name).parent.mkdir(parents=True, exist_ok=True)
-            (root / member.name).write_bytes(file.read())
-(root / "bundle.tar.gz").write_bytes(data)
-os.environ["PYTHONPATH"] = f"{root}/runtime"
-if len(sys.argv) > 4:
-    os.environ["CLOUDTRAIN_STORAGE_ENDPOINT"] = endpoint
-command = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.container", str(root), order, f"fence={fence}"]
-os.execv(sys.executable, command)
+            return str(json.load(answer)["access_token"])
+    except error.HTTPError as failure:  # at a machine's start: no answer of the bucket's
+        raise OSError(f"the metadata server answers {failure}") from None
+
+
+def fetch(uri: str, endpoint: str) -> bytes:
+    """Return the object's bytes; end where they cannot be had."""
+    bucket, _, name = uri[5:].partition("/")
+    url = f"{endpoint.rstrip('/')}/storage/v1/b/{bucket}/o/{parse.quote(name, safe='')}?alt=media"
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            asked = request.Request(url, headers={"Authorization": f"Bearer {token()}"})
+            with request.urlopen(asked, timeout=60) as answer:
+                return bytes(answer.read())
+        except (OSError, ValueError, KeyError, client.HTTPException) as failure:
+            fault, status = failure, getattr(failure, "code", None)
+            if isinstance(getattr(failure, "reason", None), ssl.SSLCertVerificationError):
+                end(f"add ca-certificates to the image: {endpoint} is not trusted: {failure}")
+        if status == 403:
+            end(f"the job's service account needs storage.objects.get for {uri}: {fault}")
+        if status == 404:
+            end(f"send the job again: there is no {uri} any more: {fault}")
+        if time.monotonic() > until:
+            end(f"{uri} cannot be read for {PATIENCE_S:.0f} s now: is there a way to {endpoint}? {fault!r}", 143)
+        time.sleep(min(5.0, PATIENCE_S / 50))
+
+
+def main(argv: list[str]) -> None:
+    """Bring, unpack, become."""
+    # The first process of a container has no default for signals.
+    signal.signal(signal.SIGTERM, lambda *_: end("stopped before the start", 143))
+    code, order, fence, endpoint = [*argv, "https://storage.googleapis.com"][:4]
+    data = fetch(code, endpoint)
+    if hashlib.sha256(data).hexdigest() not in code:
+        end(f"send the job again: {code} is not the code that was sent")
+    root = Path(tempfile.gettempdir(), "cloudtrain")
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            if member.isreg() and member.name.startswith("runtime/") and ".." not in member.name:
+                (root / member.name).parent.mkdir(parents=True, exist_ok=True)
+                (root / member.name).write_bytes(tar.extractfile(member).read())  # type: ignore[union-attr]
+    (root / "bundle.tar.gz").write_bytes(data)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [f"{root}/runtime", os.environ.get("PYTHONPATH")]))
+    if len(argv) > 3:
+        os.environ["CLOUDTRAIN_STORAGE_ENDPOINT"] = endpoint
+    command = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.container", str(root), order, f"fence={fence}"]
+    os.execv(sys.executable, command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

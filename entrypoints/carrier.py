@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.googlestorage import Bucket, Changed, Item, split
 __all__ = ["Carrier", "bring"]
 
 EVERY_S = 20.0
-QUIET_S = 2.0  # since the last writing to a file that nobody holds open for it
+QUIET_S, OPEN_QUIET_S = 2.0, 60.0  # since the last writing to a file; to one that somebody holds open for it, as a log
 FINISH_S = 900.0
 GONE_ROUNDS = 30  # until a file that is gone here goes there too, though what is new here is not there yet
 THREADS = 4
@@ -97,7 +97,6 @@ class Carrier:
         self._bucket = Bucket(name)
         self._there: dict[str, _There] | None = None
         self._first: set[str] = set()
-        self._before: dict[str, _Look] = {}
         self._gone: dict[str, int] = {}  # for how many rounds
         self._told: set[str] = set()
         self._is_over = threading.Event()
@@ -139,34 +138,31 @@ class Carrier:
         here = self._scan()
         new = {name: look for name, look in here.items() if name not in there or there[name].look != look}
         is_open = set() if is_last or not new else _open_for_writing(self._folder)
-        ready = {name for name, look in new.items() if is_last or self._is_quiet(name, look, is_open)}
-        large = {name for name, look in new.items() if look.size > SMALL_BYTES}
-        self._put(sorted(ready & large, key=lambda name: new[name].written_ns), failures)
+        ready = {name: look for name, look in new.items() if is_last or _is_quiet(look, name in is_open)}
+        large = {name: look for name, look in new.items() if look.size > SMALL_BYTES}
+        self._put({name: look for name, look in ready.items() if name in large}, failures, is_last=is_last)
         # A small one that is younger than a large one may tell of it, which must be there first.
-        missing = [new[name].written_ns for name in large if name not in there or there[name].look != new[name]]
-        told = {name for name in ready - large if new[name].written_ns < min(missing, default=1 << 64)}
-        self._put(sorted(told, key=lambda name: new[name].written_ns), failures)
-        self._before = here
+        missing = [look.written_ns for name, look in large.items() if name not in there or there[name].look != look]
+        limit_ns = min(missing, default=1 << 64)
+        told = {name: look for name, look in ready.items() if name not in large and look.written_ns < limit_ns}
+        self._put(told, failures, is_last=is_last)
         if not failures:
             self._sweep(here, is_last=is_last, is_waiting=not set(here) <= set(there))
 
-    def _is_quiet(self, name: str, look: _Look, is_open: set[str]) -> bool:
-        if self._before.get(name) == look:  # for a whole round: held open, like a log, and not written to now
-            return True
-        return name not in is_open and time.time_ns() - look.written_ns > QUIET_S * 1e9
-
-    def _put(self, names: list[str], failures: list[str]) -> None:
-        """Put files there; one that is written to meanwhile, or is gone, waits for another round."""
+    def _put(self, looks: dict[str, _Look], failures: list[str], *, is_last: bool) -> None:
+        """Put files there, the oldest first; one that is written to meanwhile, or is gone, waits for another round."""
         there = self._there
         assert there is not None
 
         def put(name: str) -> None:
             path = self._folder / name
             try:
-                look = _look_at(path)
-                about = {_BY: self._by, _WRITTEN: str(look.written_ns)}
-                item = self._bucket.put(path, self._prefix + name, about)
-                there[name] = _There(look, item.generation)
+                found = path.stat()
+                look = _Look(found.st_size, found.st_mtime_ns)
+                if look == looks[name] or is_last:
+                    about = {_BY: self._by, _WRITTEN: str(look.written_ns)}
+                    item = self._bucket.put(path, self._prefix + name, about, seen=found)
+                    there[name] = _There(look, item.generation)
             except (FileNotFoundError, Changed):
                 pass
             except ConnectionError:  # nor would the others come there
@@ -174,7 +170,7 @@ class Carrier:
             except OSError as error:
                 failures.append(str(error))
 
-        _each(put, names)
+        _each(put, sorted(looks, key=lambda name: looks[name].written_ns))
 
     def _sweep(self, here: dict[str, _Look], *, is_last: bool, is_waiting: bool) -> None:
         """Remove there what is gone here, but not before what is new here is there.
@@ -261,6 +257,12 @@ def _look_of(item: Item) -> _Look:
         return _Look(item.size, int(told))
     when = datetime.fromisoformat(item.updated.replace("Z", "+00:00"))  # of whoever else has put it there
     return _Look(item.size, int(when.timestamp() * 1000) * 10**6)
+
+
+def _is_quiet(look: _Look, is_open: bool) -> bool:
+    """Return whether the file is whole, as far as can be told. A time to come is none of one that is being written."""
+    age_s = (time.time_ns() - look.written_ns) / 1e9
+    return not 0 <= age_s <= (OPEN_QUIET_S if is_open else QUIET_S)
 
 
 def _open_for_writing(folder: Path) -> set[str]:

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     # As process 1 it would not even notice a signal without a handler.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
-    ending = _Ending()
+    ending = _Ending(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
         spec = _spec(root, argv[1], argv[2:])
         ending = _Ending.of(spec, root)
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
             helper.finish()
     code = ending.tell(verdict)
     # Whoever follows the log knows by it that nothing more will come.
-    is_final = verdict.get("reason") != "preempted"  # else the platform may start the job on other machines
+    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else it may be started anew
     counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
     events.emit("end", f"node {told['node']} has ended", **counted)
     return code
@@ -95,12 +95,18 @@ def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Swe
     ]
     if told["node"] != 0:
         return found
-    if spec["run"]["kind"] == "task":  # a script's checkpoint folder is its own
-        checkpoints = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-        found.append(Note(checkpoints, spec["job"], spec["attempt"], spec["max_duration_s"] - told["max_duration_s"]))
-        if spec["places"].get("copied_to"):
-            found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
+    checkpoints, kept_in = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec.get("kept_in")
+    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder is its own
+        before_s = spec["max_duration_s"] - told["max_duration_s"]
+        found.append(Note(_note_folder(spec, root), spec["job"], spec["attempt"], before_s, kept_in))
+    if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
+        found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
     return found
+
+
+def _note_folder(spec: dict[str, Any], root: Path) -> Path:
+    """Return where the note of the used time is: beside the checkpoints, unless a store keeps it by itself."""
+    return root / str(spec["places"]["own" if spec.get("kept_in") else "checkpoints"])
 
 
 def account(verdict: dict[str, Any]) -> str:
@@ -169,7 +175,7 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         "CLOUDTRAIN_CHECKPOINT_DIR": folders["checkpoints"],
         "CLOUDTRAIN_OUTPUT_DIR": folders["output"],
     }
-    used_s = usedtime.used_s(Path(folders["checkpoints"]), spec["job"], spec["attempt"])
+    used_s = usedtime.used_s(_note_folder(spec, root), spec["job"], spec["attempt"], spec.get("kept_in"))
     left_s = max(spec["max_duration_s"] - used_s, LEAST_S)
     return {
         **{key: spec[key] for key in ("job", "attempt", "max_restarts", "grace_s")},
@@ -211,7 +217,7 @@ class _Ending:
 
     failure: Path | None = None
     uri: str | None = None
-    codes: dict[str, int] | None = None
+    codes: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, spec: dict[str, Any], root: Path) -> _Ending:
@@ -224,6 +230,10 @@ class _Ending:
         if self.uri is not None:
             self.uri = f"{self.uri}-{node}.json"
             staging.retract(self.uri)
+
+    def asks_again(self, code: int) -> bool:
+        """Return whether the exit code asks the platform for a new start."""
+        return self.codes is not None and code == self.codes["again"]
 
     def tell(self, verdict: dict[str, Any]) -> int:
         """Say how it ended; return the container's exit code."""
@@ -238,7 +248,10 @@ class _Ending:
                 self.failure.parent.mkdir(parents=True, exist_ok=True)
                 self.failure.write_text(account(verdict))
         if self.codes is not None:
-            return self.codes["again" if verdict["reason"] in ("preempted", "node_failure") else "permanent"]
+            kind = (verdict.get("error") or {}).get("kind")
+            is_mended = verdict["state"] == "failed" and kind in self.codes["mended_by_a_start"]
+            may_mend = is_mended or verdict["reason"] in ("preempted", "node_failure")
+            return int(self.codes["again" if may_mend else "permanent"])
         if verdict["state"] == "stopped":
             return EXIT_SAVED
         return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED

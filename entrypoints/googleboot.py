@@ -74,7 +74,7 @@ def _main(bundle_uri: str, order_uri: str, token: str, given: str = "") -> None:
     endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
     text = _fetch(order_uri, endpoint, "the order was taken back: this job is not to run")
     order = json.loads(text)
-    if order["token"] != token:
+    if order.get("fence", order.get("token")) != token:
         _leave("another send of this job took its place: this one is not to run")
     bundle = _fetch(bundle_uri, endpoint, f"send the job again: its code is not at {bundle_uri} any more")
     if hashlib.sha256(bundle).hexdigest() != order["bundle_sha256"]:

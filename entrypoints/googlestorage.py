@@ -86,17 +86,25 @@ class Bucket:
         self._service = service
         self._objects = f"/storage/v1/b/{quote(name, safe='')}/o"
 
-    def put(self, path: Path, key: str, about: dict[str, str] | None = None, *, if_absent: bool = False) -> Item:
+    def put(
+        self,
+        path: Path,
+        key: str,
+        about: dict[str, str] | None = None,
+        *,
+        if_absent: bool = False,
+        seen: os.stat_result | None = None,
+    ) -> Item:
         """Copy the file there: the object is the old one until all is there.
 
-        Raises Changed, and the object stays as it is, where somebody writes to the file meanwhile; with `if_absent`,
-        FileExistsError where another object is there.
+        Raises Changed, and the object stays as it is, where somebody writes to the file meanwhile, or has since it was
+        `seen`; with `if_absent`, FileExistsError where another object is there.
         """
         told = {"name": key, **({"metadata": about} if about else {})}
         with self._asking(key):
             for _ in range(BODY_ATTEMPTS):
                 try:
-                    item, md5 = self._upload(path, told, if_absent=if_absent)
+                    item, md5 = self._upload(path, told, if_absent, seen)
                 except Refused as error:
                     if error.status != 400 or "md5" not in error.message.lower():
                         raise
@@ -152,11 +160,14 @@ class Bucket:
         with contextlib.suppress(FileNotFoundError), self._asking(key):
             self._service.ask("DELETE", f"{self._at(key)}{query}", also=(412,))
 
-    def _upload(self, path: Path, told: dict[str, Any], *, if_absent: bool) -> tuple[Item, str]:
+    def _upload(
+        self, path: Path, told: dict[str, Any], if_absent: bool, seen: os.stat_result | None
+    ) -> tuple[Item, str]:
         """Return what the bucket has made of the file, and the MD5 of what was read."""
         query = {"uploadType": "multipart", "fields": _FIELDS, **({"ifGenerationMatch": "0"} if if_absent else {})}
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
+            _check(file, seen or before)
             if before.st_size > SINGLE_BYTES:
                 query["uploadType"] = "resumable"
                 return _Resumable(self._service, f"/upload{self._objects}?{urlencode(query)}", told, file).run()

@@ -27,7 +27,7 @@ class SecretError(Exception):
 def fetch(where: dict[str, Any] | None) -> dict[str, str]:
     """Return the secrets by name. `where`: the names, and the store that has them; None without secrets.
 
-    A `vault` is an entry of an Azure key vault, a `secret` a version in Google's Secret Manager, `prefix` and `region`
+    A `vault` is an entry of an Azure key vault, a `secret` one of Google's Secret Manager, `prefix` and `region`
     lead into AWS's parameters. Raises SecretError.
     """
     if not where or not where["names"]:
@@ -85,17 +85,18 @@ def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
     return found
 
 
-def _from_secret_manager(version: str, endpoint: str) -> dict[str, str]:
-    """Return what one version of a secret in Google's Secret Manager holds: a JSON object."""
+def _from_secret_manager(name: str, endpoint: str) -> dict[str, str]:
+    """Return what a secret in Google's Secret Manager holds, in its latest version or the one named: a JSON object."""
     identity = googleaccess.of_environment()
+    secret, _, version = name.partition("/versions/")
     try:
-        token = identity.token()
-        answer = _get(f"{endpoint}/v1/{version}:access", {"Authorization": f"Bearer {token}"})
+        bearer = {"Authorization": f"Bearer {identity.token()}"}
+        answer = _get(f"{endpoint}/v1/{secret}/versions/{version or 'latest'}:access", bearer)
         found: dict[str, str] = json.loads(base64.b64decode(answer["payload"]["data"]))
     except (OSError, ValueError, KeyError) as error:
         raise SecretError(
             f"the job's secrets cannot be read: {identity.who} needs the role Secret Manager Secret Accessor on "
-            f"{version.partition('/versions/')[0]}: {error}"
+            f"{secret}: {error}"
         ) from error
     return found
 

@@ -14,7 +14,10 @@ from typing import Any
 
 from cloudtrain.entrypoints import carrier, events, googlestorage
 
-__all__ = ["StagingError", "bring_in", "order", "report", "retract"]
+__all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
+
+
+EXIT_CODES = {"permanent": 1, "again": 143}  # as an order has them, for a node that has got none
 
 
 class StagingError(OSError):

@@ -48,4 +48,4 @@ def check(request: Request) -> list[Fault]:
     """Return what Vertex AI would refuse."""
     from cloudtrain.backends.vertex import check as rules
 
-    return list(rules.faults(request.body))
+    return list(rules.faults(request.body, request.beside["location"]))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import feed, files, prices, rest, secretmanager
+from cloudtrain.backends.vertex import feed, files, listprices, prices, rest, secretmanager
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import Vertex
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Choice, Kind
@@ -45,7 +45,7 @@ def _of_job(config: Config, access: Access) -> Iterator[Check]:
     try:
         place, choice, kind = place_of(config), choose(config), kind_of(config)
     except CloudtrainError as error:
-        yield Check("config", "fail", error.message, error.hint)
+        yield _failed("config", error)
         return
     yield _tried("bucket", _bucket, access, place.root)
     if block.persistent_resource is not None:
@@ -63,13 +63,17 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
     except UnreachableError as error:
         return Check(name, "warn", error.message, "try again")
     except CloudtrainError as error:
-        return Check(name, "fail", error.message, error.hint)
+        return _failed(name, error)
+
+
+def _failed(name: str, error: CloudtrainError) -> Check:
+    faults = error.faults if isinstance(error, ConfigError) else ()
+    message = "; ".join(fault.message for fault in faults) or error.message
+    return Check(name, "fail", message, "; ".join(fault.hint for fault in faults if fault.hint) or error.hint)
 
 
 def _signed_in(access: Access) -> Check:
-    found = rest.credentials(access.project)
-    who = getattr(found, "service_account_email", None) or "your own login"
-    return Check("credentials", "ok", f"{who}, for the project {access.project}")
+    return Check("credentials", "ok", f"{rest.sign_in(access.project)}, for the project {access.project}")
 
 
 def _jobs(access: Access) -> Check:
@@ -136,9 +140,9 @@ def _price(access: Access, choice: Choice, kind: Kind) -> Check:
 
     with rest.answers("read Google's price list", needs="a login; the Cloud Billing API must be enabled"):
         try:
-            listed = prices.catalogue(ask, access.location)
-            found = prices.assemble(listed, choice.machine_type, kind, choice.accelerator, choice.count)
-        except (prices.NotListed, ValueError) as error:
+            listed = listprices.catalogue(ask, access.location)
+            found = listprices.assemble(listed, choice.machine_type, kind, choice.accelerator, choice.count)
+        except (listprices.NotListed, ValueError) as error:
             cure = "set vertex.price_per_hour, if the plan knows none"
             return Check("price", "warn", f"Google's list has no price of {choice.label}: {error}", cure)
     known, _ = prices.hourly(choice.machine, kind)

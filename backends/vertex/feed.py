@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ __all__ = ["PAGE", "Feed", "lists", "query_of", "since"]
 PAGE = 1000  # the most entries that a list gives
 FRESH_S = 5.0  # before the newest line, where a list begins
 SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, lines without numbers are looked for again
-LIST_S, WITH_TAIL_S = 2.5, 10.0  # between two lists, without and with a tail
+LIST_S, WITH_TAIL_S, SOON_S = 2.5, 10.0, 1.0  # between two lists: without a tail, with one, with one that has left out
+SLACKEN = 0.1  # of the silence is added to the pause
 TAIL_AFTER_S = 3.0  # of reading: who only looks once needs none
-BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # after Cloud Logging has refused
 PAGES = 5  # of one look
 KEPT = 20_000  # entries for readers that come later
 MOST_GAPS = 20  # asked for in one list
+LAG_S = 120.0  # how far a replica's lines may be behind the others'
 
 _numbers = itertools.count(1)
 
@@ -51,9 +53,11 @@ class Feed:
         self._parts: dict[str, dict[str, str]] = {}
         self._page: tuple[str, str] | None = None  # query and token of a list that is not read to its end
         self._listed_s = self._swept_s = -1e9
-        self._busy_until_s, self._busy_s = 0.0, BUSY_S
+        self._newest: dict[int, float] = {}  # stamp of each node's newest line
+        self._gap_turn = 0
         self._tail: Tail | None = None
-        self._begun_s = time.monotonic()
+        self._is_lossy = False  # the tail has left something out since the last list
+        self._begun_s = self._news_s = time.monotonic()
 
     def after(self, index: int) -> tuple[list[Entry], int]:
         """Return what has come after the index, and the next index."""
@@ -70,22 +74,23 @@ class Feed:
         Raises GoogleError where Cloud Logging does not answer.
         """
         now_s = time.monotonic()
-        is_lossy = self._from_tail(is_live, now_s)
-        is_quick = self._tail is not None and self._tail.is_open and not is_lossy
-        if self._page is None and now_s - self._listed_s < (WITH_TAIL_S if is_quick else LIST_S):
-            return
-        if now_s < self._busy_until_s:
+        is_tailed = self._from_tail(is_live, now_s)
+        quiet_s = now_s - self._news_s
+        pause_s = min(WITH_TAIL_S, LIST_S + quiet_s * SLACKEN)
+        if is_tailed:
+            pause_s = SOON_S if self._is_lossy else WITH_TAIL_S
+        if self._page is None and now_s - self._listed_s < pause_s:
             return
         query = self._page[0] if self._page else self._next_query(gaps, now_s)
         token = self._page[1] if self._page else ""
-        self._list(query, token, now_s)
+        self._list(query, token)
 
     def close(self) -> None:
         """End the tail."""
         if self._tail is not None:
             self._tail.close()
 
-    def _list(self, query: str, token: str, now_s: float) -> None:
+    def _list(self, query: str, token: str) -> None:
         for _ in range(PAGES):
             if not calls.may_ask(self._home, self._access.project):
                 self._page = (query, token)
@@ -96,42 +101,52 @@ class Feed:
                 self._page = None
                 if error.status != 429:
                     raise
-                self._busy_until_s, self._busy_s = now_s + self._busy_s, min(2 * self._busy_s, LONGEST_BUSY_S)
+                calls.refused(self._access.project)
                 return
-            self._busy_s = BUSY_S
+            calls.answered(self._access.project)
             self._add(entries)
             if not token:
                 break
         self._page = (query, token) if token else None
         self._listed_s = time.monotonic()
-        self.rounds += not token
+        if not token:
+            self.rounds += 1
+            self._is_lossy = False
 
     def _next_query(self, gaps: list[Gap], now_s: float) -> str:
         fresh = [since(self._high_s - FRESH_S)]
-        # The lines before and after those that are missing stand close together, however long ago.
-        fresh += [f"({since(gap.before_s - 1)} AND {until(gap.before_s + WIDE_S)})" for gap in gaps[:MOST_GAPS]]
+        current = [node for node, stamp_s in self._newest.items() if stamp_s >= self._high_s - FRESH_S]
+        if current:  # the others may be silent, or taken in later
+            fresh.append(f"({since(self._high_s - LAG_S)} AND NOT {of_nodes(current)})")
+        windows = _merged([(gap.before_s - 1, gap.after_s + 1) for gap in gaps])
+        turn = self._gap_turn % max(1, len(windows))
+        self._gap_turn += MOST_GAPS
+        fresh += [f"({since(a)} AND {until(b)})" for a, b in [*windows[turn:], *windows[:turn]][:MOST_GAPS]]
         if now_s - self._swept_s >= SWEEP_S:
             self._swept_s = now_s
             fresh.append(f"({since(self._high_s - WIDE_S)} AND NOT jsonPayload.ct.n:*)")
         return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
 
     def _from_tail(self, is_live: bool, now_s: float) -> bool:
-        """Take in what the tail has brought; return whether it may lack something."""
-        if self._tail is None or self._tail.is_closed:
-            if is_live and now_s - self._begun_s > TAIL_AFTER_S and self._tail is None:
+        """Take in what the tail has brought; return whether there is one."""
+        if self._tail is None:
+            if is_live and now_s - self._begun_s > TAIL_AFTER_S:
                 self._tail = Tail(self._access, query_of(self._job, self.nodes))
-            return True
+            return False
         entries, is_lossy = self._tail.take()
         self._add(entries)
-        return is_lossy
+        self._is_lossy |= is_lossy
+        return self._tail.is_open
 
     def _add(self, entries: list[Entry]) -> None:
         for entry in entries:
             if entry.key not in self._keys:
                 self._keys[entry.key] = entry.stamp_s
                 self._entries.append(entry)
+                self._news_s = time.monotonic()
                 self._count += 1
                 self._high_s = max(self._high_s, entry.stamp_s)
+                self._newest[entry.node] = max(self._newest.get(entry.node, 0.0), entry.stamp_s)
         if len(self._keys) > 2 * KEPT:
             self._keys = {key: at for key, at in self._keys.items() if at > self._high_s - 2 * WIDE_S}
 
@@ -139,10 +154,13 @@ class Feed:
 def query_of(job: str, nodes: frozenset[int] | None) -> str:
     """Return the filter for a job's entries, of all replicas or of some nodes'."""
     text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
-    if nodes is None:
-        return text
+    return text if nodes is None else f"{text} AND {of_nodes(nodes)}"
+
+
+def of_nodes(nodes: Iterable[int]) -> str:
+    """Return the filter for these nodes' entries."""
     names = " OR ".join(f'"{task_of(node)}"' for node in sorted(nodes))
-    return f"{text} AND resource.labels.task_name=({names})"
+    return f"resource.labels.task_name=({names})"
 
 
 def since(when_s: float) -> str:
@@ -153,6 +171,17 @@ def since(when_s: float) -> str:
 def until(when_s: float) -> str:
     """Return the filter for what is not younger."""
     return f'timestamp<="{_rfc3339(when_s)}"'
+
+
+def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return windows that do not overlap and cover the same."""
+    found: list[tuple[float, float]] = []
+    for begin_s, end_s in sorted(windows):
+        if found and begin_s <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_s))
+        else:
+            found.append((begin_s, end_s))
+    return found
 
 
 def lists(

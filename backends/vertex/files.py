@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -17,9 +16,9 @@ __all__ = [
     "ROLE",
     "account",
     "claim",
-    "download",
     "exists",
     "has_checkpoint",
+    "names",
     "owner",
     "put_order",
     "read_order",
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
-PIECE_BYTES = 1 << 20
 
 
 def require_bucket(access: Access, uri: str) -> None:
@@ -85,8 +83,7 @@ def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
 
 def read_order(access: Access, uri: str) -> dict[str, Any] | None:
     """Return what the replicas are to do, None where it was taken back. Raises GoogleError."""
-    found = _get(access, uri)
-    return None if found is None else json.loads(found)
+    return _object_in(_get(access, uri))
 
 
 def retract(access: Access, uri: str) -> None:
@@ -100,54 +97,22 @@ def retract(access: Access, uri: str) -> None:
 
 def account(access: Access, uri: str, nodes: int) -> dict[str, Any] | None:
     """Return how the containers say that it ended: all know, node 0's is taken first. Raises GoogleError."""
-    for node in range(nodes):
-        found = _get(access, f"{uri}-{node}.json")
-        if found is not None:
-            told: dict[str, Any] = json.loads(found)
-            return told
+    there = set(names(access, uri))
+    for name in (f"{uri}-{node}.json" for node in range(nodes)):
+        if rest.split_uri(name)[1] in there and (found := _object_in(_get(access, name))) is not None:
+            return found
     return None
 
 
 def has_checkpoint(access: Access, uri: str) -> bool:
     """Return whether there is something to go on from, as the node itself would say. Raises GoogleError."""
     prefix = rest.split_uri(uri)[1].rstrip("/") + "/"
-    names = (name.removeprefix(prefix).partition("/")[0] for name in _names(access, uri.rstrip("/") + "/"))
-    return any(places.is_whole(name) for name in names)
+    tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
+    return any(places.is_whole(name) for name in tops)
 
 
-def download(access: Access, uri: str, folder: Path) -> list[Path]:
-    """Copy what is below the uri into the folder; return the files. Raises GoogleError."""
-    bucket, prefix = rest.split_uri(uri.rstrip("/") + "/")
-    found = []
-    for name in _names(access, uri.rstrip("/") + "/"):
-        parts = name.removeprefix(prefix).split("/")
-        if any(part in ("", ".", "..") for part in parts):  # a folder that somebody made in the console, or worse
-            continue
-        path = folder.joinpath(*parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _copy(access, f"gs://{bucket}/{name}", path)
-        found.append(path)
-    return found
-
-
-def _copy(access: Access, uri: str, path: Path) -> None:
-    partial = path.with_name(f"{path.name}.part")
-    answer = rest.call(access, "GET", rest.object_url(access, uri), params={"alt": "media"}, stream=True)
-    wanted, got = answer.headers.get("Content-Length"), 0
-    try:
-        with partial.open("wb") as file:
-            for piece in answer.iter_content(PIECE_BYTES):
-                got += file.write(piece)
-    except OSError as error:  # requests' errors are some, too
-        raise GoogleError(0, "", f"{uri} broke off: {error}") from error
-    finally:
-        answer.close()
-    if wanted is not None and not answer.headers.get("Content-Encoding") and got != int(wanted):
-        raise GoogleError(0, "", f"{uri} broke off after {got} of {wanted} bytes")
-    partial.replace(path)
-
-
-def _names(access: Access, uri: str) -> Iterator[str]:
+def names(access: Access, uri: str) -> Iterator[str]:
+    """Yield the names of the objects below the bucket whose names begin so, over all pages. Raises GoogleError."""
     bucket, prefix = rest.split_uri(uri)
     asked = {"prefix": prefix, "fields": "items(name),nextPageToken"}
     while True:
@@ -158,10 +123,19 @@ def _names(access: Access, uri: str) -> Iterator[str]:
         asked["pageToken"] = page["nextPageToken"]
 
 
+def _object_in(data: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object in the data; None where there is none, whoever has put something else there."""
+    try:
+        found = json.loads(data or b"")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _put(access: Access, uri: str, data: bytes, conditions: dict[str, str]) -> None:
     name = rest.split_uri(uri)[1]
     params = {"uploadType": "media", "name": name, **conditions}
-    rest.call(access, "POST", rest.object_url(access, uri, upload=True), params=params, data=data)
+    rest.object_in(rest.call(access, "POST", rest.object_url(access, uri, upload=True), params=params, data=data))
 
 
 def _get(access: Access, uri: str) -> bytes | None:

@@ -12,11 +12,12 @@ from typing import Any
 from cloudtrain.backends.vertex import calls
 from cloudtrain.backends.vertex.feed import PAGES, WIDE_S, Feed, lists, query_of, since
 from cloudtrain.backends.vertex.order import Order
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.rest import Access, GoogleError, translated
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.terminal import say
 
-__all__ = ["PACE_S", "page"]
+__all__ = ["PACE_S", "forget", "page"]
 
 PACE_S = 0.5  # between two looks; most of them ask nobody
 PASSED_S = 10.0  # for which a reader that will not stay knows all there is
@@ -55,7 +56,18 @@ def page(
         if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page's token lasts only so long
             again = {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}
             return LogPage([], again, is_clean=False, is_complete=False)
-        raise UnreachableError(f"cannot read the log: {error.words}") from error
+        said = translated(error, "read the log", "Logs Viewer (roles/logging.viewer)")
+        raise UnreachableError(said.message, hint=said.hint) from error
+
+
+def forget() -> None:
+    """End all feeds and forget refusals, as a process's end does."""
+    calls.forget()
+    for feeds in _feeds.values():
+        for feed in feeds:
+            feed.close()
+    _feeds.clear()
+    _looked_s.clear()
 
 
 def _backlog(
@@ -75,14 +87,16 @@ def _backlog(
         query += f" AND {since(place['since_s'])}"
     lines, is_done, parts = [], False, dict(place.get("parts", {}))
     for _ in range(PAGES):
-        if not calls.may_ask(home, access.project, calls.PASSING):
+        if not calls.may_ask(home, access.project, calls.PASSING if is_passing else calls.FOLLOWING):
             break
         try:
             entries, place["token"] = lists(access, query, place["token"], parts)
         except GoogleError as error:
             if error.status != 429:
                 raise
+            calls.refused(access.project)
             break
+        calls.answered(access.project)
         lines += order.take(entries, time.time())
         if not place["token"]:
             is_done = True
@@ -108,15 +122,19 @@ def _live(
     key, now_s = (job, narrowed), time.monotonic()
     is_live = now_s - _looked_s.get(key, -1e9) < LIVE_S
     _looked_s[key] = now_s
-    if order.is_complete(wanted):  # by the containers' own count: nobody need be asked
-        return LogPage([], at, is_clean=True, is_complete=True)
     feed = _feed(access, job, narrowed, order.high_s, home)
-    feed.look(order.gaps(wanted), is_live=is_live)
+    try:
+        feed.look(order.gaps(wanted), is_live=is_live)
+    except GoogleError:
+        if not order.is_complete(wanted):  # by the containers' own count
+            raise
     number, index = at.get("feed", ("", 0))
     if number == feed.number and not feed.has_since(index):  # it was too long away
         return LogPage([], {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}, is_clean=False)
     entries, index = feed.after(index if number == feed.number else 0)
     lines = order.take((entry for entry in entries if entry.node in wanted), time.time())
+    if order.lost and narrowed is None:
+        say(f"{order.lost} lines never came from Cloud Logging")
     lines.sort(key=lambda line: line.time_s)
     rounds = at.get("rounds") if number == feed.number else None
     is_clean = not lines and not order.is_holding and rounds is not None and feed.rounds > rounds

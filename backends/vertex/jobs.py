@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import files, follow, rest, secretmanager, status
+from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import home as state_home
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.terminal import say
@@ -30,6 +30,7 @@ __all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
 STATE_S = 4.0
+OWNER_LABEL = "cloudtrain_owner"
 LATE_S = 60.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
 DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked for
 
@@ -50,11 +51,12 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         if beside["wheel_uri"] is not None:
             _put_wheel(access, beside["wheel_uri"], shipment.home)
         files.claim(access, beside["owner_uri"], owner)
+    _require_new(access, request, owner)
     secret = _secret(request, owner)
+    if shipment.secrets and secret is not None:
+        with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
+            secretmanager.put(access, secret, shipment.secrets)
     try:
-        if shipment.secrets and secret is not None:
-            with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
-                secretmanager.put(access, secret, shipment.secrets)
         name, is_doubtful = _create(access, request, owner)
     except UnreachableError:
         raise
@@ -75,13 +77,12 @@ def find(request: Request, home: Path) -> JobRef | None:
     with rest.polls(f"ask for {request.name}"):
         if files.owner(access, request.beside["owner_uri"]) != owner:
             return None
-        found = _there(access, request.name)
+        found = _there(access, request.name, owner)
         if not found:
             files.retract(access, request.beside["order_uri"])
-            found = _there(access, request.name)
+            found = _there(access, request.name, owner)
         if not found:
-            if (secret := _secret(request, owner)) is not None:
-                secretmanager.remove(access, secret)
+            _remove_secret(access, _secret(request, owner))
             return None
         return _ref(request, _settle(access, request, found), owner, is_doubtful=True)
 
@@ -91,10 +92,11 @@ def state(ref: JobRef) -> State:
     access = Access.of(ref)
     with rest.polls(f"ask for {ref['label']}"):
         told = rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
-        if ref["doubtful_until_s"] > time.time():
-            _cancel_others(access, ref["label"], ref["name"])
+    if ref["doubtful_until_s"] > time.time():
+        with contextlib.suppress(GoogleError):  # the next look does it; what is known of the job itself is told
+            _cancel_others(access, ref["label"], ref["owner"], ref["name"])
     account, has_checkpoint = None, None
-    if status.is_over(told) and told["state"] != "JOB_STATE_SUCCEEDED":
+    if status.is_over(told) and told.get("state") != "JOB_STATE_SUCCEEDED":
         with rest.polls("read how it has ended"):
             account = files.account(access, ref["ended_uri"], ref["nodes"])
         if account is None and status.may_tell_more(told, time.time()):
@@ -138,7 +140,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download what the job has left in its output folder, while it runs, too; return the files."""
     with rest.answers("download the outputs", needs=files.ROLE):
-        return files.download(Access.of(ref), ref["output_uri"], folder)
+        return outputs.download(Access.of(ref), ref["output_uri"], folder)
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:
@@ -150,6 +152,7 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
         **{key: beside[key] for key in kept},
         "name": name,
         "label": request.name,
+        "owner": owner,
         "job": numeric,
         "nodes": beside["order"]["nodes"],
         "nproc_per_node": beside["order"]["nproc_per_node"],
@@ -177,9 +180,6 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
     from cloudtrain.backends.vertex import sdk
 
     begin_s = time.monotonic()
-    with rest.answers("look whether the job is there already"):
-        if found := _there(access, request.name):  # an earlier try's, whose answer was lost
-            return _settle(access, request, found), True
     for number in range(1, TRIES + 1):
         fence = secrets.token_hex(8)
         try:
@@ -188,11 +188,11 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
                 made = sdk.create(access, _with_marks(request, owner, fence))
             if number > 1:
                 with contextlib.suppress(GoogleError):
-                    _cancel_others(access, request.name, made["name"])
+                    _cancel_others(access, request.name, owner, made["name"])
             return made["name"], number > 1
         except UnreachableError as error:
             with rest.polls(f"look whether {request.name} has started after: {error.message}"):
-                if found := _there(access, request.name):
+                if found := _there(access, request.name, owner):
                     return _settle(access, request, found), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
                 raise
@@ -211,14 +211,28 @@ def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
     from cloudtrain.backends.vertex.request import with_fence  # of a job's many readers none needs it
 
     body = with_fence(request.body, fence)
-    return {**body, "labels": {**body["labels"], "cloudtrain_owner": owner[:32]}}
+    return {**body, "labels": {**body["labels"], OWNER_LABEL: owner}}
 
 
-def _there(access: Access, label: str) -> list[dict[str, Any]]:
-    """Return the jobs that have the attempt's label, the first one first. Raises GoogleError."""
+def _require_new(access: Access, request: Request, owner: str) -> None:
+    """Raise UsageError where the attempt's job is there already, though nothing was sent: the registry was lost."""
+    with rest.answers("look whether the job is there already"):
+        found = _there(access, request.name, owner)
+    if found:
+        number = str(found[-1]["name"]).rpartition("/")[2]
+        message = f"Vertex AI has a job {request.name} of yours already, {number}, of which nothing is known here"
+        raise UsageError(message, hint="choose another --name")
+
+
+def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
+    """Return the owner's jobs that have the attempt's label, the first one first. Raises GoogleError.
+
+    Another home may have used the name with another bucket: its job is none of ours.
+    """
     asked = {"filter": f'labels.cloudtrain_run="{label}"', "pageSize": "50"}
     found = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked).get("customJobs", [])
-    return sorted(found, key=lambda job: str(job.get("createTime", "")))
+    ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
+    return sorted(ours, key=lambda job: str(job.get("createTime", "")))
 
 
 def _settle(access: Access, request: Request, found: list[dict[str, Any]]) -> str:
@@ -240,9 +254,9 @@ def _marks_of(job: dict[str, Any]) -> list[str]:
     return list(spec.get("args", ()))
 
 
-def _cancel_others(access: Access, label: str, name: str) -> None:
+def _cancel_others(access: Access, label: str, owner: str, name: str) -> None:
     """Cancel what runs under the attempt's label beside the job itself. Raises GoogleError."""
-    for job in _there(access, label):
+    for job in _there(access, label, owner):
         if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
             _cancel(access, str(job["name"]))
 
@@ -250,7 +264,7 @@ def _cancel_others(access: Access, label: str, name: str) -> None:
 def _cancel(access: Access, name: str) -> None:
     """Cancel a job, unless it is over or about to be. Raises GoogleError."""
     try:
-        rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={})
+        rest.object_in(rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
     except GoogleError as error:
         if error.status != 400 or error.code != "FAILED_PRECONDITION":
             raise

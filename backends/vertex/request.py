@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import bootwheel, pairs
+from cloudtrain.backends.vertex import pairs
 from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, kind_of, place_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "with_fence"]
 
+BOOT_MODULE = "cloudtrain_boot"  # of bootwheel.py
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
 RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes none, so jobs are found by this
 # On Docker Hub; PyTorch 2.8 runs the trainer, and CUDA 12.6 builds know everything from Pascal to Hopper. Blackwell
@@ -39,6 +40,7 @@ MAX_DAYS_S = 7 * 86_400  # the most that Vertex AI lets a job run by default, an
 FLEX_WAIT_S = 86_400  # for machines, where the config does not say; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents none, 30 s is what containers usually get
 JOIN_TIMEOUT_S = 1800  # replicas begin as their machines come: minutes may lie between them
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # of a rank, by entrypoints/diagnose.py: its code may be all right
 PERMANENT, AGAIN = 1, 143  # exit codes: after the first Vertex AI ends the job, after the other it may begin anew
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
@@ -71,12 +73,21 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "bundle_sha256": bundle_sha256,
         "carried": _carried(config, checkpoint_uri, output_uri, home),
         "ended_uri": f"{home}/attempt-{attempt}/ended",
+        "kept_in": f"{home}/attempt-{attempt}",
         "fence": name,  # of a file that is sent by hand; each send of ours puts another one here and in the arguments
     }
+    if not config.task and plan.instances > 1 and config.distributed.max_restarts:
+        # Replicas have a disk each, and what one has saved another has only after a start of all.
+        order["max_restarts"] = 0
+        order["exit_codes"]["mended_by_a_start"] = FAULTS
     if config.task and config.checkpoint.mirror is None:
         order["checkpoint"] = {**order["checkpoint"], "mirror": checkpoint_uri.rpartition("/")[0]}
     if config.secrets:
-        order["secrets"] = {"names": list(config.secrets), "secret": f"projects/{place.project}/secrets/{name}"}
+        order["secrets"] = {
+            "names": list(config.secrets),
+            "secret": f"projects/{place.project}/secrets/{name}",
+            "endpoint": block_of(config).endpoints.get("secretmanager"),
+        }
     labels, renamed = _labels(config, job_id, attempt)
     wheel = _wheel_uri(place.root) if _is_prebuilt(config) else None
     job = {
@@ -84,7 +95,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "name": name,
         "labels": labels,
         "package": wheel,
-        "module": bootwheel.MODULE,
+        "module": BOOT_MODULE,
         "command": ["python3", "-u", "-c", boot_source()],
         "args": [code_uri, order_uri, name, *_storage_endpoint(config)],
         "output_uri": home,
@@ -132,6 +143,8 @@ def boot_source() -> str:
 
 
 def _wheel_uri(root: str) -> str:
+    from cloudtrain.backends.vertex import bootwheel  # few jobs need it
+
     name, data = bootwheel.build(boot_source())
     return f"{root}/code/{bootwheel.digest(data)}/{name}"
 
@@ -189,7 +202,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,
         "log": "json",
-        "exit_codes": {"permanent": PERMANENT, "again": AGAIN},
+        "exit_codes": {"permanent": PERMANENT, "again": AGAIN, "mended_by_a_start": []},
         "fetched": inputs,
         "places": {
             "own": "cloudtrain",

@@ -32,19 +32,31 @@ __all__ = [
     "call",
     "credentials",
     "get_json",
+    "no_quota",
+    "no_token",
     "not_installed",
+    "object_in",
     "object_url",
     "one_line",
     "polls",
+    "sign_in",
     "split_uri",
+    "translated",
 ]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
+# At the sending, and of a job that failed for it.
+NO_MACHINES = (
+    "IAM & Admin > Quotas of the project shows and raises the limit named; spot and flex start count on the "
+    "`preemptible` ones; or take fewer or other machines, or another region"
+)
 HINT_LOGIN = "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS"
 
 _BUSY = (408, 429, 500, 502, 503, 504)
+_CANCELLED = 499  # gRPC's CANCELLED: who knows what was done before
+_DISABLED = re.compile(r"has not been used|is disabled|SERVICE_DISABLED|not enabled")
 _QUOTA = re.compile(r"quota|resource.?exhausted|stockout|not enough|insufficient|not available", re.IGNORECASE)
 _RATE = re.compile(r"per minute|per second|rate limit|requests? (per|limit)|ReadRequests", re.IGNORECASE)
 _SECRET = re.compile(r"(token|key|assertion|password)=[^&\s'\"]+", re.IGNORECASE)
@@ -120,6 +132,7 @@ def call(
     params: Mapping[str, str] | None = None,
     body: Any = None,
     data: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
     stream: bool = False,
     tries: int = TRIES,
 ) -> Any:
@@ -128,7 +141,7 @@ def call(
     Raises GoogleError.
     """
     session, errors, refused = _session(access.project)
-    headers = {} if data is None else {"Content-Type": "application/octet-stream"}
+    told = {**({} if data is None else {"Content-Type": "application/octet-stream"}), **(headers or {})}
     for number in range(1, tries + 1):
         try:
             answer = session.request(
@@ -137,13 +150,15 @@ def call(
                 params=params,
                 json=body,
                 data=data,
-                headers=headers,
+                headers=told,
                 stream=stream,
                 timeout=(CONNECT_S, READ_S),
                 allow_redirects=False,
             )
         except refused.RefreshError as error:
-            raise GoogleError(401, "credentials", _first_sentence(str(error))) from error
+            failure = no_token(error)
+            if failure.status:
+                raise failure from error
         except (errors.RequestException, refused.GoogleAuthError) as error:
             failure = GoogleError(0, "", _cause(error))
         except OSError as error:  # requests' word for a file of certificates that is not there
@@ -227,23 +242,22 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
         return CredentialError(f"cannot {doing}: Google does not take these credentials: {words}", hint=HINT_LOGIN)
     if status == 429 and _QUOTA.search(words) and not _RATE.search(words):
         return no_quota(f"cannot {doing}: {words}")
-    if status == 403 and re.search(r"has not been used|is disabled|SERVICE_DISABLED", words):
-        return ConfigError(f"cannot {doing}: {words}", hint="gcloud services enable aiplatform.googleapis.com")
+    if code == "page":
+        return UnreachableError(f"cannot {doing}: {words}", hint="is a proxy between this machine and Google?")
+    if status == 403 and _DISABLED.search(words):
+        api = re.search(r"[a-z]+\.googleapis\.com", words)
+        return ConfigError(f"cannot {doing}: {words}", hint=f"gcloud services enable {api[0] if api else 'the API'}")
     if status == 403:
         hint = f"a role that allows it: {needs}; who gives roles is the project's owner"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
-    if status == 0 or status in _BUSY:
+    if status in (0, *_BUSY, _CANCELLED):
         return UnreachableError(f"cannot {doing}: Google does not answer as it should: {words}")
     return ConfigError(f"cannot {doing}: {words}", where=code or str(status))
 
 
 def no_quota(words: str) -> CapacityError:
-    """Return what to say of quota or machines that are not there: at the sending, and of a job that failed for it."""
-    hint = (
-        "IAM & Admin > Quotas of the project shows and raises the limit named; spot and flex start count on the "
-        "`preemptible` ones; or take fewer or other machines, or another region"
-    )
-    return CapacityError(words, hint=hint)
+    """Return what to say of quota or machines that are not there."""
+    return CapacityError(words, hint=NO_MACHINES)
 
 
 def _session(project: str) -> tuple[Any, Any, Any]:
@@ -263,13 +277,38 @@ def not_installed(error: ImportError) -> ConfigError:
     return ConfigError(f"the Google Cloud libraries are not installed here: {error}", hint=hint)
 
 
+def no_token(error: Exception) -> GoogleError:
+    """Return what to raise for google-auth's RefreshError: of a login that is over, or of a server that is away."""
+    if getattr(error, "retryable", False):
+        return GoogleError(0, "", _first_sentence(str(error)))
+    return GoogleError(401, "credentials", _first_sentence(str(error)))
+
+
+def sign_in(project: str) -> str:
+    """Return whose the credentials are, once Google has given a token for them. Raises ConfigError, GoogleError."""
+    found = credentials(project)
+    _, errors, refused = _session(project)
+    from google.auth.transport.requests import Request
+
+    try:
+        found.refresh(Request())
+    except refused.RefreshError as error:
+        raise no_token(error) from error
+    except (errors.RequestException, refused.GoogleAuthError) as error:
+        raise GoogleError(0, "", _cause(error)) from error
+    return getattr(found, "service_account_email", None) or "your own login"
+
+
 def _said(answer: Any) -> GoogleError:
-    code, words = "", ""
+    code, words, status = "", "", answer.status_code
+    if status not in _BUSY and (status < 400 or answer.text.lstrip().startswith("<")):
+        host = urlsplit(answer.url).netloc
+        return GoogleError(0, "page", f"{host} answers with a page of HTML, or leads elsewhere (HTTP {status})")
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         told = json.loads(answer.text)
         told = told.get("error", told)
         code, words = str(told.get("status", "")), str(told.get("message", ""))
-    return GoogleError(answer.status_code, code, one_line(words or answer.reason or f"HTTP {answer.status_code}"))
+    return GoogleError(status, code, one_line(words or answer.reason or f"HTTP {status}"))
 
 
 def _first_sentence(text: str) -> str:

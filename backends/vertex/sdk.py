@@ -75,25 +75,29 @@ def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callab
     `opened` gets what ends it: an object with `cancel()`. Raises GoogleError, ConfigError.
     """
     try:
-        from google.api_core import exceptions
+        import grpc
         from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
         from google.cloud.logging_v2.types import TailLogEntriesRequest
         from google.protobuf.duration_pb2 import Duration
     except ImportError as error:
         raise rest.not_installed(error) from error
-    options, transport = _target(access, "logging")
-    if transport == "rest":
+    options, kind = _target(access, "logging")
+    if kind == "rest":
         raise ConfigError("tailing needs gRPC, which an http:// endpoint has not")
     request = TailLogEntriesRequest(
         resource_names=[f"projects/{access.project}"], filter=query, buffer_window=Duration(seconds=TAIL_WINDOW_S)
     )
-    with _errors(exceptions):
-        client = LoggingServiceV2Client(credentials=rest.credentials(access.project), client_options=options)
-        with client:
-            stream = client.tail_log_entries(requests=iter([request]), timeout=TAIL_S, retry=None)
+    client = LoggingServiceV2Client(credentials=rest.credentials(access.project), client_options=options)
+    with client:
+        try:
+            # Below the client's own method, which waits for the first entry before it gives anything to cancel.
+            transport: Any = client.transport
+            stream = transport.tail_log_entries(iter([request]), timeout=TAIL_S)
             opened(stream)
             for batch in stream:
                 take(batch)
+        except grpc.RpcError as error:
+            raise GoogleError(0, str(error.code()), rest.one_line(str(error.details()))) from error
 
 
 def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
@@ -110,6 +114,7 @@ def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
 def _errors(exceptions: Any) -> Iterator[None]:
     """Raise what the clients raise as one kind of error."""
     from google.auth import exceptions as refused
+    from google.protobuf.json_format import ParseError
     from requests.exceptions import RequestException
 
     try:
@@ -121,6 +126,8 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.RetryError as error:
         raise GoogleError(0, "", rest.one_line(str(error))) from error
     except refused.RefreshError as error:
-        raise GoogleError(401, "credentials", rest.one_line(str(error))) from error
+        raise rest.no_token(error) from error
+    except ParseError as error:
+        raise GoogleError(0, "page", f"what answers is no service of Google's: {rest.one_line(str(error))}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
         raise GoogleError(0, "", rest.one_line(str(error))) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Mapping
 
@@ -20,12 +21,17 @@ def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
     base, (_, project, _, name) = access.url("secretmanager"), secret.split("/")
     body = {"replication": {"automatic": {}}, "ttl": f"{LONGEST_S}s", "labels": {"cloudtrain_run": name}}
     try:
-        rest.call(access, "POST", f"{base}/v1/projects/{project}/secrets", params={"secretId": name}, body=body)
+        _post(access, f"{base}/v1/projects/{project}/secrets", body, {"secretId": name})
     except GoogleError as error:
         if error.status != 409:  # an earlier try's
             raise
     data = base64.b64encode(json.dumps(dict(values)).encode()).decode()
-    rest.call(access, "POST", f"{base}/v1/{secret}:addVersion", body={"payload": {"data": data}})
+    try:
+        _post(access, f"{base}/v1/{secret}:addVersion", {"payload": {"data": data}})
+    except GoogleError:
+        with contextlib.suppress(GoogleError):  # who may make one may not be allowed to fill it
+            remove(access, secret)
+        raise
 
 
 def remove(access: Access, secret: str) -> None:
@@ -35,3 +41,7 @@ def remove(access: Access, secret: str) -> None:
     except GoogleError as error:
         if error.status != 404:
             raise
+
+
+def _post(access: Access, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
+    rest.object_in(rest.call(access, "POST", url, params=params, body=body))  # a proxy's page is no success

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["MONTH_H", "Catalogue", "Mode", "Sku", "device", "read"]
+from cloudtrain.backends.vertex.prices import MONTH_H
+
+__all__ = ["Catalogue", "Mode", "Sku", "device", "read"]
 
 COMPUTE_ENGINE = "6F81-5844-456A"
 VERTEX = "C7E2-9256-1C43"
 PAGE_SIZE = 5000  # the most that it gives at once
 MOST_PAGES = 100
-MONTH_H = 730  # as Google counts it
 
 Device = frozenset[str]  # the words for what is billed, as {"h100", "80gb"} or {"a3", "core"}; their order varies
 Mode = Literal["standard", "spot", "flex_start", "own", "fee"]  # Compute Engine's three, and Vertex's two

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from cloudtrain.backends.vertex.rest import NO_MACHINES
 from cloudtrain.launcher import account as accounts
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.times import seconds
@@ -27,11 +28,10 @@ _DETAILS = {
     "JOB_STATE_PENDING": "waiting for machines",
     "JOB_STATE_PAUSED": "paused",
 }
-# google.rpc.Code: what an error of the job's own code has, and what the platform's faults have.
-INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 3, 8
+# google.rpc.Code: an error of the job's own code has INVALID_ARGUMENT (3), the platform's faults have these.
+RESOURCE_EXHAUSTED = 8
 _FAULT_CODES = (8, 10, 13, 14)  # RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE
 _PREEMPTED = re.compile(r"preempt", re.IGNORECASE)
-_TIMEOUT = re.compile(r"tim(?:ed? ?out|e limit)|deadline", re.IGNORECASE)
 _SIGNALLED = re.compile(r"non-zero status of (129|1[3-9]\d|2\d\d)|signal")
 LATE_S = 20.0  # from a job's end until its containers' account is surely in the bucket
 LIMIT_MARGIN_S = 15.0
@@ -45,8 +45,7 @@ def is_over(told: Mapping[str, Any]) -> bool:
 
 def awaiting(told: Mapping[str, Any]) -> State:
     """Return the state of a job that is over and has not said why yet."""
-    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
-    billed_s = max(0.0, (ended_s or time.time()) - started_s) if started_s else 0.0
+    started_s, billed_s = _times(told, time.time())
     detail = "it has ended; its containers' account is awaited"
     return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
 
@@ -73,51 +72,60 @@ def state_of(
     `has_checkpoint`: None where nobody could look, then the account's word counts.
     """
     name, now_s = str(told.get("state", "")), time.time() if now_s is None else now_s
-    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
-    # Vertex AI does not bill the queue; its start time is set once, at the first RUNNING, so new starts are inside.
-    billed_s = 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
+    started_s, billed_s = _times(told, now_s)
     common: dict[str, Any] = {"started_s": started_s, "billed_s": billed_s, "restarts": accounts.restarts(account)}
     if not is_over(told):
-        return State(_RUNNING.get(name, "pending"), detail=_detail(told), **common)
-    common["ended_s"] = ended_s or now_s
+        unknown: JobState = "pending" if started_s is None else "running"
+        return State(_RUNNING.get(name, unknown), detail=_detail(told), **common)
+    common["ended_s"] = seconds(told.get("endTime")) or now_s
     is_resumable = bool((account or {}).get("resumable")) if has_checkpoint is None else has_checkpoint
     if name.endswith("SUCCEEDED") and not name.endswith("PARTIALLY_SUCCEEDED"):
         return State("succeeded", **common)
     if name == "JOB_STATE_EXPIRED":
         detail = "no machines within limits.max_wait"
         return State("stopped", "time_limit", is_resumable, detail=detail, **common)
+    reason = (account or {}).get("reason")
+    # At its time limit Vertex AI signals the containers, which take it for a preemption, and cancels or fails the job:
+    # which of the two is not documented.
+    is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
     if name == "JOB_STATE_CANCELLED":
-        reason = (account or {}).get("reason")
-        why = str(reason) if reason in ("time_limit", "budget") else "user"
+        why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
         return State("stopped", why, is_resumable, **common)
-    return _failed(told, account, limit_s, limit_reason, is_resumable, common, is_spot=is_spot)
+    if is_out_of_time:
+        return State("stopped", limit_reason, is_resumable, detail=_error(told)[1] or None, **common)
+    return _failed(told, account, is_resumable, common, is_spot=is_spot)
 
 
 def _failed(
     told: Mapping[str, Any],
     account: Mapping[str, Any] | None,
-    limit_s: float,
-    limit_reason: str,
     is_resumable: bool,
     common: dict[str, Any],
     *,
     is_spot: bool,
 ) -> State:
     code, words = _error(told)
-    spent_s = common["billed_s"]
-    if account is None and spent_s >= limit_s - LIMIT_MARGIN_S and (_TIMEOUT.search(words) or code in (4, 9)):
-        return State("stopped", limit_reason, is_resumable, detail=words, **common)
-    is_fault = code in _FAULT_CODES or bool(_SIGNALLED.search(words))
+    words = words or f"Vertex AI says {told.get('state')}, and not why"
+    if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
+        error = {"rank": None, "kind": "capacity", "message": f"{words}; {NO_MACHINES}"}
+        return State("failed", "node_failure", is_resumable, error, **common)
+    reason = (account or {}).get("reason")
     # Spot machines that are taken back and do not come again end in a lack of machines.
-    is_preempted = bool(_PREEMPTED.search(words)) or (is_spot and code == RESOURCE_EXHAUSTED)
-    if is_preempted and (account is None or account.get("reason") in ("preempted", "node_failure")):
+    is_taken = bool(_PREEMPTED.search(words)) or (is_spot and (code == RESOURCE_EXHAUSTED or reason == "preempted"))
+    if is_taken and reason in (None, "preempted", "node_failure"):
         error = {"rank": None, "kind": "preempted", "message": words}
         return State("failed", "preempted", is_resumable, error, **common)
-    if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
-        message = f"{words}; raise the quota named, or take other machines or another region"
-        error = {"rank": None, "kind": "capacity", "message": message}
-        return State("failed", "node_failure", is_resumable, error, **common)
+    is_fault = code in _FAULT_CODES or bool(_SIGNALLED.search(words))
     return accounts.failed(account, words, is_fault=is_fault, is_resumable=is_resumable, **common)
+
+
+def _times(told: Mapping[str, Any], now_s: float) -> tuple[float | None, float]:
+    """Return when it started, and for how long it has been billed.
+
+    Vertex AI does not bill the queue; its start time is set once, at the first RUNNING, so new starts are inside.
+    """
+    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
+    return started_s, 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
 
 
 def _detail(told: Mapping[str, Any]) -> str | None:

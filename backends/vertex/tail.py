@@ -44,11 +44,6 @@ class Tail:
         """Whether new entries come by themselves."""
         return self._is_open
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it has ended for good."""
-        return self._is_closed.is_set()
-
     def take(self) -> tuple[list[Entry], bool]:
         """Return what has come since the last call, and whether the stream has left something out."""
         with self._lock:

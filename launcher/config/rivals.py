@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["RUNNABLE", "advice"]
+__all__ = ["RUNNABLE", "advice", "sibling"]
 
 # Our key, then what others call the same thing.
 _CALLED = """
@@ -133,6 +133,14 @@ _SAID: tuple[tuple[str, str], ...] = (
 )
 
 
+# A cloud's block, then a name that is another's for one of its own keys.
+_SIBLINGS = {
+    "vertex": {**dict.fromkeys(("region", "zone"), "location"), "bucket": "staging_bucket"},
+    "sagemaker": {"location": "region", "staging_bucket": "bucket"},
+    "azureml": {"location": "region"},
+}
+
+
 def _ours() -> dict[str, str]:
     """Return their name -> our key. A line that is indented goes on with the key above."""
     names: dict[str, str] = {}
@@ -152,3 +160,8 @@ RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train
 def advice(name: str) -> str:
     """Return what to write for a key of another tool, or nothing where the name is not known."""
     return f"it is `{_OURS[name]}` here" if name in _OURS else _ADVICE.get(name, "")
+
+
+def sibling(section: str, name: str) -> str:
+    """Return what a section itself calls that, or nothing."""
+    return _SIBLINGS.get(section, {}).get(name, "")

@@ -158,6 +158,8 @@ def _key_hint(name: str, path: KeyPath) -> str:
     plain = name.lower().replace("-", "_").strip()
     if plain in siblings:
         return f"did you mean `{plain}`?"
+    if own := rivals.sibling(str(path[0]), plain):
+        return f"it is `{own}` here"
     if said := rivals.advice(name):
         return said
     elsewhere = list(schema.keys_named(plain))

@@ -657,3 +657,14 @@ def test_stored_job_can_be_resumed(file: Path, optimizer: str) -> None:
     settings = [f"training.optimizer={{name: {optimizer}, lr: 1e-3}}"] if "task:" in file.read_text() else []
     loaded = config.load(file, overrides=settings)
     assert config.stored(loaded.model_dump(mode="json")) == loaded
+
+
+@pytest.mark.parametrize(
+    ("block", "key", "ours"),
+    [("vertex", "region", "location"), ("vertex", "bucket", "staging_bucket"), ("sagemaker", "location", "region")],
+)
+def test_a_clouds_block_tells_its_own_name(load: Load, block: str, key: str, ours: str) -> None:
+    """What another cloud's block calls otherwise stands in this one under another name."""
+    with pytest.raises(ConfigError) as caught:
+        load(task(f"{block}: {{{key}: x}}\n"))
+    assert [fault.hint for fault in caught.value.faults] == [f"it is `{ours}` here"]

@@ -1,0 +1,123 @@
+"""What a job has left in its output folder, brought here: each file whole, and none outside the folder."""
+
+from __future__ import annotations
+
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+from cloudtrain.backends.vertex import files, rest
+from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.terminal import say
+
+__all__ = ["download"]
+
+WORKERS = 4
+PIECE_BYTES = 1 << 20
+BREAKS = 4  # how often in a row a download may break off with nothing more having come
+_PART = ".part"
+# A bucket may have an object `a` beside one `a/b`, and longer names than a disk takes.
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EILSEQ)
+
+
+def download(access: Access, uri: str, folder: Path) -> list[Path]:
+    """Copy all that is below the uri to the folder, several at once; return the files.
+
+    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written, GoogleError.
+    """
+    prefix = rest.split_uri(uri.rstrip("/") + "/")[1]
+    bucket = rest.split_uri(uri)[0]
+    left_out: list[str] = []
+
+    def one(name: str) -> Path | None:
+        target = folder / name.removeprefix(prefix)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            return target if _copy(access, f"gs://{bucket}/{name}", target) else None
+        except OSError as error:
+            if error.errno not in _NO_FILE:
+                raise
+            left_out.append(f"{name}, which cannot be a file here: {error.strerror}")
+            return None
+
+    names = [name for name in files.names(access, uri.rstrip("/") + "/") if _is_inside(name.removeprefix(prefix))]
+    try:
+        if names:
+            folder.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            found = [path for path in pool.map(one, names) if path is not None]
+    except OSError as error:
+        raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+    for words in left_out:
+        say(f"left out: {words}")
+    if not found:
+        raise CloudtrainError("there is no output", where=uri, hint="it is there once the job has left anything")
+    return found
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether the name is a file's below the folder, none above it and no folder made in the console."""
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def _copy(access: Access, uri: str, path: Path) -> bool:
+    """Copy the object; return False where it is gone: a job that runs may take back what it has put there."""
+    partial = path.with_name(path.name + _PART)
+    try:
+        with partial.open("wb") as file:
+            is_there = _whole(access, uri, file)
+        if is_there:
+            partial.replace(path)
+        return is_there
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
+    """Write the object into the file, on from where it has broken off; return False where it is gone."""
+    generation, breaks = "", 0
+    while True:
+        begin = file.tell()
+        asked = {"generation": generation} if begin else {}
+        try:
+            generation, is_whole = _piece(access, uri, file, asked)
+        except GoogleError as error:
+            if error.status != 404 or not begin:
+                if error.status == 404:
+                    return False
+                raise
+            is_whole, generation = False, ""  # another object has its place: from the beginning
+        if is_whole:
+            return True
+        if not generation:
+            file.seek(0)
+            file.truncate()
+        breaks = 0 if file.tell() > begin else breaks + 1
+        if breaks >= BREAKS:
+            raise GoogleError(0, "", f"{uri} breaks off after {file.tell()} bytes, again and again")
+
+
+def _piece(access: Access, uri: str, file: BinaryIO, asked: dict[str, str]) -> tuple[str, bool]:
+    """Return the object's generation ("": it cannot be gone on with), and whether all has come. Raises GoogleError."""
+    from requests.exceptions import RequestException
+
+    begin = file.tell()
+    headers = {"Range": f"bytes={begin}-"} if begin else {}
+    params = {"alt": "media", **asked}
+    answer = rest.call(access, "GET", rest.object_url(access, uri), params=params, headers=headers, stream=True)
+    told = answer.headers
+    if begin and answer.status_code != 206:  # all of it, asked for a part or not
+        file.seek(begin := 0)
+        file.truncate()
+    try:
+        for piece in answer.iter_content(PIECE_BYTES):
+            file.write(piece)
+    except RequestException:
+        # What arrives packed is counted otherwise than it is written.
+        return "" if told.get("Content-Encoding") else str(told.get("x-goog-generation", "")), False
+    finally:
+        answer.close()
+    length = None if told.get("Content-Encoding") else told.get("Content-Length")
+    return str(told.get("x-goog-generation", "")), length is None or file.tell() - begin == int(length)
