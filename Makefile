@@ -18,9 +18,9 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 	CLOUDTRAIN_HOME=$(CURDIR)/.demo $(BIN)/cloudtrain status last
 
 test: $(READY) lint  ## Everything: lint, types, unit tests in parallel, then the real distributed runs.
-	$(BIN)/pytest -n 2 -m "not slow"
-	$(BIN)/pytest -n 3 -m slow --ignore=tests/entrypoints
-	$(BIN)/pytest -n 2 -m slow tests/entrypoints
+	$(BIN)/pytest -n 2 -m "not slow and not soak"
+	$(BIN)/pytest -n 3 -m "slow and not soak" --ignore=tests/entrypoints
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not soak" tests/entrypoints
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,7 +46,8 @@ $(BENCH_VENV)/.ready: pyproject.toml constraints.txt
 bench-trainer: $(BENCH_VENV)/.ready  ## The trainer against a bare loop, Lightning, Accelerate and DCP; BENCH="--only steps" and so on.
 	cd benchmarks && $(abspath $(BENCH_VENV))/bin/python -m trainer.run $(BENCH)
 
-soak: $(READY)
+soak: $(READY)  ## The benchmarks' counts, larger, and the tests that repeat on other settings what `make test` proves.
+	$(BIN)/pytest -n 2 -m soak
 	$(BIN)/python benchmarks/soak.py
 
 clean:

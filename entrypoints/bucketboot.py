@@ -63,6 +63,8 @@ def main(argv: list[str]) -> None:
     """Bring, unpack, become."""
     # The first process of a container has no default for signals.
     signal.signal(signal.SIGTERM, lambda *_: end("stopped before the start", 143))
+    if sys.version_info < (3, 10):  # noqa: UP036 - any image may be told to run this
+        end(f"take an image with Python 3.10 or newer: this one has {sys.version.split()[0]}")
     code, order, fence, endpoint = [*argv, "https://storage.googleapis.com"][:4]
     data = fetch(code, endpoint)
     if hashlib.sha256(data).hexdigest() not in code:

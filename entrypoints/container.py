@@ -68,9 +68,8 @@ def main(argv: list[str]) -> int:
         may_mend = isinstance(error, staging.StagingError) and error.may_mend
         reason = "node_failure" if may_mend else "error"
         return ending.tell({"state": "failed", "reason": reason, "error": cause, "resumable": False})
-    pump = Pump(Path(told["root"]) / "log", form=spec.get("log", "plain"))
-    helpers = [pump, *_helpers(spec, told, root)]
-    for helper in helpers:
+    pump, helpers = Pump(Path(told["root"]) / "log", form=spec.get("log", "plain")), _helpers(spec, told, root)
+    for helper in (pump, *helpers):
         helper.start()
     try:
         verdict = agent.supervise(told, server, stops)
@@ -78,9 +77,10 @@ def main(argv: list[str]) -> int:
         cause = {"rank": None, "kind": "lost", "message": f"the node cannot be supervised: {error}"}
         verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
     finally:
-        for helper in helpers:
-            helper.finish()
-    code = ending.tell(verdict)
+        pump.finish()
+    code = ending.tell(verdict)  # before what may take longer than the platform gives
+    for helper in helpers:
+        helper.finish()
     # Whoever follows the log knows by it that nothing more will come.
     is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else it may be started anew
     counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
     """Return what runs beside the agent and the pump."""
     found: list[Sweeper | Note | Carrier] = [
-        Carrier(root / each["place"], each["uri"]) for each in spec.get("carried", ())
+        Carrier(root / each["place"], each["uri"], by=f"node-{told['node']}") for each in spec.get("carried", ())
     ]
     if told["node"] != 0:
         return found

@@ -60,6 +60,8 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     assert attempt.ref is not None
     # The state first: lines written before the end are then all there to be read.
     state = backend.state(attempt.ref)
+    if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
+        state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     progress = attempt.progress
     with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
         progress = _follow_events(attempt, backend, state)

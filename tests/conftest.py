@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
+from doubles import warmpython
 from doubles.fixtures import aws, aws_server, azure, azure_server, google, google_server  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,11 +58,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Cli:
-    """The installed `cloudtrain`, run as a user would: another process, in a folder, with the private home."""
+    """The installed `cloudtrain`, run as a user would: another process, in a folder, with the private home.
+
+    It may begin with modules `preloaded`: for tests of many commands, each of which would import a cloud's SDK.
+    """
 
     home: Path
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
+    preloaded: tuple[str, ...] = ()
 
     def __call__(
         self,
@@ -71,6 +77,10 @@ class Cli:
         timeout_s: float = 120,
     ) -> Result:
         """Run to the end."""
+        if self.preloaded and stdin is None:
+            command, where = [str(COMMAND), *map(str, args)], cwd or self.cwd
+            done = warmpython.run(command, where, self.environment(env), timeout_s, self.preloaded)
+            return Result(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
             [COMMAND, *map(str, args)],
             cwd=cwd or self.cwd,
@@ -96,6 +106,17 @@ class Cli:
             # A shell's background jobs ignore SIGINT, and so would what they start: a terminal's do not.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+
+    def watch(self, text: str, *args: str, count: int = 1, cwd: Path | None = None, timeout_s: float = 120) -> None:
+        """Run until it has printed the text so often, then kill it: it costs less than asking again and again."""
+        process = self.start(*args, cwd=cwd)
+        too_late = threading.Timer(timeout_s, process.kill)
+        too_late.start()
+        seen = [line for line, _ in zip((line for line in process.stdout if text in line), range(count), strict=False)]
+        too_late.cancel()
+        process.kill()
+        said = process.communicate()[1]
+        assert len(seen) == count, f"{text!r} was printed {len(seen)} times: {said}"
 
     def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a user who has set nothing of ours but the home."""

@@ -146,7 +146,7 @@ def _price(access: Access, choice: Choice, kind: Kind) -> Check:
             cure = "set vertex.price_per_hour, if the plan knows none"
             return Check("price", "warn", f"Google's list has no price of {choice.label}: {error}", cure)
     known, _ = prices.hourly(choice.machine, kind)
-    text = f"{choice.label} in {access.location}: {found.words}"
+    text = f"{choice.label}: {found.words}"
     if known is None or abs(found.total_usd - known) > DIFFERENCE * known:
         ours = "knows none" if known is None else f"says {known:.3f}"
         return Check("price", "warn", text, f"our table {ours}: set vertex.price_per_hour: {found.at_most_usd:.3f} USD")

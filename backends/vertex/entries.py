@@ -56,7 +56,8 @@ def of_json(raw: dict[str, Any]) -> Entry:
     stamp = str(raw.get("timestamp") or raw.get("receiveTimestamp") or "")
     payload = raw.get("jsonPayload")
     task = str(((raw.get("resource") or {}).get("labels") or {}).get("task_name", ""))
-    return _entry(f"{stamp} {raw.get('insertId', '')}", task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
+    key = f"{_plain_time(stamp)} {raw.get('insertId', '')}"
+    return _entry(key, task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
 
 
 def of_proto(raw: Any) -> Entry:
@@ -65,7 +66,7 @@ def of_proto(raw: Any) -> Entry:
     stamp = plain.timestamp if plain.HasField("timestamp") else plain.receive_timestamp
     payload = _plain(plain.json_payload) if plain.WhichOneof("payload") == "json_payload" else None
     task = plain.resource.labels.get("task_name", "")
-    key = f"{stamp.ToJsonString()} {plain.insert_id}"
+    key = f"{_plain_time(stamp.ToJsonString())} {plain.insert_id}"
     return _entry(key, task, stamp.seconds + stamp.nanos / 1e9, payload, plain.text_payload)
 
 
@@ -99,6 +100,12 @@ def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, 
         return Entry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
     time_s = float(mark.get("t", stamp_s * 1000)) / 1000
     return Entry(key, node_of(task), stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
+
+
+def _plain_time(stamp: str) -> str:
+    """Return the time without the zeros at its end: REST and gRPC write as many as they like."""
+    whole, point, fraction = stamp.removesuffix("Z").partition(".")
+    return f"{whole}{point}{fraction}".rstrip("0") if point else whole
 
 
 def _unparsed(message: str) -> tuple[str, Any]:

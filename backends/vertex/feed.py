@@ -64,6 +64,12 @@ class Feed:
         missed = self._count - len(self._entries)
         return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
 
+    @property
+    def begins_s(self) -> float:
+        """From when on it still has everything, by Cloud Logging's time."""
+        has_all = self._count == len(self._entries)
+        return self.since_s if has_all else max(entry.stamp_s for entry in itertools.islice(self._entries, PAGE))
+
     def has_since(self, index: int) -> bool:
         """Return whether nothing after the index is gone already."""
         return index >= self._count - len(self._entries)
@@ -129,6 +135,8 @@ class Feed:
 
     def _from_tail(self, is_live: bool, now_s: float) -> bool:
         """Take in what the tail has brought; return whether there is one."""
+        if self._tail is not None and self._tail.is_closed and self._tail.is_possible:
+            self._tail = None
         if self._tail is None:
             if is_live and now_s - self._begun_s > TAIL_AFTER_S:
                 self._tail = Tail(self._access, query_of(self._job, self.nodes))

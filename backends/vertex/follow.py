@@ -129,7 +129,8 @@ def _live(
         if not order.is_complete(wanted):  # by the containers' own count
             raise
     number, index = at.get("feed", ("", 0))
-    if number == feed.number and not feed.has_since(index):  # it was too long away
+    is_behind = not feed.has_since(index) if number == feed.number else feed.begins_s > order.high_s
+    if is_behind:  # it was too long away
         return LogPage([], {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}, is_clean=False)
     entries, index = feed.after(index if number == feed.number else 0)
     lines = order.take((entry for entry in entries if entry.node in wanted), time.time())
@@ -143,20 +144,24 @@ def _live(
     if lines or is_clean or rounds is None:
         after["rounds"] = feed.rounds
     is_complete = not lines and order.is_complete(wanted)
+    if is_complete:
+        feed.close()
     return LogPage(lines, after, is_clean=is_clean or is_complete, is_complete=is_complete)
 
 
 def _feed(access: Access, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> Feed:
     """Return a feed that has all of these nodes' lines from there on; those that it makes superfluous are ended."""
-    there = _feeds.setdefault(job, [])
-    for feed in there:
-        has_nodes = feed.nodes is None or (nodes is not None and feed.nodes >= nodes)
-        if has_nodes and feed.since_s <= max(high_s - WIDE_S, 0.0):
-            return feed
-    made = Feed(access, job, nodes, max(high_s - WIDE_S, 0.0), home)
-    for feed in list(there):
-        if made.nodes is None or (feed.nodes is not None and feed.nodes <= made.nodes):
-            feed.close()
-            there.remove(feed)
-    there.append(made)
-    return made
+    there, since_s = _feeds.setdefault(job, []), max(high_s - WIDE_S, 0.0)
+    found = [feed for feed in there if _has_nodes(feed, nodes) and feed.since_s <= since_s]
+    chosen = next((feed for feed in found if feed.nodes is None), found[0] if found else None)
+    if chosen is None:
+        chosen = Feed(access, job, nodes, since_s, home)
+        there.append(chosen)
+    for feed in [feed for feed in there if feed is not chosen and _has_nodes(chosen, feed.nodes)]:
+        feed.close()
+        there.remove(feed)
+    return chosen
+
+
+def _has_nodes(feed: Feed, nodes: frozenset[int] | None) -> bool:
+    return feed.nodes is None or (nodes is not None and feed.nodes >= nodes)

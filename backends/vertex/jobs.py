@@ -32,6 +32,8 @@ TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken 
 STATE_S = 4.0
 OWNER_LABEL = "cloudtrain_owner"
 LATE_S = 60.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
+SETTLE_TRIES = 4  # to see a job whose request was lost on the way, a pause apart
+NEW_S = 120.0  # since a send: before that, a job that is not found may not be there yet
 DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked for
 
 
@@ -71,11 +73,11 @@ def send(request: Request, shipment: Shipment) -> JobRef:
 def find(request: Request, home: Path) -> JobRef | None:
     """Return the job that the request has started, or close the door to one that is still under way.
 
-    A name that another home has claimed, or none, is none of ours: then nothing was sent, and nothing is touched.
+    A name that another home has claimed is none of ours: then nothing was sent, and nothing is touched.
     """
     access, owner = Access.of(request.beside), identity(home)
     with rest.polls(f"ask for {request.name}"):
-        if files.owner(access, request.beside["owner_uri"]) != owner:
+        if files.owner(access, request.beside["owner_uri"]) not in (owner, None):  # somebody may have cleaned up
             return None
         found = _there(access, request.name, owner)
         if not found:
@@ -84,14 +86,14 @@ def find(request: Request, home: Path) -> JobRef | None:
         if not found:
             _remove_secret(access, _secret(request, owner))
             return None
-        return _ref(request, _settle(access, request, found), owner, is_doubtful=True)
+        return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True)
 
 
 def state(ref: JobRef) -> State:
     """Return what Vertex AI says of the job; once it is over, its secrets are removed."""
     access = Access.of(ref)
     with rest.polls(f"ask for {ref['label']}"):
-        told = rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
+        told = _described(access, ref)
     if ref["doubtful_until_s"] > time.time():
         with contextlib.suppress(GoogleError):  # the next look does it; what is known of the job itself is told
             _cancel_others(access, ref["label"], ref["owner"], ref["name"])
@@ -101,8 +103,9 @@ def state(ref: JobRef) -> State:
             account = files.account(access, ref["ended_uri"], ref["nodes"])
         if account is None and status.may_tell_more(told, time.time()):
             return replace(status.awaiting(told), url=ref["url"])
-        with contextlib.suppress(GoogleError, CloudtrainError):  # what is asked beside must not hide the end
-            has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+        if ref["checkpoint_uri"] is not None:
+            with contextlib.suppress(GoogleError, CloudtrainError):  # what is asked beside must not hide the end
+                has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
     if status.is_over(told):
         _remove_secret(access, ref["secret"])
     found = status.state_of(
@@ -161,6 +164,7 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
         "ended_uri": beside["order"]["ended_uri"],
         "secret": _secret(request, owner),
         "url": f"https://console.cloud.google.com/agent-platform/{place}",
+        "sent_s": time.time(),
         "doubtful_until_s": time.time() + DUPLICATES_S if is_doubtful else 0.0,
     }
 
@@ -193,10 +197,19 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
         except UnreachableError as error:
             with rest.polls(f"look whether {request.name} has started after: {error.message}"):
                 if found := _there(access, request.name, owner):
-                    return _settle(access, request, found), True
+                    return _settle(access, request, owner, found), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
                 raise
             time.sleep(PAUSE_S * number)
+        except CloudtrainError as error:
+            if number == 1:
+                raise
+            # Refused, but an earlier try may have come there meanwhile: it may even be what uses up the quota.
+            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                found = _awaited(access, request.name, owner)
+            if not found:
+                raise UnreachableError(f"{error.message}; whether an earlier try arrives is not known yet") from error
+            return _settle(access, request, owner, found), True
     raise AssertionError("unreachable")
 
 
@@ -224,34 +237,64 @@ def _require_new(access: Access, request: Request, owner: str) -> None:
         raise UsageError(message, hint="choose another --name")
 
 
+def _awaited(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
+    """Return as `_there`; a request that is under way gets a moment to arrive. Raises GoogleError."""
+    for _ in range(SETTLE_TRIES):
+        if found := _there(access, label, owner):
+            return found
+        time.sleep(PAUSE_S)
+    return []
+
+
 def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
     """Return the owner's jobs that have the attempt's label, the first one first. Raises GoogleError.
 
     Another home may have used the name with another bucket: its job is none of ours.
     """
     asked = {"filter": f'labels.cloudtrain_run="{label}"', "pageSize": "50"}
-    found = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked).get("customJobs", [])
+    found: list[dict[str, Any]] = []
+    while True:
+        page = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
+        found += page.get("customJobs", ())
+        if not page.get("nextPageToken"):  # a page may be empty, and not the last
+            break
+        asked["pageToken"] = page["nextPageToken"]
     ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
     return sorted(ours, key=lambda job: str(job.get("createTime", "")))
 
 
-def _settle(access: Access, request: Request, found: list[dict[str, Any]]) -> str:
-    """Return the resource name of the one that the order is for; cancel the others. Raises GoogleError."""
-    order = files.read_order(access, request.beside["order_uri"])
-    mark = (order or {}).get("fence")
-    own = [job for job in found if mark is not None and mark in _marks_of(job)]
-    name = str((own or found)[0]["name"])
+def _settle(access: Access, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
+    """Return the resource name of the one that the order is for; cancel the others. Raises GoogleError.
+
+    Where it is for none of them, being taken back or for a send that never arrived, it is made the first one's.
+    """
+    order = files.read_order(access, request.beside["order_uri"]) or {}
+    own = [job for job in found if order.get("fence") == _mark_of(job)]
+    taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
     for job in found:
-        if job["name"] != name and not status.is_over(job):
+        if job["name"] != taken["name"] and not status.is_over(job):
             _cancel(access, str(job["name"]))
-    return name
+    if not own:
+        files.put_order(access, request.beside["order_uri"], _order(request, owner, _mark_of(taken)))
+    return str(taken["name"])
 
 
-def _marks_of(job: dict[str, Any]) -> list[str]:
-    """Return the arguments of the job's first pool, of which one is the mark of its send."""
+def _mark_of(job: dict[str, Any]) -> str:
+    """Return the mark of the send that the job is of: the third of its boot's arguments."""
     pool = (job.get("jobSpec", {}).get("workerPoolSpecs") or [{}])[0]
     spec: dict[str, Any] = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
-    return list(spec.get("args", ()))
+    return str([*spec.get("args", ()), "", "", ""][2])
+
+
+def _described(access: Access, ref: JobRef) -> dict[str, Any]:
+    """Return the job as Vertex AI has it; one that somebody has deleted there as cancelled. Raises GoogleError."""
+    try:
+        return rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
+    except GoogleError as error:
+        if error.status != 404 or time.time() - ref["sent_s"] < NEW_S:
+            raise
+    error_now = {"code": 5, "message": "it was deleted at Vertex AI; what it has cost is not known here any more"}
+    return {"state": "JOB_STATE_CANCELLED", "error": error_now}
 
 
 def _cancel_others(access: Access, label: str, owner: str, name: str) -> None:

@@ -75,8 +75,9 @@ class Price:
     def words(self) -> str:
         """The price for people, with its rule and date, and what the other rule gives."""
         how = f"{self.kind.replace('_', ' ')}, {self.rule} since {self.effective_time[:10]}"
-        other = "" if self.other_usd is None else f"; {self.other_rule}: {self.other_usd:.3f}, {self.difference:+.1%}"
-        return f"{self.machine_type} in {self.region}: {self.total_usd:.3f} USD an hour ({how}{other})"
+        is_other = self.other_usd is not None and abs(self.difference) >= 0.001
+        other = f"; {self.other_rule}: {self.other_usd:.3f}, {self.difference:+.1%}" if is_other else ""
+        return f"{self.total_usd:.3f} USD an hour in {self.region} ({how}{other})"
 
 
 class Need(NamedTuple):

@@ -28,6 +28,7 @@ SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")
 _TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+")
 _LOCATION = re.compile(r"[a-z]+-[a-z]+\d+")
+_PREFIX = re.compile(r"[A-Za-z0-9._/-]*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
@@ -167,11 +168,26 @@ def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
         if value is None:
             faults.append(Fault(missing, key=f"vertex.{key}", hint=f"write `{key}: {example}`{more}"))
         elif not pattern.fullmatch(value):
-            faults.append(Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=f"as in {example}"))
+            faults.append(
+                Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=_meant(key, value, pattern, example))
+            )
+    if not _PREFIX.fullmatch(block.prefix):
+        message = f"`{block.prefix}` is no folder's name that every tool on the way leaves as it is"
+        faults.append(Fault(message, key="vertex.prefix", hint="letters, digits and . _ - / as in teams/vision"))
     faults += _endpoint_faults(block.endpoints)
     if faults:
         raise ConfigError(faults)
     return Place(str(project), str(location), str(bucket), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+
+
+def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
+    """Return how to mend it: a zone is named in its region's place, a folder behind the bucket."""
+    folder = value.partition("/")[2]
+    if key == "staging_bucket" and folder:
+        return f"the bucket alone; the folder by `prefix: {folder}`"
+    plain = value.lower()
+    plain = plain[:-2] if re.search(r"\d-[a-z]$", plain) else plain
+    return f"did you mean `{plain}`?" if plain != value and pattern.fullmatch(plain) else f"as in {example}"
 
 
 def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
@@ -64,7 +65,7 @@ def _is_inside(name: str) -> bool:
 
 def _copy(access: Access, uri: str, path: Path) -> bool:
     """Copy the object; return False where it is gone: a job that runs may take back what it has put there."""
-    partial = path.with_name(path.name + _PART)
+    partial = path.with_name(f".{secrets.token_hex(8)}{_PART}")  # a name that no object has
     try:
         with partial.open("wb") as file:
             is_there = _whole(access, uri, file)

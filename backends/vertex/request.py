@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.resources import files
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import pairs
@@ -65,7 +66,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     _require_possible(config, choice)
     name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
     order_uri, code_uri = f"{home}/attempt-{attempt}/{ORDER}", f"{place.root}/code/{bundle_sha256}/{BUNDLE}"
-    checkpoint_uri = f"{(config.checkpoint.uri or f'{place.root}/checkpoints').rstrip('/')}/{job_id}"
+    checkpoints = config.checkpoint.uri or config.checkpoint.mirror or f"{place.root}/checkpoints"
+    checkpoint_uri = f"{checkpoints.rstrip('/')}/{job_id}"
     output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
     order = {
         **job_spec(plan, config, job_id, attempt),
@@ -111,7 +113,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "wheel_uri": wheel,
         "order_uri": order_uri,
         "owner_uri": f"{home}/owner",
-        "checkpoint_uri": checkpoint_uri,
+        "checkpoint_uri": checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
         "output_uri": output_uri,
         "order": order,
         "label": choice.label,
@@ -237,6 +239,8 @@ def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], 
             plain_key = f"tag_{plain_key}"[:63]
         if (plain_key, plain) != (key, value):
             told.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
+        if plain_key in found:
+            told.append(f"and so the tag `{key}` takes another one's place")
         found[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
     return {**found, **own}, told
@@ -271,12 +275,12 @@ def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) 
         "#!/bin/sh -e",
         "# Sends the job as `cloudtrain submit` does, with Google's own command line; cloudtrain does not follow it.",
         'cd "$(dirname "$0")"',
-        f"gcloud storage cp --no-clobber code/*/{BUNDLE} {beside['code_uri']}",
-        *([f"gcloud storage cp --no-clobber code/*.whl {beside['wheel_uri']}"] if beside["wheel_uri"] else []),
-        f"gcloud storage cp {ORDER} {beside['order_uri']}",
+        f"gcloud storage cp --no-clobber code/*/{BUNDLE} {quote(beside['code_uri'])}",
+        *([f"gcloud storage cp --no-clobber code/*.whl {quote(beside['wheel_uri'])}"] if beside["wheel_uri"] else []),
+        f"gcloud storage cp {ORDER} {quote(beside['order_uri'])}",
         "gcloud ai custom-jobs create --config job-spec.yml \\",
-        f"  --project {beside['project']} --region {beside['location']} --display-name {body['displayName']} \\",
-        f"  --labels {labels}" + (f" --kms-key {kms}" if kms else ""),
+        f"  --project {beside['project']} --region {beside['location']} --display-name {quote(body['displayName'])} \\",
+        f"  --labels {quote(labels)}" + (f" --kms-key {quote(kms)}" if kms else ""),
     ]
     return {
         "job-spec.yml": render.as_yaml(body["jobSpec"]),
@@ -339,7 +343,8 @@ def _unreachable(config: Config) -> Iterator[Fault]:
     told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
     for key, uri in told.items():
         if uri is not None and not _GS.fullmatch(uri):
-            hint = "as in gs://BUCKET/PREFIX" + ("" if "://" in uri else f"; gcloud storage cp -r {uri} gs://BUCKET/x")
+            is_here = "://" not in uri and key.startswith("inputs.")
+            hint = "as in gs://BUCKET/PREFIX" + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")
             yield Fault(f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere", key=key, hint=hint)
     mirror = config.checkpoint.mirror
     if mirror is not None and ("://" not in mirror or mirror.startswith("file:")):

@@ -49,8 +49,8 @@ CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
 # At the sending, and of a job that failed for it.
 NO_MACHINES = (
-    "IAM & Admin > Quotas of the project shows and raises the limit named; spot and flex start count on the "
-    "`preemptible` ones; or take fewer or other machines, or another region"
+    "take fewer or other machines, another region, or try again; where a quota is named, IAM & Admin > Quotas of the "
+    "project shows and raises it (spot and flex start count on the `preemptible` ones)"
 )
 HINT_LOGIN = "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS"
 

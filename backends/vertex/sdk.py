@@ -18,7 +18,8 @@ from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["create", "put", "tail"]
 
-CREATE_S, UPLOAD_S, TAIL_S = 60.0, 300.0, 3600.0
+CREATE_S, UPLOAD_S = 60.0, 300.0
+TAIL_S = 300.0  # of one session; it may last an hour, but nobody can tell it meanwhile that nobody reads
 TAIL_WINDOW_S = 1  # for which Cloud Logging gathers entries to put them in order
 
 
@@ -122,7 +123,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         status = int(error.code or 0)
         code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
-        raise GoogleError(status, code, rest.one_line(str(error.message))) from error
+        raise GoogleError(status, code, rest.one_line(_told(error) or str(error.message))) from error
     except exceptions.RetryError as error:
         raise GoogleError(0, "", rest.one_line(str(error))) from error
     except refused.RefreshError as error:
@@ -131,3 +132,10 @@ def _errors(exceptions: Any) -> Iterator[None]:
         raise GoogleError(0, "page", f"what answers is no service of Google's: {rest.one_line(str(error))}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
         raise GoogleError(0, "", rest.one_line(str(error))) from error
+
+
+def _told(error: Any) -> str:
+    """Return Google's own words of an error that came by REST: the clients put address and JSON around them."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        return str(error.response.json()["error"]["message"])
+    return ""

@@ -54,7 +54,7 @@ def may_tell_more(told: Mapping[str, Any], now_s: float) -> bool:
     """Return whether the containers' account of a failure may still be on its way."""
     ended_s = seconds(told.get("endTime"))
     is_fresh = ended_s is not None and abs(now_s - ended_s) < LATE_S
-    return told.get("state") == "JOB_STATE_FAILED" and bool(told.get("startTime")) and is_fresh
+    return told.get("state") in ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED") and bool(told.get("startTime")) and is_fresh
 
 
 def state_of(
@@ -90,7 +90,7 @@ def state_of(
     is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
     if name == "JOB_STATE_CANCELLED":
         why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
-        return State("stopped", why, is_resumable, **common)
+        return State("stopped", why, is_resumable, detail=_error(told)[1] or None, **common)
     if is_out_of_time:
         return State("stopped", limit_reason, is_resumable, detail=_error(told)[1] or None, **common)
     return _failed(told, account, is_resumable, common, is_spot=is_spot)
@@ -107,7 +107,7 @@ def _failed(
     code, words = _error(told)
     words = words or f"Vertex AI says {told.get('state')}, and not why"
     if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
-        error = {"rank": None, "kind": "capacity", "message": f"{words}; {NO_MACHINES}"}
+        error = {"rank": None, "kind": "capacity", "message": f"{words.rstrip('.')}; {NO_MACHINES}"}
         return State("failed", "node_failure", is_resumable, error, **common)
     reason = (account or {}).get("reason")
     # Spot machines that are taken back and do not come again end in a lack of machines.

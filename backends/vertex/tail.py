@@ -19,7 +19,8 @@ from cloudtrain.launcher.errors import CloudtrainError
 __all__ = ["Tail"]
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-IDLE_S = 30.0  # without a reader, until the stream is given back
+IDLE_S = 30.0  # without a reader, after which the stream is not begun again
+ACCEPTED_S = 2.0  # without a refusal: then it is taken for open
 MOST = 50_000  # entries kept for a reader that does not come; the lists have them
 
 
@@ -31,7 +32,8 @@ class Tail:
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._is_lossy = False
-        self._is_open = False
+        self._opened_s: float | None = None
+        self.is_possible = True  # with the libraries that are here, and the way that leads there
         self._is_closed = threading.Event()
         self._read_s = time.monotonic()
         self._stream: Any = None
@@ -42,7 +44,12 @@ class Tail:
     @property
     def is_open(self) -> bool:
         """Whether new entries come by themselves."""
-        return self._is_open
+        return self._opened_s is not None and time.monotonic() - self._opened_s > ACCEPTED_S
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended for good."""
+        return self._is_closed.is_set()
 
     def take(self) -> tuple[list[Entry], bool]:
         """Return what has come since the last call, and whether the stream has left something out."""
@@ -55,7 +62,7 @@ class Tail:
     def close(self) -> None:
         """End the stream."""
         self._is_closed.set()
-        self._is_open = False
+        self._opened_s = None
         if self._stream is not None:
             with contextlib.suppress(Exception):  # it may be over, or never have begun
                 self._stream.cancel()
@@ -64,18 +71,22 @@ class Tail:
     def _run(self) -> None:
         pause_s = PAUSE_S
         while not self._is_closed.is_set():
+            if time.monotonic() - self._read_s > IDLE_S:
+                self.close()
+                return
             begin_s = time.monotonic()
             try:
                 self._read()
             except GoogleError:
                 pass  # refused, broken off, or at its hour
-            except CloudtrainError:  # it cannot be here: no library, no gRPC
+            except CloudtrainError:
+                self.is_possible = False
                 self.close()
                 return
             except Exception:  # what a library raises at its own end must not reach the terminal
                 if self._is_closed.is_set():
                     return
-            self._is_open = False
+            self._opened_s = None
             with self._lock:
                 self._is_lossy = True
             pause_s = PAUSE_S if time.monotonic() - begin_s > LONGEST_PAUSE_S else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -87,13 +98,14 @@ class Tail:
         sdk.tail(self._access, self._query, self._put, self._opened)
 
     def _opened(self, stream: Any) -> None:
-        self._stream, self._is_open = stream, True
+        self._stream, self._opened_s = stream, time.monotonic()
         if self._is_closed.is_set():
             stream.cancel()
 
     def _put(self, batch: Any) -> None:
         if time.monotonic() - self._read_s > IDLE_S:
             self.close()
+            return
         entries = [of_proto(raw) for raw in batch.entries if not raw.split.total_splits]
         with self._lock:
             # Parts of a long line are left to the lists.

@@ -164,7 +164,10 @@ def _pack(config: Config, config_file: Path, target: Path) -> None:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     try:
+        is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+        if is_new:  # it may lie in the code folder, and is no code
+            (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
             say(f"wrote {folder / name}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,7 +193,7 @@ def test_without_a_mount_checkpoints_go_to_blob_storage(
     assert [name for name in azure_account.blobs() if "jobs/broken/checkpoints/" in name] == []
 
 
-def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, folder: Path, wait_until: Any) -> None:
+def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, folder: Path) -> None:
     """kill -9 of a submit under an Azure that stumbles in every way: the next one has all, in order, and the code."""
     azure_account.fault("run.details", "throttle", every=5)
     azure_account.fault("run.details", "500", every=7)
@@ -207,12 +206,9 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.001)\n",
     )
-    process = cli.start("submit", "-y", "--name", "lines", cwd=folder)
-    wait_until(lambda: "line 1 100" in cli("logs", "lines").stdout, 100, 0.3)
+    cli.watch("line 1 100", "submit", "-y", "--name", "lines", cwd=folder)
     azure_account.fault("blob.get", "sas_expired")
     azure_account.fault("run.details", "expired")
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
         numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
@@ -220,9 +216,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     assert done.code == 0
 
 
-def test_failure_of_another_node_is_on_the_screen_at_once(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any
-) -> None:
+def test_failure_of_another_node_is_on_the_screen_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
     """Node 1 alone fails, after a silence: its traceback is shown within 5 s, and it is the cause."""
     as_script(
         folder,
@@ -243,7 +237,7 @@ def test_failure_of_another_node_is_on_the_screen_at_once(
     assert process.returncode == 1
 
 
-def test_files_can_be_fetched_while_it_runs(cli: Any, azure_account: Azure, folder: Path, wait_until: Any) -> None:
+def test_files_can_be_fetched_while_it_runs(cli: Any, azure_account: Azure, folder: Path) -> None:
     """What the job has written so far, where no storage key is to be had, either."""
     azure_account.settings(datastore_credentials="none")
     as_script(
@@ -253,7 +247,7 @@ def test_files_can_be_fetched_while_it_runs(cli: Any, azure_account: Azure, fold
         "print('written', flush=True)\ntime.sleep(120)\n",
     )
     assert cli("submit", "-d", "-y", "--name", "early", cwd=folder).code == 0
-    wait_until(lambda: "written" in cli("logs", "early").stdout, 60, 0.3)
+    cli.watch("written", "logs", "-f", "early")
     fetched = cli("artifacts", "early", "-o", folder / "out", "--json")
     assert [Path(path).read_text() for path in fetched.json["files"] if path.endswith("early.txt")] == ["so far"]
     assert cli("stop", "early", "-y").code == 0

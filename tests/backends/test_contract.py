@@ -7,7 +7,6 @@ runs against to `STAND_INS`; no new test code.
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 from cloudtrain.launcher.backend import BUILT_IN
 from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
+from doubles.google.names import BUCKET, PROJECT, REGION
 
 pytestmark = pytest.mark.slow
 
@@ -32,9 +32,18 @@ backend: azureml
 resources: {{instances: 2, instance_type: Standard_D4s_v5}}
 azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
 """,
+    "vertex": f"""\
+backend: vertex
+resources: {{instances: 2, instance_type: n1-standard-4}}
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+""",
 }
-STAND_INS = {"sagemaker": "aws", "azureml": "azure"}  # fixtures whose `environ` leads the command there
-WITHOUT_KILL = {"sagemaker", "azureml"}  # a platform that always lets a job save before it ends
+STAND_INS = {
+    "sagemaker": "aws",
+    "azureml": "azure",
+    "vertex": "google",
+}  # fixtures whose `environ` leads the command there
+WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # a platform that always lets a job save before it ends
 SHORTEST_S = {"azureml": 60}  # the least time limit that a platform takes, where it is more than 18 s
 
 # Prints who it is; then runs on until told to stop, and saves before it leaves.
@@ -94,9 +103,9 @@ def told(logs: str) -> list[dict[str, Any]]:
     return sorted((json.loads(at["text"]) for at in lines if at["text"].startswith("{")), key=lambda x: x["rank"])
 
 
-def running(cli: Any, wait_until: Any, text: str = "looping") -> None:
-    """Wait until both ranks have printed the text."""
-    wait_until(lambda: cli("logs", "last").stdout.count(text) == 2, 90, 0.2)
+def running(cli: Any) -> None:
+    """Wait until both ranks are looping."""
+    cli.watch("looping", "logs", "-f", "last", count=2)
 
 
 def test_every_built_in_backend_is_held() -> None:
@@ -104,30 +113,33 @@ def test_every_built_in_backend_is_held() -> None:
     assert set(SETTINGS) == set(BUILT_IN)
 
 
-def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any) -> None:
-    """Two instances are two nodes; arguments and variables arrive as they were written, whatever is in them."""
+def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path) -> None:
+    """Two instances are two nodes; arguments and variables arrive as they were written, whatever is in them.
+
+    `PYTHONPATH` finds the user's modules and hides none of ours; a secret's value is in no file, log or registry.
+    """
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
-    folder = job(f"args: [{json.dumps(hostile)}, '']\nenv: {{GREETING: {json.dumps(hostile)}}}\n")
-    done = cli("submit", "-y", "--json", cwd=folder)
-    ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
+    secret = "s3cr3t-value-of-the-token"
+    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib}}"
+    folder = job(f"args: [{json.dumps(hostile)}, '']\nenv: {variables}\nsecrets: [API_TOKEN]\n")
+    (folder / "lib").mkdir()
+    (folder / "lib" / "mine.py").write_text("word = 'found it'")
+    (folder / "train.py").write_text(f"import mine\nprint(mine.word, flush=True)\n{SCRIPT}")
+    done = cli("submit", "-y", "--json", cwd=folder, env={"API_TOKEN": secret})
+    lines = [line for line in done.stdout.splitlines() if '"text"' in line]
+    ranks = told("\n".join(lines))
     assert done.code == 0, done.stderr
     assert [(r["rank"], r["world"], r["NODE_RANK"], r["NUM_NODES"]) for r in ranks] == [
         (0, 2, "0", "2"),
         (1, 2, "1", "2"),
     ]
     assert {(tuple(r["argv"]), r["env"]) for r in ranks} == {((hostile, ""), hostile)}
+    assert sum(json.loads(line)["text"] == "found it" for line in lines) == 2
+    assert {r["secret"] for r in ranks} == {len(secret)}
+    assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert secret not in done.stdout + done.stderr
     status = cli("status", "last", "--json").json
     assert (status["state"], status["exit_code"], status["attempt"], status["ranks"]) == ("succeeded", 0, 1, 2)
-
-
-def test_users_own_pythonpath_stays(cli: Any, job: Any) -> None:
-    """`env: {PYTHONPATH: lib}` finds the user's modules, and does not hide ours."""
-    folder = job("env: {PYTHONPATH: lib}\n")
-    (folder / "lib").mkdir()
-    (folder / "lib" / "mine.py").write_text("word = 'found it'")
-    (folder / "train.py").write_text("import mine\nprint(mine.word)")
-    done = cli("submit", "-y", cwd=folder)
-    assert (done.code, done.stdout.count("found it")) == (0, 2)
 
 
 def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
@@ -140,27 +152,27 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
-def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> None:
+def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
     """A stop lets the ranks save; resume is the same job's next attempt, and sees what was saved."""
     folder = job("args: [loop]\n")
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
-    running(cli, wait_until)
+    running(cli)
     assert cli("stop", "last").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
     assert cli("wait", "last").code == 9
     assert cli("resume", "last", "-y", "-d", "--set", "env.GREETING=again").code == 0
-    running(cli, wait_until)
+    running(cli)
     again = told(cli("logs", "last", "--json").stdout)
     assert [(r["ATTEMPT"], r["saved"], r["env"]) for r in again] == [("2", ["saved-0", "saved-1"], "again")] * 2
     assert told(cli("logs", "last", "--attempt", "1", "--json").stdout)[0]["ATTEMPT"] == "1"
     cli("stop", "last", "--now", "-y")
 
 
-def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str, wait_until: Any) -> None:
+def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
     """`--now` kills, where the platform can; the job is stopped by its user, and nothing was saved to go on from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
-    running(cli, wait_until)
+    running(cli)
     assert cli("stop", "last", "--now", "-y").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"]) == ("stopped", "user")
@@ -176,29 +188,15 @@ def test_time_limit_holds_by_itself(cli: Any, job: Any, backend: str) -> None:
     assert (done.code, status["ended_s"] - status["started_s"] < limit_s + 12) == (1, True)
 
 
-def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any, wait_until: Any) -> None:
+def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any) -> None:
     """kill -9 of a following submit touches nothing; `logs -f` then shows every line once, in order."""
     folder = job("args: [lines]\n")
-    process = cli.start("submit", "-y", cwd=folder)
-    wait_until(lambda: cli("logs", "last").stdout.count("line 0") > 20, 90, 0.2)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    cli.watch("line 0", "submit", "-y", count=20, cwd=folder)
     done = cli("logs", "-f", "last")
     for rank in (0, 1):
         numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
         assert numbers == list(range(500))
     assert done.code == 0
-
-
-def test_secrets_reach_the_job_and_nothing_else(cli: Any, job: Any, home: Path) -> None:
-    """The value is in the ranks' environment, and in no file, log or registry of ours."""
-    secret = "s3cr3t-value-of-the-token"
-    folder = job("secrets: [API_TOKEN]\n")
-    done = cli("submit", "-y", "--json", cwd=folder, env={"API_TOKEN": secret})
-    ranks = told("\n".join(line for line in done.stdout.splitlines() if '"text"' in line))
-    assert {r["secret"] for r in ranks} == {len(secret)}
-    assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-    assert secret not in done.stdout + done.stderr
 
 
 def test_missing_secret_is_said_before_anything_is_sent(cli: Any, job: Any) -> None:

@@ -76,11 +76,11 @@ with open(os.environ["CLOUDTRAIN_OUTPUT_DIR"] + "/big", "wb", buffering=0) as bi
 
 
 @pytest.fixture
-def training(cli: Any, project: Callable[..., Path], wait_until: Any) -> Path:
+def training(cli: Any, project: Callable[..., Path]) -> Path:
     """Start a two-node job that counts steps; return its folder once it is under way."""
     folder = project(TWO, script="train.py", text=TRAIN)
     assert cli("submit", "-d", cwd=folder).code == 0
-    wait_until(lambda: "step 5 " in cli("logs", "last").stdout, 90, 0.2)
+    cli.watch("step 5 ", "logs", "-f", "last")
     return next(cli.home.glob("local/*/attempt-1"))
 
 
@@ -118,12 +118,12 @@ def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> No
 
 
 @pytest.mark.slow
-def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
+def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> None:
     """kill -9 of an agent where `min_instances` allows it: the others go on from what was saved, and that is said."""
     folder = project("resources: {instances: 3, min_instances: 2}\n", script="train.py", text=TRAIN)
     sent = cli("submit", "-d", cwd=folder)
     assert (sent.code, "min_instances" in sent.stderr) == (0, False)
-    wait_until(lambda: "step 5 " in cli("logs", "last").stdout, 90, 0.2)
+    cli.watch("step 5 ", "logs", "-f", "last")
     attempt = next(cli.home.glob("local/*/attempt-1"))
     os.kill(json.loads((attempt / "node-2" / "state.json").read_text())["pid"], signal.SIGKILL)
     assert cli("wait", "last").code == 0
@@ -173,7 +173,7 @@ def test_stop_sweeps_what_killed_agents_left(cli: Any, project: Callable[..., Pa
     """A script's own child survives the kill of the agents; the next look at the lost job takes it away."""
     text = "import subprocess; print('started', flush=True); subprocess.run(['sleep', '4242'])"
     cli("submit", "-d", cwd=project("", script="train.py", text=text))
-    wait_until(lambda: "started" in cli("logs", "last").stdout, 90, 0.2)
+    cli.watch("started", "logs", "-f", "last")
     folder = next(cli.home.glob("local/*/attempt-1"))
     os.kill(json.loads((folder / "node-0" / "state.json").read_text())["pid"], signal.SIGKILL)
     assert cli("wait", "last").code == 1

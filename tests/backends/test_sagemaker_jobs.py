@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +107,8 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
     assert len({e["step"] for e in events(lines, "step")}) == 10
 
 
-def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
-    """kill -9 of `logs -f` under a CloudWatch that stumbles and lags: the next one has all, in order, and the code."""
+def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
+    """kill -9 of a submit under a CloudWatch that stumbles and lags: the next one has all, in order, and the code."""
     account.settings(log_lag_s=2.0)
     account.fault("GetLogEvents", "throttle", every=5)
     account.fault("GetLogEvents", "empty", every=7)
@@ -120,10 +119,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     )
     text = CONFIG.replace("task: task.py", "script: train.py")
     (folder / "cloudtrain.yaml").write_text(text[: text.index("training:")] + text[text.index("limits:") :])
-    process = cli.start("submit", "-y", "--name", "lines", cwd=folder)
-    wait_until(lambda: "line 1 100" in cli("logs", "lines").stdout, 100, 0.3)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    cli.watch("line 1 100", "submit", "-y", "--name", "lines", cwd=folder)
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
         numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]

@@ -15,7 +15,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import prices
+from cloudtrain.backends.vertex import listprices, prices
 from cloudtrain.launcher import catalog
 from cloudtrain.launcher.catalog import Machine
 from doubles.google import billing
@@ -80,9 +80,9 @@ def served(compute_engine: list[dict[str, Any]], vertex: list[dict[str, Any]], p
     return get
 
 
-def priced(get: Get, machine_type: str, kind: Any, *attached: Any) -> prices.Price:
+def priced(get: Get, machine_type: str, kind: Any, *attached: Any) -> listprices.Price:
     """Return the machine's price of the list that the getter gives."""
-    return prices.assemble(prices.catalogue(get, REGION), machine_type, kind, *attached)
+    return listprices.assemble(listprices.catalogue(get, REGION), machine_type, kind, *attached)
 
 
 def test_fee_is_of_the_price_on_demand() -> None:
@@ -218,11 +218,11 @@ def test_no_trap_of_the_catalogue_is_taken(shuffled: random.Random, page: int) -
     compute_engine, vertex = [*BILL_COMPUTE_ENGINE, *TRAPS], [*BILL_VERTEX, *TRAPS_VERTEX]
     shuffled.shuffle(compute_engine)
     shuffled.shuffle(vertex)
-    listed = prices.catalogue(served(compute_engine, vertex, page), REGION)
-    clean = prices.catalogue(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), REGION)
+    listed = listprices.catalogue(served(compute_engine, vertex, page), REGION)
+    clean = listprices.catalogue(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), REGION)
     for kind in ("standard", "flex_start", "reservation"):
-        assert prices.assemble(listed, "a3-highgpu-8g", kind) == prices.assemble(clean, "a3-highgpu-8g", kind)
-    spot = prices.assemble(listed, "a3-highgpu-8g", "spot")
+        assert listprices.assemble(listed, "a3-highgpu-8g", kind) == listprices.assemble(clean, "a3-highgpu-8g", kind)
+    spot = listprices.assemble(listed, "a3-highgpu-8g", "spot")
     assert spot.total_usd == pytest.approx(
         8 * (0.9 + 1.4694826) + 208 * (0.001 + 0.0038247) + 1872 * (0.0001 + 0.0003331) + 6000 * 0.01 / 730, abs=1e-6
     )
@@ -257,7 +257,7 @@ def test_a100_of_40_is_not_that_of_80() -> None:
     get = served(listed, [])
     assert priced(get, "a2-highgpu-1g", "standard").total_usd == pytest.approx(1.15 * 3.673385, abs=1e-5)
     assert priced(get, "a2-ultragpu-1g", "standard").total_usd == pytest.approx(1.15 * 5.027702, abs=1e-4)
-    with pytest.raises(prices.NotListed, match="a2-ultragpu-1g: Google lists no `SSD backed Local Storage`"):
+    with pytest.raises(listprices.NotListed, match="a2-ultragpu-1g: Google lists no `SSD backed Local Storage`"):
         priced(get, "a2-ultragpu-1g", "reservation")
 
 
@@ -323,20 +323,22 @@ def test_a3_mega_has_three_names_for_its_card() -> None:
     for before in ("", "Spot Preemptible ", "DWS Defined Duration "):
         listed.append(sku(f"{before}A3Plus Instance Core running in Americas", 0.026924))
         listed.append(sku(f"{before}A3Plus Instance Ram running in Americas", 0.002344, "GiBy.h"))
-    found = prices.catalogue(served(listed, []), REGION)
+    found = listprices.catalogue(served(listed, []), REGION)
     host, disks = 208 * 0.026924 + 1872 * 0.002344, 6000 * 0.08 / 730
     on_demand = 8 * 10.344276 + host
-    assert prices.assemble(found, "a3-megagpu-8g", "standard").total_usd == pytest.approx(1.15 * on_demand, abs=1e-5)
+    assert listprices.assemble(found, "a3-megagpu-8g", "standard").total_usd == pytest.approx(
+        1.15 * on_demand, abs=1e-5
+    )
     cards: list[tuple[Any, float]] = [("spot", 5.0), ("flex_start", 4.423936)]
     for kind, card in cards:
-        total = prices.assemble(found, "a3-megagpu-8g", kind).total_usd
+        total = listprices.assemble(found, "a3-megagpu-8g", kind).total_usd
         assert total == pytest.approx(8 * card + host + disks + 0.15 * on_demand, abs=1e-5)
 
 
 def test_part_for_nothing_is_not_listed() -> None:
     """Some entries hold a place at 0 USD: a machine with free cards would be the cheapest of all."""
     listed = [sku("Nvidia H100 80GB GPU running in Americas", 0.0), *BILL_COMPUTE_ENGINE[1:]]
-    with pytest.raises(prices.NotListed, match="`h100 80gb`"):
+    with pytest.raises(listprices.NotListed, match="`h100 80gb`"):
         priced(served(listed, []), "a3-highgpu-8g", "standard")
 
 
@@ -365,18 +367,18 @@ def test_of_two_prices_the_higher_counts() -> None:
 def test_missing_part_is_no_price(lacking: int) -> None:
     """A machine without its cards, or without its memory, would look cheap."""
     listed = [one for place, one in enumerate(BILL_COMPUTE_ENGINE) if place != lacking]
-    found = prices.catalogue(served(listed, []), REGION)
+    found = listprices.catalogue(served(listed, []), REGION)
     # The fee needs the prices on demand, a STANDARD job no disks, flex start its own price of everything.
     lacks: list[Any] = ["standard", "flex_start", "reservation"] if lacking < 3 else ["flex_start"]
     for kind in ["reservation"] if lacking == 3 else lacks:
-        with pytest.raises(prices.NotListed, match="Google lists no"):
-            prices.assemble(found, "a3-highgpu-8g", kind)
+        with pytest.raises(listprices.NotListed, match="Google lists no"):
+            listprices.assemble(found, "a3-highgpu-8g", kind)
 
 
 @pytest.mark.parametrize("name", ["g2-standard-5", "g4-standard-24", "x9-mega-8", "m1-ultramem-40", "", "n1-standard-"])
 def test_machine_of_unknown_parts_is_refused(name: str) -> None:
     """Rather than priced by a guess."""
-    with pytest.raises(prices.NotListed, match="is not known here"):
+    with pytest.raises(listprices.NotListed, match="is not known here"):
         priced(served(PARTS, BILL_VERTEX), name, "standard")
 
 
@@ -385,12 +387,12 @@ def test_answer_of_no_sense_is_refused() -> None:
     euros = sku("A3 Instance Core running in Americas", 1.0)
     euros["pricingInfo"][0]["pricingExpression"]["tieredRates"][0]["unitPrice"]["currencyCode"] = "EUR"
     with pytest.raises(ValueError, match="EUR, not USD"):
-        prices.catalogue(served([euros], []), REGION)
+        listprices.catalogue(served([euros], []), REGION)
     broken = sku("A3 Instance Core running in Americas", 1.0, pricingInfo=[{"effectiveTime": "2026"}])
     with pytest.raises(ValueError, match="A3 Instance Core"):
-        prices.catalogue(served([broken], []), REGION)
+        listprices.catalogue(served([broken], []), REGION)
     with pytest.raises(ValueError, match="more than 100 pages"):
-        prices.catalogue(lambda path, query: {"nextPageToken": "again"}, REGION)
+        listprices.catalogue(lambda path, query: {"nextPageToken": "again"}, REGION)
 
 
 @pytest.mark.parametrize("region", ["us-central1", "europe-west4"])
@@ -406,17 +408,19 @@ def test_list_is_read_over_http(region: str, page: int) -> None:
         return route.function(world, request, **found.groupdict())
 
     with serving(respond) as url, requests.Session() as session:
-        listed = prices.catalogue(lambda path, query: session.get(url + path, params=query, timeout=10).json(), region)
+        listed = listprices.catalogue(
+            lambda path, query: session.get(url + path, params=query, timeout=10).json(), region
+        )
     kinds: list[tuple[Any, str]] = [("standard", "STANDARD"), ("spot", "SPOT"), ("flex_start", "FLEX_START")]
     for name, parts in billing.MACHINES.items():
         cards = 2 if name.startswith("n1-") else 0
         attached = ("NVIDIA_TESLA_T4", cards) if cards else ()
         for kind, theirs in kinds:
             if kind == "flex_start" and any(part.startswith(("n1", "e2")) for part in parts):
-                with pytest.raises(prices.NotListed):
-                    prices.assemble(listed, name, kind, *attached)
+                with pytest.raises(listprices.NotListed):
+                    listprices.assemble(listed, name, kind, *attached)
                 continue
-            found = prices.assemble(listed, name, kind, *attached)
+            found = listprices.assemble(listed, name, kind, *attached)
             assert found.total_usd == pytest.approx(billing.hourly_usd(name, theirs, region, t4=cards), abs=1e-6)
             assert found.difference == pytest.approx(0, abs=1e-4)
 

@@ -150,8 +150,8 @@ class Switch:
     def _make(self) -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
-        # An address of its own: else a bridge takes its least port's, and another one with each container that ends, and
-        # who has learned the old one reaches nobody for most of a minute.
+        # An address of its own: else a bridge takes its least port's, and another with each container that ends: who
+        # has learned the old one reaches nobody for most of a minute.
         made = f"link add br0 address {GATEWAY_HARDWARE} type bridge\naddr add {self.gateway}/16 dev br0"
         _ip(f"link set lo up\n{made}\nlink set br0 up\n")
 

@@ -1,16 +1,23 @@
-"""An S3 for the tests: moto's real server on loopback, and in front of it whatever can go wrong on the way."""
+"""An S3 for the tests: moto's real server on loopback, and in front of it whatever can go wrong on the way.
+
+And the environment in which a job finds Google's stand-in, by a credentials file or by the machine's own account.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+
+from doubles.google.handle import SERVICE_ACCOUNT, Google
 
 
 @dataclass
@@ -110,3 +117,60 @@ def bucket(s3_front: tuple[str, _Front], monkeypatch: pytest.MonkeyPatch) -> Ite
     yield made
     made.let_go.set()
     del front.buckets[name]
+
+
+@pytest.fixture
+def google_store(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
+    """Return Google's stand-in, to which the environment leads this process, and all that it starts."""
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_"))]:
+        monkeypatch.delenv(name)
+    google.apply(monkeypatch)
+    return google
+
+
+@dataclass
+class Metadata:
+    """A metadata server; `token` makes a token, and what it raises is a status."""
+
+    token: Callable[[], str]
+    asked: list[str] = field(default_factory=list)
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        """Return what there is under a path."""
+        self.asked.append(path.rpartition("/")[2])
+        if self.asked[-1] == "email":
+            return 200, SERVICE_ACCOUNT.encode()
+        try:
+            told = {"access_token": self.token(), "expires_in": 3600, "token_type": "Bearer"}
+        except LookupError as error:
+            return int(error.args[0]), b"by the test"
+        return 200, json.dumps(told).encode()
+
+
+@pytest.fixture
+def metadata(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
+    """Return a machine's metadata server, which gives tokens that the stand-in takes; there is no credentials file."""
+    made = Metadata(google_store.client.token)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = made.answer(self.path) if self.headers["Metadata-Flavor"] == "Google" else (403, b"")
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):  # of no concern to a metadata server
+        monkeypatch.setenv(name, "http://127.0.0.1:9" if "HTTP" in name.upper() else "")
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -8,8 +8,6 @@ import random
 import re
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.settings import TaskError
+from doubles import warmpython
 
 CPU = torch.device("cpu")
 
@@ -410,15 +409,8 @@ def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> s
     """Run the script on so many ranks; return what rank 0 printed."""
     (folder / "script.py").write_text(RESHARD)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "script.py"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(folder / "checkpoints"), what, strategy],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env}
+    done = warmpython.run([*launcher, str(folder / "checkpoints"), what, strategy], folder, environment, 100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -100,6 +100,65 @@ def test_pump_gives_the_room_of_what_it_has_passed_on_back(tmp_path: Path, monke
     assert kept.st_blocks * 512 < kept.st_size / 2
 
 
+def cluster(index: int, pool: str = "workerpool1", workers: int = 2) -> dict[str, str]:
+    """Return the variables by which Vertex AI tells a replica who it is; its RANK counts nodes."""
+    pools = {"workerpool0": ["127.0.0.1:2222"], "workerpool1": [f"127.1.0.{n + 2}:2222" for n in range(workers)]}
+    spec = {"cluster": pools, "environment": "cloud", "task": {"type": pool, "index": index, "trial": ""}, "job": "{}"}
+    nodes = {"CLOUDTRAIN_NODES": str(workers + 1), "RANK": "7", "WORLD_SIZE": "3", "MASTER_PORT": "3333"}
+    return {"CLOUD_ML_JOB_ID": "123", "CLUSTER_SPEC": json.dumps(spec), **nodes}
+
+
+def test_vertex_replicas_are_counted_over_the_pools() -> None:
+    """Pool 0 is the head, pool 1 the others; the port is the one that CLUSTER_SPEC announces."""
+    found = identify(cluster(1))
+    assert (found.platform, found.rank, found.count, found.head, found.port) == ("Vertex AI", 2, 3, "127.0.0.1", 2222)
+    assert found.address == "127.1.0.3"
+    assert identify(cluster(0, "workerpool0")).rank == 0
+
+
+@pytest.mark.parametrize("spec", [{}, {"CLUSTER_SPEC": ""}, {"CLUSTER_SPEC": "{}"}])
+def test_vertex_says_nothing_of_a_single_replica(spec: dict[str, str]) -> None:
+    """The variable may be missing or empty then."""
+    found = identify({"CLOUD_ML_JOB_ID": "1", "CLOUDTRAIN_NODES": "1", **spec})
+    assert (found.platform, found.rank, found.count, found.head) == ("Vertex AI", 0, 1, "127.0.0.1")
+    with pytest.raises(ValueError, match="names no replicas"):
+        identify({"CLOUD_ML_JOB_ID": "1", "CLOUDTRAIN_NODES": "2", **spec})
+
+
+def test_vertex_reduction_servers_train_nothing() -> None:
+    """Pools beyond the second have no rank."""
+    with pytest.raises(ValueError, match="trains nothing"):
+        identify(cluster(0, "workerpool2"))
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("step 10/100 loss 0.5", "INFO"),
+        ("WARNING: slow disk", "WARNING"),
+        ("[rank0]:W1122 12:00:00 WARN something", "WARNING"),
+        ("2026-11-22 12:00:00,000 - root - ERROR - boom", "ERROR"),
+        ("Traceback (most recent call last):", "ERROR"),
+        ("ValueError: bad batch", "ERROR"),
+        ("FATAL: no space", "CRITICAL"),
+        (f"{'x' * 100} ERROR is what this line tells about", "INFO"),
+        ("the errors went down, information too", "INFO"),
+    ],
+)
+def test_pump_says_as_an_object_what_the_platform_would_lose(line: str, severity: str, tmp_path: Path) -> None:
+    """Cloud Logging keeps neither order nor level of a container's lines: number, time and severity go with each."""
+    (tmp_path / "rank-3.log").write_text(f'{line}\n"quoted" \\ é\n')
+    with (tmp_path / "out").open("wb") as out:
+        pump = Pump(tmp_path, out.fileno(), form="json")
+        pump.start()
+        pump.finish()
+    first, second = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    assert (first["message"], first["severity"], first["ct"]["n"]) == (f"[3] {line}", severity, 1)
+    assert (second["message"], second["ct"]["n"], second["ct"]["l"]) == ('[3] "quoted" \\ é', 2, pump.life)
+    assert abs(first["ct"]["t"] / 1000 - time.time()) < 60
+    assert pump.count == 2
+
+
 @pytest.mark.parametrize("message", ["bad batch", "é" * 5000, 'it\'s "quoted"\nin two lines', "x" * 5000])
 def test_account_is_an_event_that_fits(message: str) -> None:
     """What SageMaker cuts at 1024 characters must be whole: words first, then data, the traceback's end in it."""

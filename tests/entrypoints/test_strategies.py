@@ -271,17 +271,24 @@ COMPILED = {
 
 def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Run the cases on so many ranks; return the results by rank, then by case."""
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    from doubles import warmpython  # the ranks, which run this file, do not find it
+
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     result = folder / f"{ranks}.json"
-    found = subprocess.run(
-        [sys.executable, "-W", "error", "-m", *launcher, __file__, json.dumps(cases), str(result)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    args = [*launcher, __file__, json.dumps(cases), str(result)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    if ranks > 1:
+        found = warmpython.run(args, folder, environment, 280)
+    else:  # by the interpreter itself, imports and all
+        found = subprocess.run(
+            [sys.executable, "-W", "error", *args],
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
     assert found.returncode == 0, found.stderr[-6000:]
     loaded: list[dict[str, Any]] = json.loads(result.read_text())
     return loaded

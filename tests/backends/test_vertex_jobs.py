@@ -1,0 +1,244 @@
+"""Whole jobs on Google's stand-in: real replicas, torchrun, gloo; trained, killed, preempted, stopped, followed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+WHERE = f"project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}"
+TASK = """
+import time, torch
+def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        g = torch.Generator().manual_seed(i)
+        x = torch.randn(8, generator=g)
+        return x, x.sum(0, keepdim=True)
+def dataset(params, split): return Data() if split == "train" else None
+def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""  # noqa: E501
+CONFIG = f"""\
+name: j
+backend: vertex
+task: task.py
+env: {{OMP_NUM_THREADS: "1"}}
+resources: {{instances: 2, instance_type: n1-standard-4, spot: true}}
+training:
+  strategy: ddp
+  precision: fp32
+  global_batch_size: 16
+  max_steps: 100
+  optimizer: {{name: adamw, lr: 1e-2}}
+  log_every: 10
+  seed: 3
+checkpoint: {{every_steps: 10, keep: 3}}
+limits: {{max_duration: 1h}}
+retry: {{max_attempts: 3}}
+vertex: {{{WHERE}}}
+"""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An undisturbed run."""
+
+    losses: dict[int, float]
+    weights: dict[str, torch.Tensor]
+
+
+_whole: list[Whole] = []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a project's folder."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "cloudtrain.yaml").write_text(CONFIG)
+    return folder
+
+
+def events(lines: str, name: str) -> list[dict[str, Any]]:
+    """Return the events of that name among lines as `logs --json` prints them."""
+    told = (json.loads(line).get("event") for line in lines.splitlines())
+    return [event for event in told if event and event["e"] == name]
+
+
+def losses(cli: Any, job: str) -> dict[int, float]:
+    """Return the losses by step, as the job's log has them."""
+    lines = cli("logs", job, "--json", "--raw").stdout
+    return {event["step"]: event["loss"] for event in events(lines, "step")}
+
+
+def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
+    """Return what the job has exported, fetched as a user would."""
+    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
+    assert fetched.code == 0, fetched.stderr
+    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Hold that the weights are the same, bit for bit."""
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def whole(cli: Any, google_project: Google, folder: Path) -> Whole:
+    """Return what the same job comes to where nothing disturbs it; run once for all tests."""
+    if not _whole:
+        assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
+        _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
+    return _whole[0]
+
+
+def as_script(folder: Path, text: str) -> None:
+    """Make the project's job a script."""
+    (folder / "train.py").write_text(text)
+    config = CONFIG.replace("task: task.py", "script: train.py")
+    (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
+
+
+def test_digits_are_read(cli: Any, google_project: Google, tmp_path: Path) -> None:
+    """The README's example on two replicas: 97 % of what it has not seen, and the weights come home."""
+    shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
+    where = ("project", PROJECT), ("location", REGION), ("staging_bucket", BUCKET)
+    more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
+    settings = [*more, *(f"vertex.{key}={value}" for key, value in where)]
+    given = [part for setting in settings for part in ("--set", setting)]
+    command = ("submit", "-y", "--name", "digits", "--backend", "vertex", "--instances", "2", *given)
+    done = cli(*command, "--instance-type", "n1-standard-4", cwd=tmp_path / "digits", timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    status = cli("status", "digits", "--json").json
+    assert status["metrics"]["accuracy"] >= 0.97
+    assert (status["step"], status["state"]) == (500, "succeeded")
+    assert weights(cli, "digits", tmp_path)
+    assert google_project.unserved() == []
+
+
+def test_killed_replica_changes_nothing(
+    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Whole
+) -> None:
+    """A machine is lost mid-run and Vertex AI begins all replicas anew, on empty disks: the same weights."""
+    process = cli.start("submit", "-y", "--name", "broken", cwd=folder)
+    wait_until(lambda: "cloudtrain/checkpoints/broken/latest.json" in google_project.objects(), 120, 0.1)
+    google_project.preempt("broken-1", "workerpool1-0")
+    shown, said = process.communicate(timeout=200)
+    assert process.returncode == 0, shown + said
+    status = cli("status", "broken", "--json").json
+    assert (status["state"], status["attempt"], status["step"]) == ("succeeded", 1, 100)
+    [again] = [event for event in events(cli("logs", "broken", "--json", "--raw").stdout, "restart") if event["step"]]
+    assert again["step"] >= 10
+    assert_equal(weights(cli, "broken", folder), whole.weights)
+    assert losses(cli, "broken") == whole.losses
+    assert len(google_project.jobs()) == 1 + ("whole-1" in {job["display_name"] for job in google_project.jobs()})
+
+
+# Rank 0 alone saves, as most scripts do; without a checkpoint, rank 1 is lost.
+SAVER = """
+import os, sys, time
+from pathlib import Path
+folder, rank = Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]), os.environ["RANK"]
+seen = (folder / "last").read_text() if (folder / "last").exists() else "nothing"
+print("found", seen, flush=True)
+if rank == "0":
+    (folder / "last").write_text("saved")
+if seen == "nothing":
+    time.sleep(2 if "rank" in sys.argv and rank == "1" else 300)
+    os.kill(os.getpid(), 9)
+Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], f"out-{rank}").write_text("done")
+"""
+
+
+@pytest.mark.parametrize("lost", ["machine", "rank"])
+def test_scripts_checkpoints_go_with_it(
+    cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
+) -> None:
+    """What one node has saved all nodes find after a machine, or a rank, was lost; and the output is fetched."""
+    as_script(folder, SAVER)
+    process = cli.start("submit", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
+    if lost == "machine":
+        wait_until(lambda: "cloudtrain/checkpoints/saves/last" in google_project.objects(), 120, 0.1)
+        google_project.preempt("saves-1", "workerpool0-0")
+    shown, said = process.communicate(timeout=200)
+    assert process.returncode == 0, shown + said
+    assert (shown.count("found nothing"), shown.count("found saved")) == (2, 2)
+    fetched = cli("artifacts", "saves", "-o", folder / "out", "--json")
+    assert sorted(Path(path).name for path in fetched.json["files"]) == ["out-0", "out-1"]
+
+
+def test_inputs_are_brought_where_nothing_is_mounted(cli: Any, google_project: Google, folder: Path) -> None:
+    """A folder and a single file of the bucket, copied first where the machine has no /gcs; read there where it has."""
+    google_project.settings(gcs=False)
+    google_project.put_object("data/train/a b.txt", b"one")
+    google_project.put_object("data/train/sub/c.txt", b"two")
+    google_project.put_object("data/labels.csv", b"three")
+    as_script(
+        folder,
+        "import os\nfrom pathlib import Path\nif os.environ['RANK'] == '1':\n"
+        "    train, labels = (Path(os.environ['CLOUDTRAIN_INPUT_' + name]) for name in ('TRAIN', 'LABELS'))\n"
+        "    print(train, (train / 'a b.txt').read_text(), (train / 'sub/c.txt').read_text(), labels.read_text())\n",
+    )
+    given = [f"inputs.train=gs://{BUCKET}/data/train", f"inputs.labels=gs://{BUCKET}/data/labels.csv"]
+    done = cli("submit", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "[r1] /tmp/cloudtrain/inputs/train one two three" in done.stdout
+    google_project.settings(gcs=True)
+    done = cli("submit", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
+    assert f"[r1] /gcs/{BUCKET}/data/train one two three" in done.stdout, done.stdout + done.stderr
+    done = cli("submit", "-y", "--set", f"inputs.train=gs://{BUCKET}/data/nothing", cwd=folder)
+    assert done.code == 1
+    assert f"the input train: there is nothing at gs://{BUCKET}/data/nothing" in done.stderr
+
+
+def test_following_twice_shows_every_line_once(cli: Any, google_project: Google, folder: Path, wait_until: Any) -> None:
+    """kill -9 of a submit under a Cloud Logging that stumbles in every way: the next one has all, and the code."""
+    google_project.settings(log_late_share=0.02, log_late_s=(3, 8), log_duplicate_share=0.02, log_resent_share=0.02)
+    google_project.fault("logging.list", "429", every=5)
+    google_project.fault("logging.list", "503", every=7)
+    google_project.fault("logging.list", "drop", every=9)
+    google_project.fault("logging.tail", "UNAVAILABLE", every=2)
+    google_project.fault("jobs.get", "503", every=4)
+    as_script(
+        folder,
+        "import os, time\nfor n in range(1500):\n    print('line', os.environ['RANK'], n, flush=True)\n"
+        "    time.sleep(0.002)\n",
+    )
+    process = cli.start("submit", "-y", "--name", "lines", cwd=folder)
+    wait_until(google_project.jobs, 60, 0.1)
+    google_project.wait_log("lines-1", "line 1 100", timeout_s=120)
+    google_project.expire_tokens()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = cli("logs", "-f", "lines", timeout_s=200)
+    for rank in (0, 1):
+        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
+        assert sorted(numbers) == list(range(1500))
+    assert done.code == 0, done.stderr
+
+
+def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Google, folder: Path) -> None:
+    """Google's own images take a Python package: the boot is one, and the script runs under it."""
+    as_script(folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
+    image = "image=us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"
+    done = cli("submit", "-y", "--set", image, cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    assert ("[r0] rank 0 of 2" in done.stdout, "[r1] rank 1 of 2" in done.stdout) == (True, True)
+    [job] = google_project.jobs()
+    assert "pythonPackageSpec" in google_project.job(job["id"])["body"]["jobSpec"]["workerPoolSpecs"][0]

@@ -1,0 +1,338 @@
+"""What Vertex AI says of a custom job, in our words: states, reasons, causes, billed seconds; and stopping it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.vertex import rest, status
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.job import State, exit_code
+from doubles.google.handle import BUCKET, PROJECT, REGION, Google
+from doubles.google.names import rfc3339
+
+BEGIN_S = 1_000_000.0
+ERROR = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
+SAVED = {"state": "stopped", "reason": "budget", "kind": None, "resumable": True}
+SIGNALLED = {"state": "stopped", "reason": "preempted", "kind": None, "resumable": True}
+LOST = {"state": "failed", "reason": "node_failure", "kind": "lost", "message": "node 1 is gone", "restarts": 2}
+EXITED = "The replica workerpool0-0 exited with a non-zero status of {}. To find out more, please check the logs: url"
+TAKEN = "The machine of replica workerpool0-0 was preempted."
+FULL = "Resources are insufficient in region: us-central1. Please try a different region."
+
+
+def told(state: str | None, ended: float | None = None, **more: Any) -> State:
+    """Return the state of a job that began at 0, at second 100; its limit is an hour."""
+    details = {key: more.pop(key) for key in ("account", "limit_s", "is_spot", "has_checkpoint") if key in more}
+    error = more.pop("error", None)
+    job: dict[str, Any] = {"startTime": rfc3339(BEGIN_S), **more}
+    if state is not None:
+        job["state"] = f"JOB_STATE_{state}"
+    if ended is not None:
+        job["endTime"] = rfc3339(BEGIN_S + ended)
+    if error is not None:
+        job["error"] = {"code": error[0], "message": error[1]}
+    asked = {"account": None, "limit_s": 3600.0, "is_spot": False, "has_checkpoint": None, **details}
+    return status.state_of(job, limit_reason="budget", now_s=BEGIN_S + 100, **asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        *((name, "pending") for name in ("QUEUED", "PENDING")),
+        *((name, "running") for name in ("RUNNING", "UPDATING", "PAUSED", "SOMETHING_NEW", None)),
+        ("CANCELLING", "stopping"),
+    ],
+)
+def test_job_that_is_not_over(name: str | None, state: str) -> None:
+    """A state that nobody has heard of is of a job that runs, once it has begun."""
+    found = told(name)
+    assert (found.state, found.ended_s, found.billed_s) == (state, None, pytest.approx(100))
+    before = told(name, startTime=None)
+    assert before.billed_s == 0.0
+    assert told("SOMETHING_NEW", startTime=None).state == "pending"
+
+
+def test_what_is_waited_for_is_said() -> None:
+    """By Google's own words where there are some."""
+    assert told("QUEUED", startTime=None).detail == "queued: the project's quota has no room for it yet"
+    assert told("PENDING", startTime=None).detail == "waiting for machines"
+    assert told("PENDING", startTime=None, error=(8, "no L4 yet")).detail == "no L4 yet"
+    assert told("RUNNING").detail is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"state": "SUCCEEDED"}, ("succeeded", None, False)),
+        ({"state": "SUCCEEDED", "account": ERROR}, ("succeeded", None, False)),
+        ({"state": "CANCELLED", "has_checkpoint": True}, ("stopped", "user", True)),
+        ({"state": "CANCELLED", "account": SIGNALLED}, ("stopped", "user", True)),
+        ({"state": "CANCELLED", "account": SAVED}, ("stopped", "budget", True)),
+        ({"state": "CANCELLED", "ended": 3590}, ("stopped", "budget", False)),
+        ({"state": "CANCELLED", "ended": 3605, "account": SIGNALLED}, ("stopped", "budget", True)),
+        ({"state": "FAILED", "ended": 3605, "error": (4, "timed out")}, ("stopped", "budget", False)),
+        ({"state": "FAILED", "ended": 3605, "account": SIGNALLED}, ("stopped", "budget", True)),
+        ({"state": "FAILED", "ended": 3605, "account": ERROR}, ("failed", "error", False)),
+        ({"state": "FAILED", "ended": 8, "limit_s": 10, "error": (3, EXITED.format(1))}, ("stopped", "budget", False)),
+        ({"state": "FAILED", "ended": 3, "limit_s": 10, "error": (3, EXITED.format(1))}, ("failed", "error", False)),
+        ({"state": "EXPIRED", "startTime": None}, ("stopped", "time_limit", False)),
+        ({"state": "FAILED", "error": (3, EXITED.format(1)), "account": ERROR}, ("failed", "error", False)),
+        ({"state": "FAILED", "error": (3, EXITED.format(1)), "account": SAVED}, ("stopped", "budget", True)),
+        ({"state": "FAILED", "error": (3, EXITED.format(137))}, ("failed", "node_failure", False)),
+        ({"state": "FAILED", "error": (3, EXITED.format(143)), "account": LOST}, ("failed", "node_failure", False)),
+        ({"state": "FAILED", "error": (13, "Internal error occurred.")}, ("failed", "node_failure", False)),
+        ({"state": "FAILED", "error": (14, TAKEN), "has_checkpoint": True}, ("failed", "preempted", True)),
+        ({"state": "FAILED", "error": (14, TAKEN), "account": SIGNALLED}, ("failed", "preempted", True)),
+        ({"state": "FAILED", "error": (14, TAKEN), "account": ERROR}, ("failed", "error", False)),
+        ({"state": "FAILED", "error": (8, FULL), "is_spot": True}, ("failed", "preempted", False)),
+        ({"state": "FAILED", "error": (8, FULL), "is_spot": True, "account": ERROR}, ("failed", "error", False)),
+        ({"state": "FAILED", "error": (3, EXITED.format(143)), "is_spot": True, "account": SIGNALLED}, None),
+        (
+            {"state": "FAILED", "error": (8, FULL), "is_spot": True, "startTime": None},
+            ("failed", "node_failure", False),
+        ),
+        ({"state": "FAILED", "error": (8, FULL), "startTime": None}, ("failed", "node_failure", False)),
+        ({"state": "FAILED"}, ("failed", "error", False)),
+        ({"state": "PARTIALLY_SUCCEEDED"}, ("failed", "error", False)),
+        ({"state": "ENDED_IN_A_NEW_WAY"}, ("failed", "error", False)),
+        ({"state": None}, ("failed", "error", False)),
+    ],
+    ids=str,
+)
+def test_how_a_job_ended(given: dict[str, Any], expected: tuple[str, str | None, bool] | None) -> None:
+    """The containers' own account counts before Google's words, but not against a preemption or the time limit."""
+    found = told(**{"ended": 50, **given})
+    assert (found.state, found.reason, found.resumable) == (expected or ("failed", "preempted", True))
+    assert found.ended_s == pytest.approx(BEGIN_S + given.get("ended", 50))
+    if found.state == "failed":
+        assert found.error is not None
+        assert found.error["message"]
+
+
+def test_first_failing_rank_is_named() -> None:
+    """Not the replica's exit code, which is all that Google tells."""
+    found = told("FAILED", 50, error=(3, EXITED.format(1)), account={**ERROR, "traceback": "train.py:7"})
+    assert found.error == {
+        "rank": 3,
+        "kind": "error",
+        "type": "ValueError",
+        "message": "boom",
+        "traceback": "train.py:7",
+    }
+    assert told("FAILED", 50, error=(3, EXITED.format(1))).error == {
+        "rank": None,
+        "kind": "platform",
+        "message": EXITED.format(1),
+    }
+    assert told("FAILED", 50, error=(3, EXITED.format(143)), account=LOST).restarts == 2
+
+
+def test_want_of_machines_has_its_cure() -> None:
+    """The same that a submit has which is refused for it."""
+    found = told("FAILED", 50, startTime=None, error=(8, FULL))
+    assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL}; {rest.NO_MACHINES}"}
+    assert found.billed_s == 0.0
+
+
+def test_seconds_that_are_billed() -> None:
+    """From the first RUNNING to the end; the queue costs nothing, clocks that differ nothing less."""
+    assert told("SUCCEEDED", 50.25, createTime=rfc3339(0)).billed_s == pytest.approx(50.25)
+    assert told("RUNNING", startTime=rfc3339(BEGIN_S + 500)).billed_s == 0.0
+    assert told("RUNNING", startTime="2026-10-01T00:00:00.123456789Z").started_s is not None
+    assert told("CANCELLED", 50, startTime=None).billed_s == 0.0
+
+
+def test_exit_code_of_a_job_that_ran_out_of_budget() -> None:
+    """What Vertex AI ends when the money's time is over is the budget's end, as on every backend."""
+    assert exit_code(told("CANCELLED", 3600)) == 6
+
+
+CONFIG = f"""\
+name: j
+backend: vertex
+script: loop.py
+resources: {{instances: 2, instance_type: n1-standard-4, spot: true}}
+limits: {{max_duration: 1h}}
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+"""
+SUBMIT = ("submit", "-d", "-y", "--name", "one")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, google_project: Google) -> Path:
+    """Return a project's folder; its jobs run nothing."""
+    google_project.settings(execute=False)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loop.py").write_text("print('x')\n")
+    (folder / "cloudtrain.yaml").write_text(CONFIG)
+    return folder
+
+
+def tell(google: Google, account: Any, node: int = 0, attempt: int = 1) -> None:
+    """Leave a container's account of the end where it leaves it."""
+    data = account if isinstance(account, str) else json.dumps(account)
+    google.put_object(f"cloudtrain/jobs/one/attempt-{attempt}/ended-{node}.json", data)
+
+
+def last_words(google: Google, job: str) -> None:
+    """Let both containers say that nothing more will come."""
+    for node in range(2):
+        fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
+        google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
+
+
+def test_states_over_a_job_s_life(vertex: Any, folder: Path, google: Google) -> None:
+    """As the service has them, in a command's words."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    seen = []
+    for state in ("QUEUED", "PENDING", "RUNNING", "CANCELLING"):
+        google.begin("one-1", f"JOB_STATE_{state}")
+        seen.append(vertex("status", "one", "--json").json["state"])
+    assert seen == ["pending", "pending", "running", "stopping"]
+
+
+def test_failure_waits_for_the_containers_account(vertex: Any, folder: Path, google: Google) -> None:
+    """It may be a little late; what Google says of an exit code is not the cause. Any node's will do."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    google.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
+    assert vertex("status", "one", "--json").json["state"] == "stopping"
+    google.fault("storage.list", "403")
+    assert vertex("status", "one", "--json").json["unreachable_since_s"] is not None
+    google.clear_faults()
+    tell(google, {**ERROR, "traceback": 'File "loop.py", line 1'}, node=1)
+    found = vertex("status", "one", "--json").json
+    assert (found["state"], found["reason"], found["error"]["rank"]) == ("failed", "error", 3)
+    assert found["error"]["traceback"] == 'File "loop.py", line 1'
+    assert ("boom" in vertex("status", "one").stdout, vertex("wait", "one").code) == (True, 1)
+
+
+def test_account_that_never_comes_is_not_waited_for_long(
+    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one that is none."""
+    monkeypatch.setattr(status, "LATE_S", 0.0)
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    tell(google, "no JSON")
+    tell(google, "[1]", node=1)
+    google.end("one-1", "JOB_STATE_FAILED", (3, EXITED.format(1)))
+    found = vertex("status", "one", "--json").json
+    assert (found["state"], found["error"]["message"]) == ("failed", EXITED.format(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_resumable"),
+    [("step-5/a", True), (".hidden", False), ("x.tmp", False), ("damaged-1/x.damaged-3", True), (None, False)],
+)
+def test_resumable_is_what_has_a_checkpoint(
+    vertex: Any, folder: Path, google: Google, name: str | None, is_resumable: bool
+) -> None:
+    """In the bucket, as the next attempt will find it, whatever the account says."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    tell(google, {**SIGNALLED, "resumable": not is_resumable})
+    if name is not None:
+        google.put_object(f"cloudtrain/checkpoints/one/{name}", "x")
+    google.end("one-1", "JOB_STATE_CANCELLED")
+    found = vertex("status", "one", "--json").json
+    assert (found["state"], found["reason"], found["resumable"]) == ("stopped", "user", is_resumable)
+
+
+def test_stop_is_asked_as_often_as_one_likes(vertex: Any, folder: Path, google: Google) -> None:
+    """Of a job that runs, that is being cancelled, that is over."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    google.settings(cancelling_s=0.5)
+    assert [vertex("stop", "one", "-y").code for _ in range(3)] == [0, 0, 0]
+    google.wait("one-1", "CANCELLED")
+    assert (vertex("stop", "one").code, vertex("wait", "one").code) == (0, 9)
+    assert vertex("status", "one", "--json").json["reason"] == "user"
+
+
+def test_stop_of_a_job_that_has_just_ended(vertex: Any, folder: Path, google: Google) -> None:
+    """Between two looks: there is nothing to complain about."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    assert vertex("status", "one", "--json").json["state"] == "running"
+    google.end("one-1")
+    assert vertex("stop", "one").code == 0
+    assert vertex("status", "one", "--json").json["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["lost", "503", "drop"])
+def test_stop_goes_through(vertex: Any, folder: Path, google: Google, kind: str) -> None:
+    """Though its answer is lost, or nobody answers at first."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    last_words(google, "one-1")
+    google.fault("jobs.cancel", kind, count=2)
+    assert vertex("stop", "one", "-y").code == 0
+    google.wait("one-1", "CANCELLED")
+
+
+def test_preempted_attempt_is_followed_by_another(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:
+    """Where the config asks for it and somebody follows; it goes on by the same checkpoints, under its own label."""
+    process = cli.start("submit", "-y", "--set", "retry.max_attempts=2", "--name", "one", cwd=folder)
+    wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
+    google.begin("one-1")
+    tell(google, SIGNALLED)
+    last_words(google, "one-1")
+    google.end("one-1", "JOB_STATE_FAILED", (14, TAKEN))
+    wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1", "one-2"], 90, 0.1)
+    google.begin("one-2")
+    last_words(google, "one-2")
+    google.end("one-2")
+    said = process.communicate(timeout=90)[1]
+    assert (process.returncode, "attempt 2 of at most 2 begins" in said) == (0, True), said
+    first, second = (
+        google.job(name)["body"]["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
+        for name in ("one-1", "one-2")
+    )
+    assert (first[0], "attempt-2/order.json" in second[1]) == (second[0], True)
+
+
+def test_poll_that_fails_says_nothing_about_the_job(vertex: Any, folder: Path, google: Google) -> None:
+    """Forbidden, gone, broken: the job stays what it was, and is shown as out of reach."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    assert vertex("status", "one", "--json").json["state"] == "running"
+    for kind in ("403", "404", "500", "drop", "cut", "400"):
+        google.fault("jobs.get", kind)
+        found = vertex("status", "one", "--json").json
+        assert (found["state"], found["unreachable_since_s"] is not None) == ("running", True), kind
+        google.clear_faults()
+    assert vertex("status", "one", "--json").json["unreachable_since_s"] is None
+
+
+def test_doubles_that_cannot_be_seen_do_not_hide_the_job(vertex: Any, folder: Path, google: Google) -> None:
+    """Its own state is known, and told."""
+    google.fault("jobs.create", "lost", count=1)
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    google.begin("one-1")
+    google.fault("jobs.list", "403")
+    found = vertex("status", "one", "--json").json
+    assert (found["state"], found["unreachable_since_s"]) == ("running", None)
+
+
+def test_money_is_counted_from_the_start(vertex: Any, folder: Path, google: Google) -> None:
+    """By the job's own times, while it runs, too."""
+    assert vertex(*SUBMIT, cwd=folder).code == 0
+    assert vertex("status", "one", "--json").json["spend_usd"] == 0
+    google.begin("one-1")
+    begin_s = time.time()
+    first = vertex("status", "one", "--json").json["spend_usd"]
+    assert first > 0
+    hourly = vertex("submit", "--dry-run", "--json", cwd=folder).json["plan"]["hourly_usd"]
+    assert first <= hourly * (time.time() - begin_s + 5) / 3600
