@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -112,7 +113,7 @@ class Cli:
         process = self.start(*args, cwd=cwd)
         too_late = threading.Timer(timeout_s, process.kill)
         too_late.start()
-        seen = [line for line, _ in zip((line for line in process.stdout if text in line), range(count), strict=False)]
+        seen = list(itertools.islice((line for line in process.stdout if text in line), count))
         too_late.cancel()
         process.kill()
         said = process.communicate()[1]

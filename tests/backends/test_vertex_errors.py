@@ -103,7 +103,7 @@ def test_log_that_may_not_be_read(vertex: Any, folder: Path, google: Google) -> 
 @pytest.mark.parametrize(
     ("kind", "message", "code", "words"),
     [
-        ("RESOURCE_EXHAUSTED", EXHAUSTED, 5, (QUOTA, "hint: IAM & Admin > Quotas", "another region")),
+        ("RESOURCE_EXHAUSTED", EXHAUSTED, 5, (QUOTA, "where a quota is named, IAM & Admin > Quotas", "another region")),
         ("403", DISABLED.format("Vertex AI", "aiplatform.googleapis.com"), 3, ("services enable aiplatform.google",)),
         ("INVALID_ARGUMENT", BAD_IMAGE, 3, ("image_uri; Message: no.",)),
         ("UNAUTHENTICATED", "", 4, ("does not take these credentials", "application-default login")),

@@ -325,3 +325,71 @@ def test_find_settles_what_is_there(vertex: Any, folder: Path, google: Google, o
     assert f"/training/{ids[kept]}?" in status
     google.wait(ids[1 - kept], "CANCELLED", "CANCELLING")
     assert google.job(ids[kept])["state"] == "JOB_STATE_PENDING"
+
+
+def test_list_whose_first_page_is_empty(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
+    """A filtered list may give an empty page and a token: the job is on the next one, and is not sent again."""
+    real = rest.get_json
+
+    def get(access: Access, service: str, path: str, params: Any = None) -> dict[str, Any]:
+        if path.endswith("/customJobs") and "pageToken" not in (params or {}):
+            return {"nextPageToken": "x"}
+        return real(access, service, path, {key: value for key, value in (params or {}).items() if key != "pageToken"})
+
+    monkeypatch.setattr(rest, "get_json", get)
+    google.fault("jobs.create", "lost", count=1)
+    assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
+    assert active(google) == ["one-1"]
+
+
+def test_job_that_the_order_is_not_for_is_given_it(
+    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try arrives while the second is lost: the order is made the first one's, whose replicas wait for it."""
+    real, bodies = sdk.create, []
+
+    def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        if len(bodies) == 2:
+            real(access, bodies[0])
+        raise rest.GoogleError(503, "UNAVAILABLE", "gone")
+
+    monkeypatch.setattr(sdk, "create", create)
+    assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
+    [job] = google.jobs()
+    pools = body_of(google, job["id"])["jobSpec"]["workerPoolSpecs"]
+    assert {pool["containerSpec"]["args"][2] for pool in pools} == {order_of(google, "one")["fence"]}
+
+
+def test_refusal_after_a_lost_try_is_no_word_on_that(
+    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quota may be used up by the very job whose answer was lost: it is not called never sent, and found later."""
+    real, bodies = sdk.create, []
+
+    def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        if len(bodies) == 1:
+            raise rest.GoogleError(503, "UNAVAILABLE", "gone")
+        raise rest.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
+
+    monkeypatch.setattr(sdk, "create", create)
+    monkeypatch.setattr("cloudtrain.backends.vertex.jobs.SETTLE_TRIES", 1)
+    done = vertex(*SUBMIT, "--name", "one", cwd=folder)
+    assert (done.code, "whether an earlier try arrives is not known yet" in done.stderr) == (7, True), done.stderr
+    real(ACCESS, bodies[0])
+    assert vertex("status", "one", "--json", cwd=folder).json["state"] == "pending"
+    assert active(google) == ["one-1"]
+
+
+def test_job_that_was_deleted_there_is_over(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
+    """What it has cost so far stays; right after a send it may merely not be there yet."""
+    assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
+    google.begin("one-1")
+    assert vertex("status", "one", "--json").json["state"] == "running"
+    google.end("one-1")
+    google.call("DELETE", f"/customJobs/{google.jobs()[0]['id']}")
+    assert vertex("status", "one", "--json").json["state"] == "running"
+    monkeypatch.setattr("cloudtrain.backends.vertex.jobs.NEW_S", 0.0)
+    status = vertex("status", "one", "--json").json
+    assert (status["state"], status["reason"], status["started_s"] is not None) == ("stopped", "user", True)

@@ -135,7 +135,7 @@ def test_first_failing_rank_is_named() -> None:
 def test_want_of_machines_has_its_cure() -> None:
     """The same that a submit has which is refused for it."""
     found = told("FAILED", 50, startTime=None, error=(8, FULL))
-    assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL}; {rest.NO_MACHINES}"}
+    assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL.rstrip('.')}; {rest.NO_MACHINES}"}
     assert found.billed_s == 0.0
 
 
