@@ -36,16 +36,18 @@ def page(
     home: Path,
     *,
     is_passing: bool,
+    is_over: bool = False,
 ) -> LogPage:
-    """Return the lines after the cursor, of all nodes or `only` of some. `is_passing`: who reads will not stay.
+    """Return the lines after the cursor, of all nodes or `only` of some.
 
-    Raises UnreachableError where Cloud Logging does not answer.
+    `is_passing`: who reads will not stay. `is_over`: the job is known to have ended. UnreachableError
+    where Cloud Logging does not answer.
     """
     everybody = frozenset(range(nodes))
     wanted = everybody if only is None else only & everybody
     narrowed = None if wanted == everybody else wanted
     at = dict(cursor or {"order": None, "backlog": {"since_s": None, "token": ""}})
-    order = Order(at["order"])
+    order = Order(at["order"], is_over=is_over)
     try:
         if at.get("backlog") is not None:
             return _backlog(access, job, at, order, wanted, narrowed, home, is_passing)

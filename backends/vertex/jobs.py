@@ -31,10 +31,12 @@ __all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
 STATE_S = 4.0
 OWNER_LABEL = "cloudtrain_owner"
-LATE_S = 60.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
+LATE_S = 30.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
 SETTLE_TRIES = 4  # to see a job whose request was lost on the way, a pause apart
 NEW_S = 120.0  # since a send: before that, a job that is not found may not be there yet
 DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked for
+
+_over: set[str] = set()  # jobs whose end this process has seen
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -107,6 +109,7 @@ def state(ref: JobRef) -> State:
             with contextlib.suppress(GoogleError, CloudtrainError):  # what is asked beside must not hide the end
                 has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
     if status.is_over(told):
+        _over.add(ref["name"])
         _remove_secret(access, ref["secret"])
     found = status.state_of(
         told,
@@ -124,7 +127,16 @@ def logs(
 ) -> LogPage:
     """Return the lines after the cursor."""
     only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
-    found = follow.page(Access.of(ref), ref["job"], ref["nodes"], cursor, only, state_home(), is_passing=now)
+    found = follow.page(
+        Access.of(ref),
+        ref["job"],
+        ref["nodes"],
+        cursor,
+        only,
+        state_home(),
+        is_passing=now,
+        is_over=ref["name"] in _over,
+    )
     return found if ranks is None else found.only(ranks)
 
 

@@ -62,7 +62,9 @@ class _Life:
 class Order:
     """What a cursor holds of it is `dump`."""
 
-    def __init__(self, data: dict[str, Any] | None = None) -> None:
+    def __init__(self, data: dict[str, Any] | None = None, *, is_over: bool = False) -> None:
+        """`is_over`: the job has ended, and no container takes over from one that has said that another might."""
+        self._is_over = is_over
         self._lives: dict[str, _Life] = {}
         self._seen: dict[str, float] = {}
         self.high_s = 0.0
@@ -125,7 +127,10 @@ class Order:
         """Return whether the nodes have said their last word and nothing of what they said is missing."""
         ours = sorted((life for life in self._lives.values() if life.node in nodes), key=lambda life: life.first_s)
         newest = {life.node: life for life in ours}
-        return all(node in newest and newest[node].is_final for node in nodes) and all(map(_Life.is_whole, ours))
+        have_ended = {
+            node for node, life in newest.items() if life.is_final or (self._is_over and life.count is not None)
+        }
+        return have_ended >= nodes and all(map(_Life.is_whole, ours))
 
     @staticmethod
     def _release(life: _Life, now_s: float) -> list[LogLine]:

@@ -78,12 +78,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "kept_in": f"{home}/attempt-{attempt}",
         "fence": name,  # of a file that is sent by hand; each send of ours puts another one here and in the arguments
     }
-    if not config.task and plan.instances > 1 and config.distributed.max_restarts:
-        # Replicas have a disk each, and what one has saved another has only after a start of all.
-        order["max_restarts"] = 0
-        order["exit_codes"]["mended_by_a_start"] = FAULTS
-    if config.task and config.checkpoint.mirror is None:
-        order["checkpoint"] = {**order["checkpoint"], "mirror": checkpoint_uri.rpartition("/")[0]}
+    order |= _without_shared_disk(plan, config, order, checkpoint_uri)
     if config.secrets:
         order["secrets"] = {
             "names": list(config.secrets),
@@ -215,6 +210,17 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
             "inputs": {},
         },
     }
+
+
+def _without_shared_disk(plan: Plan, config: Config, order: dict[str, Any], checkpoint_uri: str) -> dict[str, Any]:
+    """Return what of the order is otherwise because each replica has a disk of its own."""
+    if config.task:  # the trainer takes its checkpoints to the bucket by itself
+        mirror = config.checkpoint.mirror or checkpoint_uri.rpartition("/")[0]
+        return {"checkpoint": {**order["checkpoint"], "mirror": mirror}}
+    if plan.instances > 1 and config.distributed.max_restarts:
+        # What one replica of a script has saved another has only after a start of all.
+        return {"max_restarts": 0, "exit_codes": {**order["exit_codes"], "mended_by_a_start": FAULTS}}
+    return {}
 
 
 def _carried(config: Config, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:

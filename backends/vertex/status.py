@@ -29,7 +29,7 @@ _DETAILS = {
     "JOB_STATE_PAUSED": "paused",
 }
 # google.rpc.Code: an error of the job's own code has INVALID_ARGUMENT (3), the platform's faults have these.
-RESOURCE_EXHAUSTED = 8
+NOT_FOUND, RESOURCE_EXHAUSTED = 5, 8
 _FAULT_CODES = (8, 10, 13, 14)  # RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE
 _PREEMPTED = re.compile(r"preempt", re.IGNORECASE)
 _SIGNALLED = re.compile(r"non-zero status of (129|1[3-9]\d|2\d\d)|signal")
@@ -90,7 +90,8 @@ def state_of(
     is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
     if name == "JOB_STATE_CANCELLED":
         why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
-        return State("stopped", why, is_resumable, detail=_error(told)[1] or None, **common)
+        code, words = _error(told)
+        return State("stopped", why, is_resumable, detail=words if code == NOT_FOUND else None, **common)
     if is_out_of_time:
         return State("stopped", limit_reason, is_resumable, detail=_error(told)[1] or None, **common)
     return _failed(told, account, is_resumable, common, is_spot=is_spot)

@@ -84,6 +84,14 @@ def test_a_life_that_another_follows_is_not_the_last() -> None:
     assert reader.is_complete(frozenset({0}))
 
 
+def test_of_a_job_that_is_over_any_end_is_the_last() -> None:
+    """A container that saved and left, as another might take over, has none to follow it where the job has ended."""
+    reader = Order()
+    reader.take([line(1), end(1, final=False)], 0.0)
+    assert not reader.is_complete(frozenset({0}))
+    assert Order(reader.dump(), is_over=True).is_complete(frozenset({0}))
+
+
 def test_memory_does_not_grow_with_a_gap() -> None:
     """With a line that never comes and many after it, the many are given out."""
     reader = Order()

@@ -248,11 +248,18 @@ def test_resumable_is_what_has_a_checkpoint(
     assert (found["state"], found["reason"], found["resumable"]) == ("stopped", "user", is_resumable)
 
 
+def saved(google: Google) -> None:
+    """Put the account there of a container that was told to stop."""
+    told = {"state": "stopped", "reason": "preempted", "resumable": False, "restarts": 0, "kind": None}
+    google.put_object("cloudtrain/jobs/one/attempt-1/ended-0.json", json.dumps(told).encode())
+
+
 def test_stop_is_asked_as_often_as_one_likes(vertex: Any, folder: Path, google: Google) -> None:
     """Of a job that runs, that is being cancelled, that is over."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
+    saved(google)
     google.settings(cancelling_s=0.5)
     assert [vertex("stop", "one", "-y").code for _ in range(3)] == [0, 0, 0]
     google.wait("one-1", "CANCELLED")
@@ -277,6 +284,7 @@ def test_stop_goes_through(vertex: Any, folder: Path, google: Google, kind: str)
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
+    saved(google)
     google.fault("jobs.cancel", kind, count=2)
     assert vertex("stop", "one", "-y").code == 0
     google.wait("one-1", "CANCELLED")
