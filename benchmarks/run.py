@@ -16,14 +16,18 @@ import faults
 import first_step
 import restart
 import startup
+import vertex_jobs
+import vertex_submits
 
 
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
     local = (startup, first_step, fanout, crash, restart, faults)
-    clouds = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines, azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
-    for run in (*(benchmark.run for benchmark in local), *clouds):
+    aws = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines)
+    azure = (azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
+    vertex = (vertex_jobs.cost, vertex_submits.ambiguous, lambda: vertex_submits.submits(20), vertex_jobs.lines)
+    for run in (*(benchmark.run for benchmark in local), *aws, *azure, *vertex):
         report = run()
         report.show()
         sys.stdout.flush()

@@ -10,6 +10,8 @@ import crash
 import fanout
 import faults
 import restart
+import vertex_jobs
+import vertex_submits
 from report import Report
 
 
@@ -22,7 +24,9 @@ def main() -> int:
     failed = False
     aws = (lambda: aws_jobs.submits(200), lambda: aws_jobs.lines(100_000), lambda: aws_jobs.causes(10))
     azure = (lambda: azure_jobs.submits(200), lambda: azure_jobs.lines(100_000))
-    for benchmark in (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults, *aws, *azure):
+    vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
+    local = (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults)
+    for benchmark in (*local, *aws, *azure, *vertex):
         report = benchmark()
         report.show()
         sys.stdout.flush()

@@ -12,43 +12,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from report import Report
-from sandbox import COMMAND, Sandbox, sandbox
+from sandbox import COMMAND
 from startup import measure
+from vertex_submits import project
 
 from cloudtrain.entrypoints import events
-from doubles.google import handle
-from doubles.google.handle import BUCKET, PROJECT, REGION, Google
-
-WHERE = f"project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}"
-CONFIG = f"""\
-name: bench
-backend: vertex
-script: train.py
-resources: {{instances: 2, instance_type: n1-standard-4}}
-limits: {{max_duration: 1h}}
-vertex: {{{WHERE}, price_per_hour: 0.20 USD}}
-"""
-
-
-@contextmanager
-def project() -> Iterator[tuple[Sandbox, Google]]:
-    """Give a project whose commands reach a stand-in of their own; its jobs run nothing."""
-    google = handle.start()
-    try:
-        google.settings(execute=False)
-        with sandbox(google.environ) as box:
-            box.write(CONFIG, train="print('x')\n")
-            yield box, google
-    finally:
-        handle.stop(google)
+from doubles.google.handle import Google
 
 
 def cost() -> Report:

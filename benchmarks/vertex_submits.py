@@ -52,6 +52,41 @@ def project(instances: int = 2) -> Iterator[tuple[Sandbox, Google]]:
         handle.stop(google)
 
 
+# Runs the command again and again in one process, so that Google's clients are imported once.
+MANY = """
+import sys
+from cloudtrain.launcher import cli
+for number in range(int(sys.argv[1])):
+    args = ["submit", "-d", "-y", "--name", f"n{number}"]
+    if cli._run(args, debug=False) != 0:  # not known yet: the next command tells
+        while cli._run(["status", f"n{number}"], debug=False) != 0:
+            pass
+"""
+
+
+def ambiguous(count: int = 200) -> Report:
+    """Let every create fail so that nobody can tell what has become of it; look what is at Google, and would run."""
+    report = Report(f"Vertex AI: {count} submits, where every single create fails ambiguously")
+    with project() as (box, google):
+        # Done and not answered; refused on the way there; done a moment after the connection has broken.
+        for at, kind in enumerate(("lost", "drop", "late", "UNAVAILABLE", "INTERNAL")):
+            google.fault("jobs.create", kind, every=5, after=at, delay_s=0.7)
+        process = box.start_program([sys.executable, "-c", MANY, str(count)])
+        process.communicate(timeout=1800)
+        google.clear_faults()
+        time.sleep(1)
+        listed = {job["job"] for job in box.jobs(active=True)}
+        creates = google.journal("jobs.create")
+        report.count("jobs in the list that are active", len(listed), count)
+        report.count("jobs that would run", sum(_would_run(google).values()), count)
+        report.count("jobs in the list that would run not once", _not_once(google, listed), 0)
+        failed = sum(call["outcome"] != "ok" for call in creates)
+        report.notes.append(
+            f"{len(creates)} calls to make one, of which {failed} failed; {len(google.jobs())} were made"
+        )
+    return report
+
+
 def submits(count: int = 200) -> Report:
     """Submit until each key has its job; then look what there is at Google, and what of it would run."""
     report = Report(f"Vertex AI: {count} submits with lost, late and refused answers, and kill -9")
