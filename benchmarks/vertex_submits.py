@@ -52,26 +52,25 @@ def project(instances: int = 2) -> Iterator[tuple[Sandbox, Google]]:
         handle.stop(google)
 
 
-# Runs the command again and again in one process, so that Google's clients are imported once.
+# Runs the command again and again in one process, so that Google's clients are imported once; before each a create's
+# next call is told to fail: done and not answered, refused on the way, done a moment after the connection has broken.
 MANY = """
-import sys
+import json, sys, urllib.request
 from cloudtrain.launcher import cli
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+kinds = ("lost", "drop", "late", "UNAVAILABLE", "INTERNAL")
 for number in range(int(sys.argv[1])):
-    args = ["submit", "-d", "-y", "--name", f"n{number}"]
-    if cli._run(args, debug=False) != 0:  # not known yet: the next command tells
-        while cli._run(["status", f"n{number}"], debug=False) != 0:
-            pass
+    fault = {"operations": ["jobs.create"], "kind": kinds[number % len(kinds)], "count": 1, "delay_s": 0.7}
+    opener.open(f"{sys.argv[2]}/_control/faults", json.dumps(fault).encode()).read()
+    cli._run(["submit", "-d", "-y", "--name", f"n{number}"], debug=False)
 """
 
 
 def ambiguous(count: int = 200) -> Report:
-    """Let every create fail so that nobody can tell what has become of it; look what is at Google, and would run."""
-    report = Report(f"Vertex AI: {count} submits, where every single create fails ambiguously")
+    """Let each submit's first create fail so that nobody can tell what has become of it; look what is there."""
+    report = Report(f"Vertex AI: {count} submits, the first create of each failing ambiguously")
     with project() as (box, google):
-        # Done and not answered; refused on the way there; done a moment after the connection has broken.
-        for at, kind in enumerate(("lost", "drop", "late", "UNAVAILABLE", "INTERNAL")):
-            google.fault("jobs.create", kind, every=5, after=at, delay_s=0.7)
-        process = box.start_program([sys.executable, "-c", MANY, str(count)])
+        process = box.start_program([sys.executable, "-c", MANY, str(count), google.url])
         process.communicate(timeout=1800)
         google.clear_faults()
         time.sleep(1)
@@ -80,10 +79,8 @@ def ambiguous(count: int = 200) -> Report:
         report.count("jobs in the list that are active", len(listed), count)
         report.count("jobs that would run", sum(_would_run(google).values()), count)
         report.count("jobs in the list that would run not once", _not_once(google, listed), 0)
-        failed = sum(call["outcome"] != "ok" for call in creates)
-        report.notes.append(
-            f"{len(creates)} calls to make one, of which {failed} failed; {len(google.jobs())} were made"
-        )
+        failed, made = sum(call["outcome"] != "ok" for call in creates), len(google.jobs())
+        report.notes.append(f"{len(creates)} calls to make one, of which {failed} failed; {made} jobs were made")
     return report
 
 
