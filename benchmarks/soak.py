@@ -10,6 +10,8 @@ import crash
 import fanout
 import faults
 import restart
+import ssh_faults
+import ssh_submits
 import vertex_jobs
 import vertex_submits
 from report import Report
@@ -26,7 +28,8 @@ def main() -> int:
     azure = (lambda: azure_jobs.submits(200), lambda: azure_jobs.lines(100_000))
     vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
     local = (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults)
-    for benchmark in (*local, *aws, *azure, *vertex):
+    ssh = (ssh_submits.killed, ssh_submits.races, ssh_submits.away, lambda: ssh_faults.run(20))
+    for benchmark in (*local, *aws, *azure, *vertex, *ssh):
         report = benchmark()
         report.show()
         sys.stdout.flush()

@@ -7,8 +7,8 @@ before it had saved anything.
 What it says goes to standard output; torchrun's own chatter to CLOUDTRAIN_LOG_DIR/torchrun.log where that is set.
 CLOUDTRAIN_RESULT_DIR/result.json holds the code and every failure known, the root cause first.
 
-It ends what does not end by itself: ranks that make no more steps (heartbeat.py), and a torchrun that stays when all
-work on the node is done.
+It ends what does not end by itself: ranks that make no more steps (heartbeat.py), a torchrun that stays when all work
+on the node is done, and a job that runs on long after its deadline, because who supervises it is stopped or stuck.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,8 @@ SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; S
 LOOK_S = 1.0  # between two looks at what the ranks have left
 EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun; it takes about one
 EXIT_BARRIER_S = 300.0  # torchrun's own wait for the other nodes' ranks, at its end (torch 2.13)
+GRACE_S = 120.0  # for stopping, where CLOUDTRAIN_GRACE does not say
+SLACK_S = 60.0  # for the supervisor's own end of a job that does not stop in its grace
 HANG_ACCOUNTS_S = 5.0  # between finding a hang and the kill, which the other nodes' ranks would take for a cause
 
 
@@ -81,6 +83,7 @@ def main() -> int:
         command = torchrun_command(spec, node, head, folder)
         ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
         stuck = processes.kill_descendants()
+        heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
         return _finish(*_outcome(folder, ended, spec["nproc_per_node"]))
@@ -104,7 +107,9 @@ def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch:
         meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{node.port}", f"--rdzv-conf={conf}"]
         meet += [f"--rdzv-id={spec['job']}-{spec['attempt']}", f"--max-restarts={spec['max_restarts']}"]
     run = spec["run"]
-    what = [run["kind"]] if run["kind"] == "task" else [run["kind"], run["target"], *run["args"]]
+    # torchrun takes `$` in its arguments for macros (string.Template).
+    words = [] if run["kind"] == "task" else [word.replace("$", "$$") for word in (run["target"], *run["args"])]
+    what = [run["kind"], *words]
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.elastic"),
         *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
@@ -149,11 +154,11 @@ def _result_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How torchrun ended: its exit code, None where we end it; whether it was asked to stop; the ranks that hang."""
+    """How torchrun ended: its exit code, None where we end it; whether it was asked to stop; why we end it."""
 
     code: int | None
     was_stopped: bool = False
-    hangs: tuple[dict[str, Any], ...] = ()
+    failures: tuple[dict[str, Any], ...] = ()
 
 
 def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: dict[str, Any]) -> _Ended:
@@ -174,13 +179,16 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: d
 
 
 def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: dict[str, Any]) -> _Ended:
-    """Return when torchrun has ended, when it stays though the work is over, or when a rank hangs."""
+    """Return when torchrun has ended, stays though the work is over or the job's deadline is, or when a rank hangs."""
+    supervisor = heartbeat.Supervisor(os.getppid())
     beats = heartbeat.Watch(folder, spec.get("hang_timeout_s", math.inf), time.monotonic())
     over_s: float | None = None
+    limit_s = _limit_s(os.environ, time.monotonic())
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return _Ended(child.wait(LOOK_S), bool(asked_s))
         now_s = time.monotonic()
+        supervisor.look(now_s)
         if asked_s and now_s - asked_s[0] > SHUTDOWN_TIMEOUT_S + EXIT_DEADLINE_S:
             return _Ended(None, True)
         if (patience_s := _patience_s(folder, spec["nproc_per_node"])) is not None:
@@ -188,11 +196,30 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
             if now_s - over_s > patience_s:
                 print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
                 return _Ended(None, bool(asked_s))
+        if now_s > limit_s:
+            return _Ended(None, bool(asked_s), (_overdue(),) if patience_s is None else ())
         if hangs := beats.look(now_s):
             failures = tuple(_hang(hang) for hang in hangs)
             heartbeat.print_stacks(folder)
             time.sleep(HANG_ACCOUNTS_S)
             return _Ended(None, bool(asked_s), failures)
+
+
+def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
+    """Return when boot itself ends the job, on the monotonic clock that shows `now_s`; infinity without a deadline.
+
+    Long after the supervisor would have: that one stops, saves and ends it in good order. The wall clock, which may be
+    set meanwhile, is looked at once.
+    """
+    if "CLOUDTRAIN_DEADLINE" not in environ:
+        return math.inf
+    left_s = max(0.0, float(environ["CLOUDTRAIN_DEADLINE"]) - time.time())
+    return now_s + left_s + float(environ.get("CLOUDTRAIN_GRACE", GRACE_S)) + SLACK_S
+
+
+def _overdue() -> dict[str, Any]:
+    message = "the job's deadline is long over, and who supervises the node has not ended it"
+    return {"rank": None, "kind": "deadline", "message": message, "time_s": time.time()}
 
 
 def _patience_s(folder: Path, nproc: int) -> float | None:
@@ -240,8 +267,8 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
     if ended.code == 0:
         return EXIT_DONE, []
-    if ended.hangs:
-        return EXIT_FAILED, list(ended.hangs)
+    if ended.failures:
+        return EXIT_FAILED, list(ended.failures)
     left = _left_code(folder, nproc)
     # Asked to stop, a script that exits 0 has saved, or given up; done it is not.
     if left == EXIT_SAVED or (left == EXIT_DONE and not ended.was_stopped):

@@ -22,7 +22,10 @@ FENCE_S = 5.0  # before the others go on: a lost node that still lives ends its 
 
 @dataclass(frozen=True)
 class Report:
-    """What a node says of itself. `phase`: idle running exited; `stop`: the reason somebody gave this node to stop."""
+    """What a node says of itself. `phase`: idle running exited; `stop`: the reason somebody gave this node to stop.
+
+    `address` and `ports` (of the line, of copies): where the others find it, should they need to.
+    """
 
     node: int
     generation: int = 0
@@ -31,11 +34,14 @@ class Report:
     failures: tuple[dict[str, Any], ...] = ()
     saved: dict[str, Any] | None = None
     stop: str | None = None
+    address: str = ""
+    ports: tuple[int, int] = (0, 0)
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Report:
         """Return the report that `dataclasses.asdict` and JSON have carried."""
-        return cls(**{**data, "failures": tuple(data.get("failures", ()))})
+        line, copies = data.get("ports", (0, 0))
+        return cls(**{**data, "failures": tuple(data.get("failures", ())), "ports": (line, copies)})
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Desired:
     """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
 
     `nodes` run this generation, each with its place among them as its rank; who is not named runs nothing. `note`
-    says for people why some are missing.
+    says for people why some are missing. `places`: each node's number, address, and ports as in its report.
     """
 
     want: str = "wait"
@@ -53,6 +59,7 @@ class Desired:
     note: str | None = None
     reason: str | None = None
     verdict: dict[str, Any] | None = None
+    places: tuple[tuple[int, str, int, int], ...] = ()
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -61,7 +68,8 @@ class Desired:
     @classmethod
     def load(cls, data: dict[str, Any]) -> Desired:
         """Return what `dump` and JSON have carried."""
-        return cls(**{**data, "nodes": tuple(data.get("nodes", ()))})
+        places = tuple((node, address, line, copies) for node, address, line, copies in data.get("places", ()))
+        return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places})
 
 
 WAIT = Desired()
@@ -139,10 +147,13 @@ class Coordinator:
             return self._stopping(current, lost & members, waited_s, now_s)
         if everyone and len(exited) == len(members) and all(r.code == EXIT_DONE for r in exited):
             return self._end("succeeded", None)
-        if self.desired.want == "kill":
-            return self._after_kill(exited, lost, now_s, port)
-        lost = lost & members
         reason = next((r.stop for r in current if r.stop), None)
+        if self.desired.want == "kill":
+            # Who has not heard of this generation runs none of it.
+            idle = [r for r in reports.values() if r.node in members - lost and r.generation < self.desired.generation]
+            over = exited + [replace(r, failures=(), code=None) for r in idle if r.phase != "running"]
+            return self._after_kill(over, lost, now_s, port, reason)
+        lost = lost & members
         if reason == "now":
             return self._end("stopped", reason)
         if reason or now_s >= self.rules.soft_deadline_s:
@@ -184,7 +195,9 @@ class Coordinator:
             return replace(self.desired, want="kill")
         return self.desired
 
-    def _after_kill(self, exited: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
+    def _after_kill(
+        self, exited: list[Report], lost: set[int], now_s: float, port: Callable[[], int], reason: str | None
+    ) -> Desired:
         missing = lost & set(self.desired.nodes)
         if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
             return self.desired
@@ -206,6 +219,8 @@ class Coordinator:
         is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
         self.last_echo = echo
         if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
+            if reason or now_s >= self.rules.soft_deadline_s:  # no start for a job that is to stop
+                return self._end("stopped", reason or self.rules.limit_reason, first)
             return self._restart(first, left[:size], lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
 

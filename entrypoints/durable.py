@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESERVE", "read_json", "reserve", "write_json"]
+__all__ = ["RESERVE", "read_json", "reserve", "sync", "write_json"]
 
 RESERVE = "CLOUDTRAIN_RESERVE"  # the environment variable that names the folder
 PIECES, PIECE_BYTES = 6, 1 << 16
@@ -42,6 +42,15 @@ def reserve(folder: Path) -> None:
     for number in range(PIECES):
         (folder / str(number)).write_bytes(os.urandom(PIECE_BYTES))
     os.environ[RESERVE] = str(folder)
+
+
+def sync(path: Path) -> None:
+    """See that a file's bytes, or a folder's names, outlive a power cut. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write(path: Path, value: Any) -> None:

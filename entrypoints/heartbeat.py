@@ -23,10 +23,11 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["STALE_S", "Hang", "Watch", "beat", "enable", "print_stacks"]
+__all__ = ["STALE_S", "Hang", "Supervisor", "Watch", "beat", "enable", "print_stacks"]
 
 EVERY_S = 1.0  # between two touches: a beat in between costs a look at the clock
 STALE_S = 60.0  # without a beat: then it is worth a stack, also where the job ends for another reason
+STOPPED_S = 8.0  # an agent that supervises nothing, before it is ended: its peers wait about as long
 PAUSE_S = 5.0  # the most that counts between two looks: a machine that slept has not hung
 PRINT_S = 1.0  # for printing the stacks, on a busy machine
 MOST_S = 2.0  # for asking everybody: an agent that is busy for longer would seem lost to its peers
@@ -115,6 +116,32 @@ class Watch:
                 if seen.silent_s > self._timeout_s and processes.alive(pid, seen.stamp):  # it may have finished
                     hangs.append(Hang(rank, pid, seen.silent_s, touched_ns / 1e9))
         return sorted(hangs, key=lambda hang: hang.last_s)
+
+
+@dataclass
+class Supervisor:
+    """The agent, as its child sees it: one that is stopped (SIGSTOP) supervises nothing, and nobody else can end it.
+
+    It is killed then, and what it has started dies with it. A debugger's stop is not meant.
+    """
+
+    pid: int
+    stopped_s: float | None = None
+
+    def look(self, now_s: float) -> None:
+        """Kill it where it has been stopped for long; `now_s` of any clock that only rises."""
+        if not processes.is_stopped(self.pid):
+            self.stopped_s = None
+        elif self.stopped_s is None:
+            self.stopped_s = now_s
+        elif now_s - self.stopped_s > STOPPED_S:
+            processes.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return once it is not stopped: killed, or going on."""
+        while processes.is_stopped(self.pid):
+            self.look(time.monotonic())
+            time.sleep(0.2)
 
 
 def print_stacks(folder: Path, silent_s: float = 0.0) -> None:

@@ -7,12 +7,15 @@ a second and notes `size time` where one has grown: the bytes before `size` were
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["Clock", "TimeIndex"]
+__all__ = ["TimeIndex", "between"]
 
 SUFFIX = ".times"
+BLOCK = 1 << 12
 
 
 class TimeIndex:
@@ -25,40 +28,50 @@ class TimeIndex:
     def note(self, now_s: float) -> None:
         """Note the growth of every log in the folder."""
         for log in self.folder.glob("*.log"):
-            size = log.stat().st_size
-            if size != self._sizes.get(log, 0):
-                self._sizes[log] = size
-                # On a full disk a time is lost, which the next look brings; the supervisor must not be.
-                with contextlib.suppress(OSError), log.with_suffix(SUFFIX).open("a") as index:
-                    index.write(f"{size} {now_s:.3f}\n")
+            # Where the job has just removed it, or the disk is full, a time is lost; the supervisor must not be.
+            with contextlib.suppress(OSError):
+                size = log.stat().st_size
+                if size != self._sizes.get(log, 0):
+                    self._sizes[log] = size
+                    with log.with_suffix(SUFFIX).open("a") as index:
+                        index.write(f"{size} {now_s:.3f}\n")
 
 
-class Clock:
-    """The reader: the time of a line, by the offset at which it begins."""
+def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
+    """Return the notes that tell of the log's bytes from `begin` to `end`: (size, unix seconds), both rising.
 
-    def __init__(self, log: Path) -> None:
-        self._ends: list[int] = []
-        self._times: list[float] = []
-        self._read = 0
-        self._path = log.with_suffix(SUFFIX)
+    A byte was first seen at the time of the first note with a larger size; of the newest bytes there may be none yet.
+    Only the part of the index that tells of them is read, by bisection: a day's is some 20 MB.
+    """
+    try:
+        with log.with_suffix(SUFFIX).open("rb") as index:
+            return list(_notes(index, begin, end))
+    except OSError:
+        return []
 
-    def at(self, offset: int) -> float | None:
-        """Return when the byte at `offset` was first seen, None where it has not been noted yet."""
-        if not self._ends or offset >= self._ends[-1]:
-            self._load()
-        place = bisect_right(self._ends, offset)
-        return self._times[place] if place < len(self._times) else None
 
-    def _load(self) -> None:
-        try:
-            with self._path.open("rb") as index:
-                index.seek(self._read)
-                data = index.read()
-        except OSError:
+def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]:
+    low, high = 0, index.seek(0, os.SEEK_END)
+    while high - low > BLOCK:
+        middle = (low + high) // 2
+        index.seek(middle)
+        index.readline()
+        note = _note(index.readline())
+        low, high = (middle, high) if note and note[0] <= begin else (low, middle)
+    index.seek(low)
+    if low:
+        index.readline()
+    for line in index:
+        note = _note(line)
+        if note and note[0] > begin:
+            yield note
+        if note is None or note[0] >= end:
             return
-        whole = data.rpartition(b"\n")[0]
-        self._read += len(whole) + 1 if whole else 0
-        for line in whole.splitlines():
-            end, _, time_s = line.partition(b" ")
-            self._ends.append(int(end))
-            self._times.append(float(time_s))
+
+
+def _note(line: bytes) -> tuple[int, float] | None:
+    """Return what a line says, None of one that is not written to its end."""
+    if not line.endswith(b"\n"):
+        return None
+    size, _, time_s = line.partition(b" ")
+    return int(size), float(time_s)

@@ -2,27 +2,42 @@
 
 One TCP connection a node, JSON lines, a beat every BEAT_S even when nothing changes. Silence is a finding: node 0
 counts a node as lost, and a node that hears nothing fences itself. torchrun notices neither (a cut link: over 150 s,
-measured with torch 2.13). The token keeps strangers out; it is no encryption.
+measured with torch 2.13). The token keeps strangers out; it is no encryption. A beat goes on while the agent waits for
+a disk or for processes to die, which is no silence.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hmac
 import json
+import re
+import secrets
 import selectors
 import socket
+import threading
 import time
+import zlib
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen"]
+__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port"]
 
+PORTS = (20000, 27999)  # below the ephemeral range, where outgoing connections come and go
 BEAT_S = 1.0
 SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importing torch
 CLOSED_S = 5.0  # a connection that was closed comes back at once, or its other end is gone
-MAX_LINE = 1 << 20
+STALLED_S = 2.0  # between two looks of ours: then what has arrived meanwhile is read before anybody is judged
+MAX_STALL_S = 60.0  # for so long others hear the beat of an agent that does nothing else
+MAX_LINE, MAX_FIRST = 1 << 20, 1 << 16  # bytes
+STRANGERS, STRANGER_S = 64, 5.0  # connections that have not proved themselves: how many, and for how long
+
+
+_T = TypeVar("_T")
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
@@ -32,17 +47,56 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return server
 
 
-class _Wire:
-    """One connection: bytes in, JSON objects out."""
+def on_free_port(spec: dict[str, Any], seed: str, listen: Callable[[int], _T]) -> _T:
+    """Return what listens on a port of the job's range; the same first candidate for the same node and seed.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Raises OSError where none is free, or for what else `listen` meets.
+    """
+    lowest, highest = spec.get("ports", PORTS)
+    count = highest - lowest + 1
+    first = zlib.crc32(f"{spec['job']}-{spec['attempt']}-{spec['node']}-{seed}".encode()) % count
+    for step in range(count):
+        try:
+            return listen(lowest + (first + step) % count)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec['address']}")
+
+
+class _Wire:
+    """One connection: bytes in, JSON objects out, each with a code that only who has the token can make.
+
+    Both ends begin with a number of their own, and a code is over the receiver's number, the sender's place in the line
+    and the message's count: so the token is never sent, and nothing that was heard can be said again. What has no right
+    code is never parsed.
+    """
+
+    def __init__(self, sock: socket.socket, token: str, *, is_head: bool) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.pending = b""
         self.node: int | None = None
+        self.since_s = time.monotonic()
+        self._key = hmac.digest(token.encode(), b"line", "sha256")
+        self._ends = (b"head", b"node") if is_head else (b"node", b"head")
+        self._own, self._theirs = secrets.token_hex(16).encode(), b""
+        self._sent = self._heard = 0
+        self._sending = threading.Lock()  # the beat has a thread of its own
+        self._put(self._own)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the other end has said its number, so that it can be told something."""
+        return bool(self._theirs)
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the other end has the token."""
+        return self._heard > 0
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return what has arrived, None where the other end is gone or talks nonsense."""
+        """Return what has arrived, None where the other end is gone, has not the token, or talks nonsense."""
         try:
             data = self.sock.recv(1 << 16)
         except BlockingIOError:
@@ -50,17 +104,41 @@ class _Wire:
         except OSError:
             return None
         *lines, self.pending = (self.pending + data).split(b"\n")
-        if not data or len(self.pending) > MAX_LINE:
+        if not data or len(self.pending) > (MAX_LINE if self.is_proved else MAX_FIRST):
             return None
         try:
-            messages = [json.loads(line) for line in lines]
-        except ValueError:
+            messages = [found for line in lines if (found := self._opened(line)) is not None]
+        except (ValueError, RecursionError):
             return None
         return messages if all(isinstance(message, dict) for message in messages) else None
 
     def send(self, message: dict[str, Any]) -> None:
+        """Send it, where the other end is known by now."""
+        if self.is_met:
+            body = json.dumps(message).encode()
+            with self._sending:
+                self._put(self._code(self._ends[0], self._theirs, self._sent, body) + b" " + body)
+                self._sent += 1
+
+    def _opened(self, line: bytes) -> Any:
+        """Return the message in a line, None for the other end's number. Raises ValueError."""
+        if not self._theirs:
+            if not re.fullmatch(rb"[0-9a-f]{32}", line):
+                raise ValueError("no number")
+            self._theirs = line
+            return None
+        code, _, body = line.partition(b" ")
+        if not hmac.compare_digest(code, self._code(self._ends[1], self._own, self._heard, body)):
+            raise ValueError("no right code")
+        self._heard += 1
+        return json.loads(body)
+
+    def _code(self, end: bytes, number: bytes, count: int, body: bytes) -> bytes:
+        return hmac.digest(self._key, b"%s %s %d %s" % (end, number, count, body), "sha256").hex().encode()
+
+    def _put(self, line: bytes) -> None:
         try:
-            self.sock.sendall(json.dumps(message).encode() + b"\n")
+            self.sock.sendall(line + b"\n")
         except OSError:
             # A full buffer, of a peer that does not read, may have taken half a line: the next read ends this wire.
             with contextlib.suppress(OSError):
@@ -70,8 +148,9 @@ class _Wire:
 class Head:
     """Node 0's end: the last report of every other node, and the answer to all of them."""
 
-    def __init__(self, server: socket.socket, token: str) -> None:
-        self.token = token
+    def __init__(self, server: socket.socket, token: str, silence_s: float = SILENCE_S) -> None:
+        self._token = token
+        self._silence_s = silence_s
         self.reports: dict[int, Report] = {}
         self._heard: dict[int, float] = {}
         self.address: tuple[str, int] = server.getsockname()[:2]
@@ -93,13 +172,13 @@ class Head:
                     self._take(key.data, message)
 
     def lost(self) -> set[int]:
-        """Return the nodes that joined and are gone: silent for SILENCE_S, or closed for CLOSED_S."""
+        """Return the nodes that joined and are gone: silent for too long, or closed for CLOSED_S."""
         now = time.monotonic()
         connected = {wire.node for wire in self._wires}
         return {
             node
             for node, heard in self._heard.items()
-            if now - heard > (SILENCE_S if node in connected else BEAT_S + CLOSED_S)
+            if now - heard > (self._silence_s if node in connected else BEAT_S + CLOSED_S)
         }
 
     def tell(self, desired: Desired) -> None:
@@ -109,8 +188,19 @@ class Head:
             return
         self._sent = (now, desired)
         for wire in self._wires:
-            if wire.node is not None:
+            wire.send(desired.dump())
+
+    def beat(self) -> None:
+        """Say again what was said last: called by the beat's own thread."""
+        desired = self._sent[1]
+        if desired is not None:
+            for wire in list(self._wires):
                 wire.send(desired.dump())
+
+    def excuse(self) -> None:
+        """Give everybody a moment to be heard: the silence was our own."""
+        least_s = time.monotonic() - self._silence_s + BEAT_S + STALLED_S
+        self._heard = {node: max(heard_s, least_s) for node, heard_s in self._heard.items()}
 
     def close(self, patience_s: float = 2.0) -> None:
         """Close every line after its other end has read what was sent: closing over unread input would reset it."""
@@ -130,8 +220,13 @@ class Head:
         self._server.close()
 
     def _accept(self, server: Any) -> None:
+        now_s = time.monotonic()
+        strangers = [wire for wire in self._wires if not wire.is_proved]
+        late = [wire for wire in strangers if now_s - wire.since_s > STRANGER_S]
+        for wire in late or strangers[STRANGERS:]:
+            self._drop(wire)
         with contextlib.suppress(OSError):
-            wire = _Wire(server.accept()[0])
+            wire = _Wire(server.accept()[0], self._token, is_head=True)
             self._selector.register(wire.sock, selectors.EVENT_READ, wire)
             self._wires.append(wire)
 
@@ -141,11 +236,9 @@ class Head:
         wire.sock.close()
 
     def _take(self, wire: _Wire, message: dict[str, Any]) -> None:
-        if message.pop("token", None) != self.token:
-            return
         try:
             report = Report.load(message)
-        except TypeError:  # another version of us
+        except (TypeError, ValueError):  # another version of us
             return
         if wire.node is None:
             wire.node = report.node
@@ -157,9 +250,13 @@ class Head:
 class Member:
     """The other nodes' end: what node 0 said last, and since when it is silent."""
 
-    def __init__(self, head: tuple[str, int], token: str) -> None:
+    def __init__(
+        self, head: tuple[str, int], token: str, silence_s: float = SILENCE_S, join_timeout_s: float = SILENCE_S
+    ) -> None:
         self.head = head
-        self.token = token
+        self._silence_s = silence_s
+        self._join_timeout_s = join_timeout_s
+        self._token = token
         self.desired: Desired | None = None
         self._heard = time.monotonic()
         self._wire: _Wire | None = None
@@ -185,11 +282,11 @@ class Member:
         """Return the seconds since node 0 was last heard."""
         return time.monotonic() - self._heard
 
-    def lost(self, join_timeout_s: float) -> bool:
+    def lost(self) -> bool:
         """Return whether node 0 is gone, or was never reached within the time to join."""
         if self.desired is None:
-            return self.silent_s() > join_timeout_s
-        return self.silent_s() > (SILENCE_S if self._wire is not None else BEAT_S + CLOSED_S)
+            return self.silent_s() > self._join_timeout_s
+        return self.silent_s() > (self._silence_s if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
         """Send node 0 how this node is: at once when it changed, else every beat; connect, where that is needed."""
@@ -199,8 +296,19 @@ class Member:
         if report == self._sent[1] and now - self._sent[0] < BEAT_S:
             return
         assert self._wire is not None
-        self._sent = (now, report)
-        self._wire.send({**asdict(report), "token": self.token})
+        if self._wire.is_met:
+            self._sent = (now, report)
+            self._wire.send(asdict(report))
+
+    def beat(self) -> None:
+        """Say again what was said last: called by the beat's own thread."""
+        wire, report = self._wire, self._sent[1]
+        if wire is not None and report is not None:
+            wire.send(asdict(report))
+
+    def excuse(self) -> None:
+        """Give node 0 a moment to be heard: the silence was our own."""
+        self._heard = max(self._heard, time.monotonic() - self._silence_s + BEAT_S + STALLED_S)
 
     def release(self) -> None:
         """Close the connection."""
@@ -210,7 +318,7 @@ class Member:
 
     def _connect(self) -> bool:
         try:
-            self._wire = _Wire(socket.create_connection(self.head, timeout=2.0))
+            self._wire = _Wire(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
         except OSError:
             return False
         self._sent = (0.0, None)

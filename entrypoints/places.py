@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["NEVER_SENT", "START_LOCK", "has_checkpoint", "is_whole"]
+__all__ = ["EXIT", "NEVER_SENT", "START_LOCK", "STATE", "STOP", "has_checkpoint", "is_whole"]
 
 # Held while agents start; the mark that a start, still under way or not, has been given up.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
+# Of one node: how its agent is, how the job ended, and the word to stop that is left for it.
+STATE, EXIT, STOP = "state.json", "exit.json", "stop.json"
 
 _NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")
 

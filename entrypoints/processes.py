@@ -20,8 +20,11 @@ __all__ = [
     "cores",
     "descendants",
     "die_with_parent",
+    "is_of_this_boot",
+    "is_stopped",
     "kill",
     "kill_descendants",
+    "pid_inside",
     "stamp",
     "waits_in_kernel",
     "with_environment",
@@ -41,9 +44,8 @@ def stamp(pid: int) -> str | None:
     Boot id and start time: a reboot or a reused pid is never mistaken for the process. Without /proc (macOS) only
     the pid's existence is known.
     """
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
+    boot_id = _boot_id()
+    if boot_id is None:
         return f"{pid}" if _exists(pid) else None
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else f"{boot_id}:{fields[19]}"
@@ -54,6 +56,12 @@ def alive(pid: int, known_stamp: str | None) -> bool:
     return known_stamp is not None and stamp(pid) == known_stamp
 
 
+def is_of_this_boot(known_stamp: str | None) -> bool:
+    """Return whether the stamp is of a process since the machine's last start, as far as can be told."""
+    boot_id = _boot_id()
+    return known_stamp is None or boot_id is None or known_stamp.startswith(f"{boot_id}:")
+
+
 def become_subreaper() -> None:
     """Have orphaned descendants become children of this process instead of init's (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -61,7 +69,10 @@ def become_subreaper() -> None:
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
     """Have the kernel send `signum` to this process when its parent dies (Linux); survives exec."""
+    parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:  # it died meanwhile, of which the kernel says nothing
+        os.kill(os.getpid(), signum)
 
 
 def descendants(root: int) -> list[int]:
@@ -104,6 +115,15 @@ def with_environment(**variables: str) -> list[int]:
     return found
 
 
+def pid_inside(pid: int) -> int:
+    """Return the pid that the process has in its own namespace, as in a container (Linux); its pid where it is gone."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
 def kill(pid: int, signum: int) -> None:
     """Send a signal; a process that is already gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -123,6 +143,19 @@ def waits_in_kernel(pid: int) -> bool:
     """Return whether the process is in a wait that no signal ends, as for a disk or a network share that is gone."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "D"
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the process was stopped by a signal, as by SIGSTOP."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] == "T"
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
 
 
 def _reap() -> None:

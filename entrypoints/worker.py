@@ -14,9 +14,11 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
+import errno
 import os
 import re
 import runpy
+import shutil
 import sys
 import time
 import traceback
@@ -42,6 +44,9 @@ _PEER_LOST = re.compile(
     r"|store.*timeout|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
+# What torch.save and its streams say on a full disk.
+_DISK = re.compile(r"unexpected pos|iostream error|No space left|PytorchStreamWriter failed")
+LITTLE_BYTES = 100_000_000
 _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -156,7 +161,7 @@ def _record(error: BaseException) -> int:
             "rank": rank,
             "kind": "config" if is_config else "exception",
             "type": type(error).__name__,
-            "message": str(error)[:4000],
+            "message": f"{str(error)[:4000]}{_full_disk(error)}",
             "traceback": "".join(_without_ours(error))[-16000:],
             "peer_lost": _is_echo(error),
             "time_s": time.time(),
@@ -170,6 +175,20 @@ def _record(error: BaseException) -> int:
         sys.stdout.flush()
         os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
+
+
+def _full_disk(error: BaseException) -> str:
+    """Return in words that a disk is full where that may be the cause: torch.save says nothing of it."""
+    is_no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not is_no_space and not _DISK.search(str(error)):
+        return ""
+    told = []
+    for name in ("CLOUDTRAIN_CHECKPOINT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
+        with contextlib.suppress(KeyError, OSError):
+            free = shutil.disk_usage(os.environ[name]).free
+            if free < LITTLE_BYTES:
+                told.append(f"the disk of {os.environ[name]} is full: {free / 1e6:.0f} MB free")
+    return f"; {'; '.join(told)}" if told else ""
 
 
 def _is_echo(error: BaseException) -> bool:

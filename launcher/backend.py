@@ -26,25 +26,27 @@ __all__ = [
     "Backend",
     "Capacity",
     "Check",
+    "HostUse",
     "JobRef",
     "LogLine",
     "LogPage",
+    "Machines",
     "Pace",
     "Request",
     "Shipment",
     "load",
     "names",
+    "nodes_of",
 ]
 
 GROUP = "cloudtrain.backends"
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend",
+    "ssh": "cloudtrain.backends.ssh.backend",
     "sagemaker": "cloudtrain.backends.sagemaker.backend",
     "azureml": "cloudtrain.backends.azureml.backend",
     "vertex": "cloudtrain.backends.vertex.backend",
 }
-# Parts of the published config whose backends are not built yet: their blocks are checked, their names known.
-ANNOUNCED = ("ssh",)
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 
@@ -152,6 +154,23 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class HostUse:
+    """One GPU of a machine, or a machine without any: `free`, `held` by a job, `busy` with others' processes.
+
+    `unreachable` or `broken` machines are told, too: `detail` says why. `since_s` in unix seconds.
+    """
+
+    host: str
+    unit: str
+    model: str
+    use: str
+    user: str | None = None
+    job: str | None = None
+    since_s: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class Check:
     """One line of `doctor`: verdict ok, warn or fail, and the cure."""
 
@@ -207,6 +226,21 @@ class Backend(Protocol):
         """Copy what the job has left in its output folder below `folder`; return the files there."""
 
 
+class Machines(Protocol):
+    """What a backend can do whose machines are there before the job, and can be entered."""
+
+    def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
+        """Return the command that runs `argv`, or a shell where it is empty, where the node's ranks run."""
+
+    def hosts(self, config: Config) -> list[HostUse]:
+        """Return who uses which GPU of the config's machines."""
+
+
+def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
+    """Return the nodes that the ranks are on, None where all are meant."""
+    return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
+
+
 def names() -> list[str]:
     """Return the names of the backends that can be used: the built-in ones, then plug-ins."""
     return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
@@ -216,9 +250,6 @@ def load(name: str) -> Backend:
     """Import and return a backend. Raises ConfigError where there is none of that name."""
     path = BUILT_IN.get(name) or _plugins().get(name)
     if path is None:
-        if name in ANNOUNCED:
-            hint = f"this version runs jobs on: {', '.join(names())}; its `{name}:` block is checked all the same"
-            raise ConfigError(f"the backend `{name}` is not part of this version of cloudtrain", hint=hint)
         raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")
     return cast("Backend", importlib.import_module(path))
 

@@ -29,14 +29,16 @@ COMMANDS = {
     "stop": "Have a job save and stop.",
     "resume": "Go on from a job's newest checkpoint.",
     "diagnose": "Measure what bounds a step: network, data or compute.",
+    "exec": "Run a command, or a shell, where a node's ranks run.",
     "artifacts": "Fetch what a job has left in its output folder.",
     "doctor": "Check what stands in the way of a job.",
+    "hosts": "Show who uses which GPU of your own machines.",
     "explain": "Explain a key of the config file.",
     "schema": "Print the config file's JSON schema, for editors.",
     "backends": "List the backends.",
     "completion": "Print the shell's completion script.",
 }
-ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop"}
+ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 
 
 class _Commands(click.Group):
@@ -57,7 +59,7 @@ class _Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
         with formatter.section("Aliases"):
-            formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop")
+            formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop, ssh = exec")
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["job_spec"]
+__all__ = ["job_spec", "job_surroundings"]
 
 HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the cause
 
@@ -57,3 +57,19 @@ def _node_counts(plan: Plan, config: Config) -> list[int]:
     shard = config.training.shard_size or 1
     ranks = {nodes: nodes * plan.nproc_per_node for nodes in range(1, plan.instances + 1)}
     return [nodes for nodes, count in ranks.items() if micro_batches % count == 0 and count % shard == 0]
+
+
+def job_surroundings(config: Config) -> dict[str, Any]:
+    """Return what a job sees besides its spec where its folders are plain ones: variables, secrets' names, paths."""
+    return {
+        "environment": dict(config.env),
+        "secrets": list(config.secrets),
+        "checkpoint_dir": _plain(config.checkpoint.uri),
+        "inputs": {key: _plain(value) for key, value in config.inputs.items()},
+        "outputs": {key: _plain(value) for key, value in config.outputs.items()},
+    }
+
+
+def _plain(uri: str | None) -> str | None:
+    """Return a path without `file://`."""
+    return None if uri is None else uri.removeprefix("file://")

@@ -19,7 +19,17 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 from doubles import warmpython
-from doubles.fixtures import aws, aws_server, azure, azure_server, google, google_server  # noqa: F401 - fixtures
+from doubles.fixtures import (  # noqa: F401 - fixtures
+    aws,
+    aws_server,
+    azure,
+    azure_server,
+    cluster,
+    google,
+    google_server,
+    ssh_pair,
+    ssh_server,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")

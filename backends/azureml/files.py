@@ -13,6 +13,7 @@ from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.entrypoints import places
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.words import one_line
 
 __all__ = ["datastore_of", "download", "has_checkpoint"]
 
@@ -68,7 +69,7 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
         return _with_container(workspace, uri, fetch)
     except OSError as error:
         if error.errno is None:  # of a connection that broke in the middle of a file
-            raise UnreachableError(f"cannot download {uri}: {rest.one_line(str(error))}") from error
+            raise UnreachableError(f"cannot download {uri}: {one_line(str(error))}") from error
         raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
 
 
@@ -127,9 +128,9 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
         except core.HttpResponseError as error:
             code = str(getattr(error, "error_code", "") or "")
             words = str(error.message).partition("\n")[0]  # then come request ids, and what was to be signed
-            raise rest.AzureError(error.status_code or 0, code, rest.one_line(words, 300)) from error
+            raise rest.AzureError(error.status_code or 0, code, one_line(words, 300)) from error
         except core.AzureError as error:
-            raise rest.AzureError(0, "", rest.one_line(str(error), 300)) from error
+            raise rest.AzureError(0, "", one_line(str(error), 300)) from error
 
 
 def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:

@@ -14,7 +14,7 @@ from cloudtrain.backends.azureml import compute, files, history, rest, status, v
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import catalog
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.terminal import say
@@ -121,7 +121,7 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    only = nodes_of(ranks, ref["nproc_per_node"])
     workspace = _workspace(ref)
     root = _root(ref, workspace)
 

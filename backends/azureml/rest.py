@@ -25,6 +25,7 @@ from cloudtrain.launcher.errors import (
     Fault,
     UnreachableError,
 )
+from cloudtrain.launcher.words import cause, one_line
 
 __all__ = [
     "AzureError",
@@ -37,7 +38,6 @@ __all__ = [
     "is_absent",
     "not_installed",
     "object_in",
-    "one_line",
     "polls",
     "token",
 ]
@@ -63,7 +63,6 @@ _NO_WAY = re.compile(
     r"|IncompleteRead|HTTP Error: (5|429)|Unable to get authority configuration|TooManyRequests"
 )
 _NO_CERTIFICATES = re.compile(r"CA certificate bundle|certificate file")
-_SIGNATURE = re.compile(r"(sig|token|key|password)=[^&\s'\"]+", re.IGNORECASE)
 # What Azure calls a part of the workspace's id that is not there -> the config's key for it, and what tells it.
 _ABSENT = {
     "ResourceGroupNotFound": ("azureml.resource_group", "`az ml workspace list` shows yours with their groups"),
@@ -138,7 +137,7 @@ def call(
                 method, url, params=params, json=body, headers=sent, timeout=(CONNECT_S, READ_S), allow_redirects=False
             )
         except errors.RequestException as error:
-            failure = AzureError(0, "", _cause(error))
+            failure = AzureError(0, "", cause(error))
             pause_s = PAUSE_S * 2**number
         except OSError as error:  # requests' word for a file of certificates that is not there
             raise AzureError(495, "certificates", one_line(str(error))) from error
@@ -306,16 +305,3 @@ def _asked_pause_s(answer: Any, default_s: float) -> float:
     with contextlib.suppress(ValueError):
         return max(0.0, float(answer.headers.get("Retry-After", default_s)))
     return default_s
-
-
-def _cause(error: Exception) -> str:
-    inner: BaseException = error
-    while inner.__cause__ or inner.__context__:
-        inner = inner.__cause__ or inner.__context__ or inner
-    return one_line(str(inner) or type(inner).__name__)
-
-
-def one_line(text: str, most: int = 400) -> str:
-    """Return the text in one line, not too long, and without what would let anybody in."""
-    line = _SIGNATURE.sub(r"\1=...", " ".join(text.split()))
-    return line if len(line) <= most else f"{line[:most]}..."

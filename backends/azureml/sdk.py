@@ -17,6 +17,7 @@ from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.request import BUNDLE
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.words import one_line
 
 __all__ = ["create"]
 
@@ -96,7 +97,7 @@ def _of_cause(error: BaseException) -> rest.AzureError:
 
 
 def _line(error: object) -> str:
-    return rest.one_line(str(error), 600)
+    return one_line(str(error), 600)
 
 
 @contextlib.contextmanager

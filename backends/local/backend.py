@@ -9,20 +9,18 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.local import check as rules
-from cloudtrain.backends.local import logs as logfiles
 from cloudtrain.backends.local import request as requests
-from cloudtrain.entrypoints import durable, processes
-from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, has_checkpoint
+from cloudtrain.entrypoints import durable, nodefolder, nodelogs
+from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
+from cloudtrain.launcher import agentlogs, agents
 from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
@@ -33,9 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
-STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
 DEVICES = Path("/dev")
-OBEY_S = 15.0  # an agent's own end may take 12 s where processes do not die
 
 
 def capacity(config: Config) -> Capacity:
@@ -91,7 +87,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     if not folder.is_dir():
         return None
     with _locked(folder / START_LOCK):
-        if not (folder / NEVER_SENT).exists() and any(folder.glob("node-*/state.json")):
+        if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
             ref: JobRef = durable.read_json(folder / "ref.json")
             return ref
         (folder / NEVER_SENT).touch()
@@ -99,43 +95,20 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 
 def state(ref: JobRef) -> State:
-    """Return the fold of the nodes' states. A node whose agent is gone without a word is lost."""
-    folder, nodes = Path(ref["folder"]), range(ref["nodes"])
-    states = [durable.read_json(folder / f"node-{node}" / "state.json") for node in nodes]
-    started_s = next((s["started_s"] for s in states if s), None)
-    restarts = max([s["generation"] - 1 for s in states if s and s["generation"]], default=0)
-    # Who lives, before what they wrote: an agent that ends in between has written its exit by then.
-    lives = any(s is not None and processes.alive(s["pid"], s["stamp"]) for s in states)
-    exits = [durable.read_json(folder / f"node-{node}" / "exit.json") for node in nodes]
-    # Without node 0's, the last: a node that the job went on without has ended for itself, long before.
-    verdict = exits[0] or max((e for e in exits if e), key=lambda e: e["ended_s"], default=None)
-    detail = states[0].get("detail") if states[0] else None
-    if lives and not (exits[0] and time.time() - exits[0]["ended_s"] > STRAGGLER_S):
-        if any((folder / f"node-{node}" / "stop.json").exists() for node in nodes):
-            return State("stopping", started_s=started_s, restarts=restarts, detail=detail)
-        busy = any(s and s["generation"] for s in states)
-        return State("running" if busy else "pending", started_s=started_s, restarts=restarts, detail=detail)
-    if verdict is None:
-        return _lost(ref, started_s, restarts)
-    if None in exits:  # an agent was killed: what its node's ranks had started may still be there
-        _sweep(ref)
-    return State(
-        verdict["state"],
-        verdict["reason"],
-        verdict["resumable"],
-        verdict["error"],
-        started_s,
-        verdict["ended_s"],
-        verdict["restarts"],
-        detail,
-    )
+    """Return the fold of the nodes' states."""
+    checkpoints = Path(ref["checkpoint_dir"])
+    looks = {node: nodefolder.look(root, checkpoints) for node, root in enumerate(_roots(ref))}
+    found = agents.fold(looks, ref["nodes"])
+    assert found is not None  # all were seen
+    return found
 
 
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
-    return logfiles.page(Path(ref["folder"]), ref["nodes"], cursor, ranks)
+    roots = enumerate(_roots(ref))
+    return agentlogs.page(cursor, {n: nodelogs.read(root, agentlogs.offsets(cursor, n), ranks) for n, root in roots})
 
 
 def pace(ref: JobRef) -> Pace:
@@ -145,18 +118,11 @@ def pace(ref: JobRef) -> Pace:
 
 def stop(ref: JobRef, *, now: bool) -> None:
     """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
-    folder = Path(ref["folder"])
-    for node in range(ref["nodes"]):
-        with contextlib.suppress(FileNotFoundError):
-            durable.write_json(folder / f"node-{node}" / "stop.json", {"reason": "now" if now else "user"})
-    end = time.monotonic() + OBEY_S
-    while now and _agents(ref) and time.monotonic() < end:
-        time.sleep(0.05)
-    if now:
-        for pid in _agents(ref):
-            processes.kill(pid, signal.SIGKILL)
-    if now or not _agents(ref):
-        _sweep(ref)
+    roots = _roots(ref)
+    for root in roots:
+        nodefolder.ask_to_stop(root, "now" if now else "user")
+    if now or not any(map(nodefolder.agent_pid, roots)):
+        nodefolder.end(roots)
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
@@ -278,7 +244,7 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
     """Hand everything over in one breath: a launcher killed meanwhile has started all nodes or none."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
-        [sys.executable, "-m", "cloudtrain.entrypoints.agent", "start"],
+        [sys.executable, "-m", "cloudtrain.entrypoints.starting"],
         cwd=folder,  # `-m` looks in the current folder first, and the user's may hold a signal.py
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -296,41 +262,9 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
 
 
-def _agents(ref: JobRef) -> list[int]:
-    """Return the pids of the agents that live."""
-    roots = [Path(ref["folder"]) / f"node-{node}" for node in range(ref["nodes"])]
-    states = [durable.read_json(root / "state.json") for root in roots]
-    return [s["pid"] for s in states if s and processes.alive(s["pid"], s["stamp"])]
-
-
-def _sweep(ref: JobRef) -> None:
-    """Kill what agents that were killed themselves have left: found by the log folder in its environment."""
-    for node in range(ref["nodes"]):
-        log = str(Path(ref["folder"]) / f"node-{node}" / "log")
-        for pid in processes.with_environment(CLOUDTRAIN_LOG_DIR=log):
-            processes.kill(pid, signal.SIGKILL)
-
-
-def _lost(ref: JobRef, started_s: float | None, restarts: int) -> State:
-    """Return the end of a job whose agents were all killed: by `stop --now`, or by something unknown."""
-    _sweep(ref)
-    saved = has_checkpoint(Path(ref["checkpoint_dir"]))
-    ended_s = _last_sign(ref, started_s)
-    asked = [durable.read_json(Path(ref["folder"]) / f"node-{node}" / "stop.json") for node in range(ref["nodes"])]
-    if any(word is not None and word["reason"] == "now" for word in asked):
-        return State("stopped", "user", saved, None, started_s, ended_s, restarts)
-    message = "all agents are gone without a word: killed, or the machine was restarted"
-    error = {"rank": None, "kind": "lost", "message": message}
-    return State("failed", "node_failure", saved, error, started_s, ended_s, restarts)
-
-
-def _last_sign(ref: JobRef, started_s: float | None) -> float:
-    """Return when the job last wrote a line, in unix seconds: not the moment somebody asks, which may be days later."""
-    signs = [] if started_s is None else [started_s]
-    for path in Path(ref["folder"]).glob("node-*/log/*.log"):
-        with contextlib.suppress(OSError):
-            signs.append(path.stat().st_mtime)
-    return max(signs, default=time.time())
+def _roots(ref: JobRef) -> list[Path]:
+    """Return the nodes' folders, by their number."""
+    return [Path(ref["folder"]) / f"node-{node}" for node in range(ref["nodes"])]
 
 
 @contextmanager

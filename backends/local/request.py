@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import STOP_TAIL_S
-from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.spec import job_spec, job_surroundings
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -29,11 +28,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
         python=config.local.python if config.local else None,
-        environment=dict(config.env),
-        secrets=list(config.secrets),
-        checkpoint_dir=_plain(config.checkpoint.uri),
-        inputs={key: _plain(value) for key, value in config.inputs.items()},
-        outputs={key: _plain(value) for key, value in config.outputs.items()},
+        **job_surroundings(config),
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )
     text = render.as_json(body)
@@ -46,8 +41,3 @@ def _node(rank: int, plan: Plan) -> dict[str, Any]:
     first = rank * plan.gpus_per_instance
     gpus = list(range(first, first + plan.gpus_per_instance))
     return {"node": rank, "address": f"127.0.{high}.{low + 1 if high else low}", "gpus": gpus}
-
-
-def _plain(uri: str | None) -> str | None:
-    """Return a path without `file://`."""
-    return None if uri is None else re.sub(r"^file://", "", uri)

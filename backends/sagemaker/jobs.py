@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
 
@@ -89,7 +89,7 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    only = nodes_of(ranks, ref["nproc_per_node"])
     connect = partial(aws.client, aws.Access.of(ref), "logs")
     is_alone = now or ref["nodes"] == 1 or (only is not None and len(only) == 1)
     page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0 if is_alone else streams.HOLD_S)

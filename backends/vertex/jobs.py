@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import home as state_home
 from cloudtrain.launcher.home import identity
@@ -126,7 +126,7 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = None if ranks is None else frozenset(rank // ref["nproc_per_node"] for rank in ranks)
+    only = nodes_of(ranks, ref["nproc_per_node"])
     found = follow.page(
         Access.of(ref),
         ref["job"],

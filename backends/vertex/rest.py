@@ -24,6 +24,7 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
+from cloudtrain.launcher.words import cause, one_line
 
 __all__ = [
     "Access",
@@ -37,7 +38,6 @@ __all__ = [
     "not_installed",
     "object_in",
     "object_url",
-    "one_line",
     "polls",
     "sign_in",
     "split_uri",
@@ -59,7 +59,6 @@ _CANCELLED = 499  # gRPC's CANCELLED: who knows what was done before
 _DISABLED = re.compile(r"has not been used|is disabled|SERVICE_DISABLED|not enabled")
 _QUOTA = re.compile(r"quota|resource.?exhausted|stockout|not enough|insufficient|not available", re.IGNORECASE)
 _RATE = re.compile(r"per minute|per second|rate limit|requests? (per|limit)|ReadRequests", re.IGNORECASE)
-_SECRET = re.compile(r"(token|key|assertion|password)=[^&\s'\"]+", re.IGNORECASE)
 
 _sessions: dict[str, Any] = {}  # by project
 _credentials: dict[str, Any] = {}
@@ -160,7 +159,7 @@ def call(
             if failure.status:
                 raise failure from error
         except (errors.RequestException, refused.GoogleAuthError) as error:
-            failure = GoogleError(0, "", _cause(error))
+            failure = GoogleError(0, "", cause(error))
         except OSError as error:  # requests' word for a file of certificates that is not there
             raise GoogleError(495, "certificates", one_line(str(error))) from error
         else:
@@ -295,7 +294,7 @@ def sign_in(project: str) -> str:
     except refused.RefreshError as error:
         raise no_token(error) from error
     except (errors.RequestException, refused.GoogleAuthError) as error:
-        raise GoogleError(0, "", _cause(error)) from error
+        raise GoogleError(0, "", cause(error)) from error
     return getattr(found, "service_account_email", None) or "your own login"
 
 
@@ -315,16 +314,3 @@ def _first_sentence(text: str) -> str:
     """Return what a library of credentials says, without its advice and the tuples that it prints."""
     plain = re.sub(r"^\('|', .*$|\.? (To set up|For more|Please).*$", "", " ".join(text.split()))
     return one_line(plain, 200)
-
-
-def _cause(error: Exception) -> str:
-    inner: BaseException = error
-    while inner.__cause__ or inner.__context__:
-        inner = inner.__cause__ or inner.__context__ or inner
-    return one_line(str(inner) or type(inner).__name__)
-
-
-def one_line(text: str, most: int = 400) -> str:
-    """Return the text in one line, not too long, and without what would let anybody in."""
-    line = _SECRET.sub(r"\1=...", " ".join(text.split()))
-    return line if len(line) <= most else f"{line[:most]}..."

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from cloudtrain.backends.vertex import rest
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.words import one_line
 
 __all__ = ["create", "put", "tail"]
 
@@ -36,7 +37,7 @@ def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:
         hint = "mend vertex.raw, or update google-cloud-aiplatform if the field is a new one"
-        raise ConfigError(f"Google's client knows no such job: {rest.one_line(str(error))}", hint=hint) from error
+        raise ConfigError(f"Google's client knows no such job: {one_line(str(error))}", hint=hint) from error
     options, transport = _target(access, "aiplatform")
     with _errors(exceptions):
         client = JobServiceClient(
@@ -98,7 +99,7 @@ def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callab
             for batch in stream:
                 take(batch)
         except grpc.RpcError as error:
-            raise GoogleError(0, str(error.code()), rest.one_line(str(error.details()))) from error
+            raise GoogleError(0, str(error.code()), one_line(str(error.details()))) from error
 
 
 def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
@@ -123,15 +124,15 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         status = int(error.code or 0)
         code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
-        raise GoogleError(status, code, rest.one_line(_told(error) or str(error.message))) from error
+        raise GoogleError(status, code, one_line(_told(error) or str(error.message))) from error
     except exceptions.RetryError as error:
-        raise GoogleError(0, "", rest.one_line(str(error))) from error
+        raise GoogleError(0, "", one_line(str(error))) from error
     except refused.RefreshError as error:
         raise rest.no_token(error) from error
     except ParseError as error:
-        raise GoogleError(0, "page", f"what answers is no service of Google's: {rest.one_line(str(error))}") from error
+        raise GoogleError(0, "page", f"what answers is no service of Google's: {one_line(str(error))}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
-        raise GoogleError(0, "", rest.one_line(str(error))) from error
+        raise GoogleError(0, "", one_line(str(error))) from error
 
 
 def _told(error: Any) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import durable
+
 __all__ = [
     "CheckpointError",
     "Found",
@@ -99,11 +101,11 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     partial = folder / f"{final.name}.tmp"
     text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
     _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
-    _fsync_folder(partial)
+    durable.sync(partial)
     if final.exists():  # of an earlier run, or damaged: what we hold is better, but it is not ours to delete
         set_aside(final, "old")
     partial.rename(final)
-    _fsync_folder(folder)
+    durable.sync(folder)
     return final
 
 
@@ -224,11 +226,3 @@ def _crc32(path: Path) -> str:
         while count := file.readinto(buffer):
             checksum = zlib.crc32(view[:count], checksum)
     return f"{checksum:08x}"
-
-
-def _fsync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

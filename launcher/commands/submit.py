@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.backend import names
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
@@ -139,10 +138,7 @@ def _configured(overrides: Overrides) -> list[str | None]:
     blocks = ("ssh", "sagemaker", "azureml", "vertex")
     with_block = [block for block in blocks if getattr(config, block) is not None]
     wanted = list(dict.fromkeys(["local", *with_block, config.backend]))
-    there = names()
-    if missing := [name for name in wanted if name not in there]:
-        say(f"left out, not part of this version: {', '.join(missing)}")
-    return [name for name in wanted if name in there]
+    return list(wanted)
 
 
 def _pack(config: Config, config_file: Path, target: Path) -> None:

@@ -45,9 +45,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
 
 def _require_a_plan(job: config.Config) -> None:
-    """Raise what `plan` and a dry run would; a backend that is not here yet cannot be asked."""
-    if job.backend in backends.ANNOUNCED and job.backend not in backends.names():
-        return
+    """Raise what `plan` and a dry run would."""
     backend = backends.load(job.backend)
     plan = plans.make(job, backend.capacity(job))
     request = backend.request(plan, job, f"{job.name}-{DRY_SUFFIX}", 1, "0" * 64)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloudtrain.launcher.config.kinds import Duration, Many, Money, Shorthand, SizeGb, Text
+from cloudtrain.launcher.config.kinds import Duration, Many, Money, RelativePath, Shorthand, SizeGb, Text
 
 __all__ = ["AzureML", "Local", "SageMaker", "Section", "Ssh", "SshHost", "Vertex"]
 
@@ -95,6 +95,35 @@ class Ssh(Section):
     )
     price_per_hour: Money | None = Field(
         None, description="What one host costs an hour, in US dollars; a budget needs it.", examples=["2.50 USD"]
+    )
+    environment: Literal["none", "venv", "conda", "docker", "podman"] = Field(
+        "none",
+        description="What the job runs in: the `python` as it is; a venv of `requirements`, built once a host; "
+        "the `conda` environment; a container of the top-level `image`, named by its digest.",
+        examples=["venv"],
+    )
+    requirements: RelativePath | None = Field(
+        None, description="pip's requirements file for `venv`, in the code folder.", examples=["requirements.txt"]
+    )
+    system_site_packages: bool = Field(
+        False, description="Let the venv see the packages of `python`, such as its torch.", examples=[True]
+    )
+    conda: Text | None = Field(None, description="Conda environment: name or folder.", examples=["train"])
+    ports: Text = Field(
+        "20000-27999", description="Ports for training between the hosts, for a firewall.", examples=["29400-29499"]
+    )
+    gpu_locks: Text | None = Field(
+        None,
+        description="Folder of the GPU locks on every host. Default: one that all its users share.",
+        examples=["/var/lock/cloudtrain"],
+    )
+    allow_busy: bool = Field(
+        False,
+        description="Start although others' processes use the GPUs; jobs of cloudtrain never share.",
+        examples=[True],
+    )
+    accept_new_host_keys: bool = Field(
+        False, description="Trust the key of a host that is not known yet; a changed one never.", examples=[True]
     )
 
 

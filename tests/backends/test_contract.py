@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow
 # What a job's config needs beyond the script to run on two instances of the backend here.
 SETTINGS = {
     "local": "backend: local\nresources: {instances: 2}\n",
+    "ssh": """\
+backend: ssh
+resources: {instances: 2}
+ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
+""",
     "sagemaker": """\
 backend: sagemaker
 resources: {instances: 2, instance_type: ml.m5.xlarge}
@@ -39,12 +44,16 @@ vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """,
 }
 STAND_INS = {
+    "ssh": "ssh_pair",
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
 }  # fixtures whose `environ` leads the command there
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # a platform that always lets a job save before it ends
-SHORTEST_S = {"azureml": 60}  # the least time limit that a platform takes, where it is more than 18 s
+SHORTEST_S = {
+    "azureml": 60,
+    "ssh": 40,
+}  # the least time limit that a platform takes, or a slow machine needs; else 30 s
 
 # Prints who it is; then runs on until told to stop, and saves before it leaves.
 SCRIPT = """
@@ -181,7 +190,7 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
 
 def test_time_limit_holds_by_itself(cli: Any, job: Any, backend: str) -> None:
     """The cap needs no launcher: SIGTERM with time to save before it, and the reason is said."""
-    limit_s = SHORTEST_S.get(backend, 18)
+    limit_s = SHORTEST_S.get(backend, 30)
     done = cli("submit", "-y", cwd=job(f"args: [loop]\nlimits: {{max_duration: {limit_s}s}}\n"))
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "time_limit", True), done.stderr

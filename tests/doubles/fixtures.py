@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,9 @@ from doubles.azure import handle as azure_handle
 from doubles.azure.handle import Azure
 from doubles.google import handle as google_handle
 from doubles.google.handle import Google
+from doubles.sshhosts.cluster import Cluster, missing
 
-__all__ = ["aws", "aws_server", "azure", "azure_server", "google", "google_server"]
+__all__ = ["aws", "aws_server", "azure", "azure_server", "cluster", "google", "google_server", "ssh_pair", "ssh_server"]
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +65,39 @@ def google(google_server: Google) -> Iterator[Google]:
     google_server.reset()
     yield google_server
     google_server.reset()
+
+
+@pytest.fixture(scope="session")
+def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return two hosts with sshd, the same for the whole session; skip where there can be none."""
+    _skip_without_hosts()
+    started = Cluster.start(2, tmp_path_factory.mktemp("hosts") / "pair")
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def ssh_pair(ssh_server: Cluster) -> Iterator[Cluster]:
+    """Return two hosts with sshd, h0 and h1, as new; whatever the test has left there is gone after it."""
+    yield ssh_server
+    ssh_server.reset()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Return a function that starts so many hosts with sshd: `cluster(16)`, and options of Cluster.start."""
+    _skip_without_hosts()
+    started: list[Cluster] = []
+
+    def start(count: int, **options: Any) -> Cluster:
+        started.append(Cluster.start(count, tmp_path / f"hosts-{len(started)}", **options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def _skip_without_hosts() -> None:
+    if reason := missing():
+        pytest.skip(reason)

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Container", "Running", "Switch", "loopback_block", "mode", "start"]
+__all__ = ["Container", "Running", "Switch", "installed_by_us", "loopback_block", "mode", "start"]
 
 INIT = Path(__file__).with_name("sandbox_init.py")
 GATEWAY_HARDWARE = "02:00:00:00:00:01"
@@ -169,6 +169,12 @@ def loopback_block() -> tuple[str, socket.socket]:
         return block, lock
 
 
+@functools.lru_cache(maxsize=1)
+def installed_by_us() -> tuple[str, ...]:
+    """Return the files by which the development environment finds cloudtrain: no image has them."""
+    return tuple(map(str, Path(sys.prefix).glob("lib/python*/site-packages/__editable__*cloudtrain*.pth")))
+
+
 def _works(name: str) -> bool:
     spec = {"parent": os.getpid(), "mode": name, "argv": ["true"], "env": {"PATH": os.defpath}, "cwd": "/"}
     spec |= {"hostname": "probe", "binds": [], "rebuilt": ["/opt"], "read_only": [], "network": None}
@@ -221,14 +227,8 @@ def _binds(container: Container) -> list[tuple[str, str]]:
         *((prefix, prefix) for prefix in sorted(kept)),
         *((str(folder), place) for place, folder in (*container.private.items(), *container.read_only.items())),
         (str(hosts), "/etc/hosts"),
-        *((str(nothing), hidden) for hidden in _installed_by_us()),
+        *((str(nothing), hidden) for hidden in installed_by_us()),
     ]
-
-
-@functools.lru_cache(maxsize=1)
-def _installed_by_us() -> tuple[str, ...]:
-    """Return the files by which the development environment finds cloudtrain: no image has them."""
-    return tuple(map(str, Path(sys.prefix).glob("lib/python*/site-packages/__editable__*cloudtrain*.pth")))
 
 
 def _with_private_places(spec: dict[str, object], container: Container) -> dict[str, object]:

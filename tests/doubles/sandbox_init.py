@@ -8,7 +8,6 @@ Both die with their parent, and with process 1 dies everything in its namespace.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -21,14 +20,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
-CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
-MS_RDONLY, MS_REMOUNT, MS_MOVE, MS_UNBINDABLE = 1, 0x20, 0x2000, 0x20000
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-NOT_STARTED = 127  # as a shell says of a command that is not there
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, it is in no package
+from doubles.namespaces import (
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    MS_BIND,
+    MS_MOVE,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    MS_UNBINDABLE,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    mount,
+    prctl,
+    sethostname,
+    unshare,
+)
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+NOT_STARTED = 127  # as a shell says of a command that is not there
 
 
 def main() -> int:
@@ -40,9 +58,9 @@ def main() -> int:
     user = spec["mode"] == "user"
     ids = os.getuid(), os.getgid()
     if spec["network"]:  # first: the first child after CLONE_NEWPID is process 1
-        _unshare(CLONE_NEWNET)
+        unshare(CLONE_NEWNET)
         _join_network(spec["network"])
-    _unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | (CLONE_NEWUSER if user else 0))
+    unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | (CLONE_NEWUSER if user else 0))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
@@ -78,13 +96,11 @@ def _join_network(network: dict[str, str]) -> None:
 def _become(spec: dict[str, Any], alive: int) -> None:
     """Set the namespaces up and become the command; never returns."""
     try:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:  # the outer half is gone already, before it could be noticed
             os._exit(NOT_STARTED)
         _mount_all(spec)
-        name = spec["hostname"].encode()
-        if _LIBC.sethostname(name, len(name)) != 0:
-            raise OSError(ctypes.get_errno(), "sethostname")
+        sethostname(spec["hostname"])
         os.setsid()
         _exec(spec["argv"], spec["env"], spec["cwd"])
     except BaseException as error:
@@ -95,7 +111,7 @@ def _become(spec: dict[str, Any], alive: int) -> None:
 
 def _mount_all(spec: dict[str, Any]) -> None:
     """Make the private places: what the spec names, /dev/shm, and a fresh /proc for the new process numbers."""
-    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
     opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before they are covered
     for folder in spec["rebuilt"]:
         if folder == "/":
@@ -105,15 +121,15 @@ def _mount_all(spec: dict[str, Any]) -> None:
     for fd, target in opened:
         _bind(fd, target)
     for target in spec["read_only"]:
-        _mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
-    _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
-    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
+    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _rebuild_root(place: str) -> None:
     """Do as `_rebuild` does with the root itself, in a folder that becomes it."""
-    _mount("tmpfs", place, "tmpfs", MS_NOSUID, b"mode=755")
-    _mount(None, place, None, MS_UNBINDABLE)  # it must not be found again below itself
+    mount("tmpfs", place, "tmpfs", MS_NOSUID, "mode=755")
+    mount(None, place, None, MS_UNBINDABLE)  # it must not be found again below itself
     for entry in os.scandir("/"):
         if entry.is_symlink():
             Path(place, entry.name).symlink_to(Path(entry.path).readlink())
@@ -122,7 +138,7 @@ def _rebuild_root(place: str) -> None:
         _bind(fd, f"{place}/{entry.name}")
         os.close(fd)
     os.chdir(place)
-    _mount(place, "/", None, MS_MOVE)
+    mount(place, "/", None, MS_MOVE)
     os.chroot(".")
     os.chdir("/")
 
@@ -131,7 +147,7 @@ def _rebuild(folder: str) -> None:
     """Put a folder in memory over this one with the same things in it, so that more can be added for us alone."""
     entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
     links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
-    _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, b"mode=755")
+    mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     for name, fd in entries:
         if name in links:
             Path(folder, name).symlink_to(links[name])
@@ -148,13 +164,13 @@ def _bind(fd: int, target: str) -> None:
     elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    _mount(f"/proc/self/fd/{fd}", target, None, MS_BIND | MS_REC)
+    mount(f"/proc/self/fd/{fd}", target, None, MS_BIND | MS_REC)
 
 
 def _run_without_namespaces(spec: dict[str, Any]) -> int:
     """Run the command as a plain child; when told to die, or at its end, kill whatever it has started."""
     _die_with(spec["parent"], signal.SIGUSR1)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def die(signum: int, frame: FrameType | None) -> None:
         _kill_descendants()
@@ -205,7 +221,7 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def _die_with(parent: int, signum: int) -> None:
-    _prctl(PR_SET_PDEATHSIG, signum)
+    prctl(PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         sys.exit("the caller is gone")
 
@@ -213,23 +229,6 @@ def _die_with(parent: int, signum: int) -> None:
 def _signal(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option}")
-
-
-def _unshare(flags: int) -> None:
-    if _LIBC.unshare(flags) != 0:
-        raise OSError(ctypes.get_errno(), f"unshare {flags:#x}")
-
-
-def _mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes | None = None) -> None:
-    words = [None if word is None else word.encode() for word in (source, target, kind)]
-    if _LIBC.mount(*words, ctypes.c_ulong(flags), data) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"mount {source} at {target}: {os.strerror(error)}")
 
 
 if __name__ == "__main__":

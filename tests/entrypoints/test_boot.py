@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import string
 import subprocess
 import sys
 import time
@@ -77,6 +79,14 @@ def test_command_guards_the_scripts_flags() -> None:
     """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before."""
     command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
     assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
+
+
+def test_command_keeps_dollars() -> None:
+    """torchrun would take them for macros of its own (string.Template)."""
+    run = {"kind": "script", "target": "train.py", "args": ["$$", "${local_rank}", "$HOME"]}
+    command = boot.torchrun_command({**SPEC, "run": run}, node(), "10.0.0.1", Path("/x"))
+    told = [string.Template(word).safe_substitute(local_rank=7) for word in command[-3:]]
+    assert told == run["args"]
 
 
 def test_environment_drops_what_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +200,34 @@ def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytes
         ended = boot._watch(child, [asked_s], tmp_path, {"nproc_per_node": 1})
         child.kill()
     assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_job_that_nobody_ends_is_ended_after_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Its supervisor may be stopped. What has saved by then has saved."""
+    monkeypatch.setattr(boot, "LOOK_S", 0.05)
+    monkeypatch.setattr(boot, "SLACK_S", 0.1)
+    monkeypatch.setenv("CLOUDTRAIN_DEADLINE", f"{time.time():.0f}")
+    monkeypatch.setenv("CLOUDTRAIN_GRACE", "0")
+    if saved:
+        durable.write_json(tmp_path / "outcome.json", {"outcome": "saved"})
+    with subprocess.Popen(["sleep", "60"]) as child:
+        ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 1})
+        child.kill()
+    code, failures = boot._outcome(tmp_path, ended, 1)
+    kinds = [failure["kind"] for failure in failures]
+    assert (code, kinds) == ((boot.EXIT_SAVED, []) if saved else (boot.EXIT_FAILED, ["deadline"]))
+
+
+def test_deadline_is_left_to_the_supervisor() -> None:
+    """boot waits for the grace and more; of a clock that was wrong it takes no harm; and without one it never ends."""
+    now_s = time.time()
+    limit_s = boot._limit_s({"CLOUDTRAIN_DEADLINE": f"{now_s + 1000}", "CLOUDTRAIN_GRACE": "30"}, 5.0)
+    assert limit_s == pytest.approx(5 + 1000 + 30 + boot.SLACK_S, abs=1)
+    assert boot._limit_s({"CLOUDTRAIN_DEADLINE": "1"}, 5.0) == 5 + boot.GRACE_S + boot.SLACK_S
+    assert boot._limit_s({}, 5.0) == math.inf
 
 
 # Is done, and says so as the trainer does; then does not leave, as a teardown that hangs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,3 +121,22 @@ def test_stacks_are_asked_of_nobody_who_would_die(tmp_path: Path) -> None:
         time.sleep(0.1)
         assert processes.stamp(child.pid) is not None
         child.kill()
+
+
+def test_stopped_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]) -> None:
+    """It could end nothing, and its lock would be held for ever; one that goes on in time is left alone."""
+    monkeypatch.setattr(heartbeat, "STOPPED_S", 1.0)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        supervisor = heartbeat.Supervisor(process.pid)
+        supervisor.look(100.0)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.is_stopped(process.pid))
+        supervisor.look(101.0)
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: not processes.is_stopped(process.pid))
+        supervisor.look(103.0)
+        assert process.poll() is None
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: processes.is_stopped(process.pid))
+        supervisor.wait()
+        assert process.wait() == -signal.SIGKILL

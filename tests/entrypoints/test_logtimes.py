@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudtrain.entrypoints.logtimes import Clock, TimeIndex
+from cloudtrain.entrypoints.logtimes import TimeIndex, between
 
 
-def test_clock_gives_the_time_at_which_a_line_was_first_seen(tmp_path: Path) -> None:
-    """A line's time is that of the first look that found its first byte."""
+def test_bytes_have_the_time_at_which_they_were_first_seen(tmp_path: Path) -> None:
+    """That of the first look that found them; what no look has found yet has none."""
     log = tmp_path / "rank-0.log"
     index = TimeIndex(tmp_path)
     log.write_text("one\n")
+    assert between(log, 0, 4) == []
     index.note(100.0)
     log.write_text("one\ntwo\nthree\n")
     index.note(101.5)
-    clock = Clock(log)
-    assert [clock.at(offset) for offset in (0, 4, 8)] == [100.0, 101.5, 101.5]
+    assert between(log, 0, 14) == [(4, 100.0), (14, 101.5)]
+    assert between(log, 4, 8) == [(14, 101.5)]
+    assert between(log, 14, 20) == []
 
 
-def test_clock_knows_no_time_for_what_was_not_seen_yet(tmp_path: Path) -> None:
-    """A byte beyond the last look has no time; after the next look it has."""
+def test_part_of_a_long_index_is_found(tmp_path: Path) -> None:
+    """Wherever it is, and the notes on both sides of it are not read."""
     log = tmp_path / "rank-0.log"
-    index, clock = TimeIndex(tmp_path), Clock(log)
-    log.write_text("one\n")
-    assert clock.at(0) is None
-    index.note(100.0)
-    assert clock.at(0) == 100.0
+    notes = [(10 * number, float(number)) for number in range(1, 20_001)]
+    (tmp_path / "rank-0.times").write_text("".join(f"{size} {time_s:.3f}\n" for size, time_s in notes))
+    for begin in (0, 5, 10, 99_990, 100_005, 199_980, 199_999, 200_000):
+        wanted = [note for note in notes if note[0] > begin and note[0] - 10 < begin + 30]
+        assert between(log, begin, begin + 30) == wanted, begin
+
+
+def test_log_that_vanishes_stops_nobody(tmp_path: Path) -> None:
+    """The job may remove what it likes between two looks; the other logs' times are noted."""
+    (tmp_path / "gone.log").symlink_to("nowhere")  # listed, and not there
+    (tmp_path / "rank-0.log").write_text("one\n")
+    TimeIndex(tmp_path).note(100.0)
+    assert [path.name for path in tmp_path.glob("*.times")] == ["rank-0.times"]
 
 
 def test_index_notes_nothing_where_nothing_grew(tmp_path: Path) -> None:

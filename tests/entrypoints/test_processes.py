@@ -23,6 +23,28 @@ child.wait()
 found = processes.descendants(os.getpid())
 print(len(found), processes.kill_descendants(), len(processes.descendants(os.getpid())))
 """
+# Its parent dies after it was forked, and before the kernel knows that it is to die with it.
+LATE = """
+import os, time
+from cloudtrain.entrypoints import processes
+heard, tell = os.pipe()
+parent = os.getpid()
+def late(option, value):
+    os.write(tell, b"x")
+    while os.getppid() == parent:
+        time.sleep(0.01)
+processes._prctl = late
+if os.fork():
+    os.read(heard, 1)
+    os._exit(0)
+processes.die_with_parent()
+print("alive", flush=True)
+"""
+
+
+def test_child_dies_with_a_parent_that_was_faster() -> None:
+    """The kernel tells of no death before it was asked."""
+    assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, timeout=30).stdout == b""
 
 
 def test_stamp_tells_a_process_from_its_successor() -> None:

@@ -78,15 +78,6 @@ def test_unknown_backend_is_a_config_error_that_lists_what_there_is() -> None:
     assert all(name in str(caught.value) for name in backends.names())
 
 
-@pytest.mark.parametrize("name", backends.ANNOUNCED)
-def test_backend_of_the_config_that_is_not_built_yet_says_so(name: str) -> None:
-    """Its block is known, so it is no unknown backend."""
-    if name in backends.names():
-        pytest.skip("it is built by now")
-    with pytest.raises(ConfigError, match="not part of this version"):
-        backends.load(name)
-
-
 def test_plugin_joins_the_built_in_backends(plugin: Path) -> None:
     """Another package's backend is found by its entry point, and imported on its first use."""
     assert backends.names() == [*backends.BUILT_IN, "vendor"]

@@ -70,6 +70,29 @@ def test_bundle_is_named_by_its_content(tree: Tree) -> None:
     assert [path.name for path in bundle.path.parent.iterdir()] == [bundle.path.name]
 
 
+def alike(one: bytes, other: bytes) -> int:
+    """Return how many bytes are the same at the beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def test_bundle_of_a_large_file_with_one_change_is_the_same_elsewhere(tree: Tree) -> None:
+    """gzip begins anew at each MiB: what has not changed, before and behind, is packed to the same bytes."""
+    folder = tree({"a.py": "1"})
+    noise = bytes(range(256)) * 16
+    for name in ("blob", "other"):
+        lines = b"".join(hashlib.sha256(b"%d" % number).digest() + noise[: number % 900] for number in range(9000))
+        (folder / name).write_bytes(lines)
+    before = packed(folder).path.read_bytes()
+    with (folder / "blob").open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(bytes(100))
+    after = packed(folder).path.read_bytes()
+    same = alike(before, after) + alike(before[-9::-1], after[-9::-1])  # behind them: gzip's sum of it all
+    assert len(after) > 800_000
+    assert len(after) - same < 250_000
+    assert len(packed(folder, ("blob",)).path.read_bytes()) < len(after)
+
+
 @pytest.mark.parametrize("change", ["byte", "name", "mode"])
 def test_bundle_changes_with_one_byte_one_name_or_one_mode(tree: Tree, change: str) -> None:
     """Whatever would run differently has another hash."""

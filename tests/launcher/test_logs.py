@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.local import logs as logfiles
-from cloudtrain.entrypoints import events
-from cloudtrain.launcher.backend import LogLine
+from cloudtrain.entrypoints import events, nodelogs
+from cloudtrain.launcher import agentlogs
+from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import View, parse_ranks
@@ -113,7 +113,7 @@ def test_logs_tail_counts_from_the_end(
 
 def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, seed: Callable[..., Job]) -> None:
     """A log of several pages is not begun in its middle."""
-    text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * logfiles.PAGE_BYTES // 109))
+    text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * nodelogs.PAGE_BYTES // 109))
     seed("ended", State("succeeded"), {"0": text, "1": ""})
     assert len(cli("logs", "-f", "ended", "--tail", "3").stdout.splitlines()) == 3
 
@@ -169,16 +169,21 @@ def test_logs_followed_to_the_end_has_the_jobs_exit_code(
 # -- the files of a local job ----------------------------------------------------------------------------------------
 
 
+def page_of(folder: Path, cursor: dict[str, int] | None = None) -> LogPage:
+    """Return the page after the cursor of a job of one node."""
+    return agentlogs.page(cursor, {0: nodelogs.read(folder / "node-0", agentlogs.offsets(cursor, 0))})
+
+
 def test_log_pages_can_be_taken_up_again(tmp_path: Path) -> None:
     """A cursor carried through JSON repeats nothing and loses nothing, a line that was half there among it."""
     folder = tmp_path / "node-0" / "log"
     folder.mkdir(parents=True)
     log = folder / "rank-0.log"
     log.write_text("one\ntwo\nthr")
-    first = logfiles.page(tmp_path, 1, None, None)
+    first = page_of(tmp_path)
     with log.open("a") as file:
         file.write("ee\nfour\n")
-    second = logfiles.page(tmp_path, 1, json.loads(json.dumps(first.cursor)), None)
+    second = page_of(tmp_path, json.loads(json.dumps(first.cursor)))
     assert [one.text for one in first.lines + second.lines] == ["one", "two", "three", "four"]
 
 
@@ -190,7 +195,7 @@ def test_log_pages_merge_by_time_and_keep_each_files_order(tmp_path: Path) -> No
     for rank, (text, times) in texts.items():
         (folder / f"rank-{rank}.log").write_text(text)
         (folder / f"rank-{rank}.times").write_text(times)
-    page = logfiles.page(tmp_path, 1, None, None)
+    page = page_of(tmp_path)
     assert [(one.text, one.rank, one.time_s) for one in page.lines] == [
         ("a", 0, 1.0), ("b", 1, 2.0), ("c", 0, 3.0), ("d", 1, 4.0)
     ]  # fmt: skip
@@ -201,7 +206,7 @@ def test_log_pages_show_bytes_that_are_no_text(tmp_path: Path) -> None:
     folder = tmp_path / "node-0" / "log"
     folder.mkdir(parents=True)
     (folder / "rank-0.log").write_bytes(b"\xff\xfe\nnext\n")
-    assert [one.text for one in logfiles.page(tmp_path, 1, None, None).lines] == ["\ufffd\ufffd", "next"]
+    assert [one.text for one in page_of(tmp_path).lines] == ["\ufffd\ufffd", "next"]
 
 
 def test_view_is_of_one_attempt() -> None:

@@ -15,7 +15,7 @@ import pytest
 from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-FROM_ENTRYPOINTS = {"events", "durable", "processes", "logtimes"}  # what the launcher's side may use
+FROM_ENTRYPOINTS = {"events", "durable", "processes", "nodelogs"}  # what the launcher's side may use
 SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
 
 

@@ -1,0 +1,1 @@
+"""Your own machines over ssh: no daemon, no root, the system's ssh."""

@@ -1,0 +1,51 @@
+"""The ssh backend: jobs are agents on the user's own machines, which need ssh alone to be reached.
+
+What plans and renders is imported by a dry run, what goes over ssh by the commands that do, each on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import lazily
+from cloudtrain.launcher.backend import Capacity, Request
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.errors import Fault
+
+__all__ = [
+    *("artifacts", "capacity", "check", "doctor", "find", "hosts", "logs", "pace", "request", "send", "shell", "state"),
+    "stop",
+]
+
+_JOBS = "cloudtrain.backends.ssh.jobs"
+
+
+def capacity(config: Config) -> Capacity:
+    """Return the GPUs that the config says a host has: a dry run asks no host, and a submit checks them."""
+    gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
+    price = config.ssh.price_per_hour if config.ssh else None
+    if price is None:
+        return Capacity(gpus, 0.0, "your own machines")
+    return Capacity(gpus, price / 1e6, "ssh.price_per_hour")
+
+
+def check(request: Request) -> list[Fault]:
+    """Return what no host would take."""
+    from cloudtrain.backends.ssh import check as rules
+
+    return list(rules.faults(request.body))
+
+
+request = lazily.of("cloudtrain.backends.ssh.request", "build")
+send = lazily.of("cloudtrain.backends.ssh.sending", "send")
+find = lazily.of("cloudtrain.backends.ssh.sending", "find")
+state = lazily.of(_JOBS, "state")
+logs = lazily.of(_JOBS, "logs")
+pace = lazily.of(_JOBS, "pace")
+stop = lazily.of(_JOBS, "stop")
+artifacts = lazily.of(_JOBS, "artifacts")
+shell = lazily.of(_JOBS, "shell")
+doctor = lazily.of("cloudtrain.backends.ssh.doctor", "checks")
+hosts = lazily.of("cloudtrain.backends.ssh.doctor", "hosts")

@@ -1,0 +1,245 @@
+"""A channel to a host: our own calls served there by Python, with nothing to install and nothing to quote.
+
+What ssh runs is one constant command, whatever the login shell; all data goes over its standard input. It carries our
+package once, by its hash, and then answers calls (entrypoints/host/calls.py) until it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import json
+import time
+import zlib
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.ssh import masters, sessions
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.masters import Masters
+from cloudtrain.backends.ssh.sshfaults import BROKEN, fault_of, is_passing, last_words, no_ssh
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+
+__all__ = ["Channel", "Refusal"]
+
+CALL_S = 60.0
+MAX_LINE = 64 << 20
+MAX_NOISE = 1 << 20  # bytes that a login may print before our first program speaks
+END_S = 5.0  # for ssh's exit code, once the host's output has ended
+PAUSES_S = (0.3, 0.6, 1.2)  # before another try of what passes
+# The interpreter comes first, on a line of its own. No quote, `$` of ours or `!` in it that fish or csh would read.
+MARK = b"::cloudtrain::\n"  # as in entrypoints/host/hello.py
+SHELL_HINT = "`{} echo hello` must print hello: see the login's shell and start-up files there, and sshd's ForceCommand"
+COMMAND = (
+    'exec sh -c \'IFS= read -r p; case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
+    'exec "$p" -I -S -c "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"\''
+)
+
+
+class Refusal(ConfigError):
+    """What a host has said that the user must mend."""
+
+
+@dataclass
+class Channel:
+    """One process's line to a host: opened on its first call, one call at a time, opened anew after a break."""
+
+    host: Host
+    masters: Masters
+    about: dict[str, Any] = field(default_factory=dict)  # what the host has told of itself: workdir, address, ...
+    ahead_s: float = 0.0  # its clock, ahead of ours
+    _process: asyncio.subprocess.Process | sessions.Session | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _words: bytearray = field(default_factory=bytearray)
+    _reader: asyncio.Task[None] | None = None
+
+    async def call(
+        self, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S
+    ) -> tuple[dict[str, Any], bytes]:
+        """Return what the verb tells, and the bytes that go with it.
+
+        Raises UnreachableError, CredentialError, ConfigError; Refusal with the host's own words. A break in the middle
+        of a call raises: whether it was carried out is not known.
+        """
+        async with self._lock:
+            if self._process is None or self._process.returncode is not None:
+                await self._open()
+            message = {"verb": verb, "ask": ask, "size": len(payload)}
+            try:
+                told, data = await asyncio.wait_for(self._exchange(message, payload), limit_s)
+            except (asyncio.TimeoutError, asyncio.CancelledError, OSError, EOFError, ValueError) as error:
+                words = await self._closed()
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                if isinstance(error, asyncio.TimeoutError):
+                    raise UnreachableError(f"{self.host.name} has not answered for {limit_s:.0f} s") from error
+                said = last_words(words) or "its line is cut, or it went down"
+                raise UnreachableError(f"{self.host.name}: {BROKEN}: {said}") from error
+        if "refused" in told:
+            raise Refusal(f"{self.host.name}: {told['refused']}")
+        if "failed" in told:
+            raise ConfigError(f"{self.host.name}: {verb} failed: {told['failed']}")
+        answer: dict[str, Any] = told["told"]
+        return answer, data
+
+    async def close(self) -> None:
+        """End the channel; the master stays."""
+        async with self._lock:
+            await self._closed()
+
+    async def _open(self) -> None:
+        for pause_s in (*PAUSES_S, None):
+            socket = await self.masters.connected(self.host)  # which has tries of its own
+            try:
+                await self._open_once(socket)
+            except UnreachableError as error:  # a master may die with its connection while we ask it for a session
+                if pause_s is None or not is_passing(error.message):
+                    raise
+                await asyncio.sleep(pause_s)
+            else:
+                return
+
+    async def _open_once(self, socket: Path) -> None:
+        await self._closed()  # what has ended since the last call
+        self._words.clear()
+        try:
+            self._process = await sessions.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
+        except asyncio.TimeoutError as error:  # the next try has a new master, if there is a way to the host
+            self.masters.forget(self.host)
+            raise UnreachableError(f"{self.host.name}: {BROKEN}: its line is cut, or it went down") from error
+        self._reader = asyncio.create_task(self._keep_words(self._process))
+        noise = bytearray()
+        try:
+            self.about = await asyncio.wait_for(self._greet(noise), CALL_S)
+        except asyncio.TimeoutError as error:
+            await self._closed()
+            self.masters.forget(self.host)  # it may be the master that hangs
+            said = last_words(noise.decode(errors="replace"))
+            message = f"{self.host.name} has not answered our first call within {CALL_S:.0f} s"
+            hint = SHELL_HINT.format(self.host.by_hand)
+            raise UnreachableError(f"{message}{f', after `{said}`' * bool(said)}", hint=hint) from error
+        except (OSError, EOFError, ValueError) as error:
+            raise await self._unserved(noise.decode(errors="replace")) from error
+        except BaseException:
+            await self._closed()
+            raise
+
+    async def _own_ssh(self, socket: Path) -> asyncio.subprocess.Process:
+        """Return an ssh: it makes a connection of its own where the master opens no more sessions."""
+        command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=MAX_LINE,
+                start_new_session=True,
+            )
+        except FileNotFoundError as error:
+            raise no_ssh() from error
+
+    async def _unserved(self, noise: str) -> CloudtrainError:
+        """Return why the first program does not speak, from how ssh has ended, and from what the host has printed."""
+        code = None
+        if self._process is not None and self._answers().at_eof():
+            with contextlib.suppress(asyncio.TimeoutError):
+                code = await asyncio.wait_for(self._process.wait(), END_S)
+        words = await self._closed()
+        name = self.host.name
+        if code == 255:  # ssh's own; what else is in `words` has come from the host
+            return fault_of(words or BROKEN, name, self.host.by_hand)
+        said = last_words(words) or last_words(noise) or "no word of why"
+        if code in (126, 127):
+            hint = "name one that is there: ssh.python, or `python` of this host"
+            return ConfigError(f"{name} has no interpreter `{self.host.python}`: {said}", hint=hint)
+        if "SyntaxError" in words or "Unknown option: -I" in words:
+            hint = "name a newer one: ssh.python, or `python` of this host"
+            return ConfigError(f"{name}: `{self.host.python}` is no Python 3.10 or newer: {said}", hint=hint)
+        how = "without an end" if code is None else f"with code {code}"
+        message = f"{name} does not run our first program; its login has ended {how}: {said}"
+        return ConfigError(message, hint=SHELL_HINT.format(self.host.by_hand))
+
+    async def _greet(self, noise: bytearray) -> dict[str, Any]:
+        hello, sha256, whole = _shipped()
+        first = json.dumps({"workdir": self.host.workdir, "sha256": sha256}).encode()
+        await self._write(b"%s\n%d\n%s%s\n" % (self.host.python.encode(), len(hello), hello, first))
+        # Start-up files that print are common, and none of them knows that nobody reads.
+        while not (line := await self._answers().readline()).endswith(MARK):
+            noise += line
+            if not line or len(noise) > MAX_NOISE:
+                raise EOFError
+        told = json.loads(await self._line())
+        if told.get("need"):
+            packed = _packed(whole)
+            await self._write(b"%d\n%s" % (len(packed), packed))
+            told = json.loads(await self._line())
+        if "refused" in told:
+            raise Refusal(f"{self.host.name}: {told['refused']}")
+        begin_s = time.time()
+        clock, _ = await self._exchange({"verb": "clock", "ask": {}}, b"")
+        self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2
+        return dict(told)
+
+    async def _exchange(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        await self._write(json.dumps(message).encode() + b"\n" + payload)
+        told = json.loads(await self._line())
+        size = told.get("size", 0)
+        return told, await self._answers().readexactly(size) if size else b""
+
+    async def _write(self, data: bytes) -> None:
+        calls = self._process.stdin if self._process else None
+        assert calls is not None
+        calls.write(data)
+        await calls.drain()
+
+    def _answers(self) -> asyncio.StreamReader:
+        answers = self._process.stdout if self._process else None
+        assert answers is not None
+        return answers
+
+    async def _line(self) -> bytes:
+        line = await self._answers().readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return line
+
+    async def _keep_words(self, process: asyncio.subprocess.Process | sessions.Session) -> None:
+        assert process.stderr is not None
+        while data := await process.stderr.read(4096):
+            self._words += data
+            del self._words[:-4096]
+
+    async def _closed(self) -> str:
+        """End the process; return what it had to say."""
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        if isinstance(process, sessions.Session):
+            process.close()
+        else:
+            await masters.killed(process)
+        if self._reader is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._reader), 1.0)
+        return self._words.decode(errors="replace")
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> tuple[bytes, str, bytes]:
+    """Return the first program, and our package's hash and text."""
+    folder = Path(str(files("cloudtrain.entrypoints")))
+    paths = [path for path in sorted(folder.rglob("*.py")) if path.parent.name != "strategies"]
+    texts = {f"cloudtrain/entrypoints/{path.relative_to(folder).as_posix()}": path.read_text() for path in paths}
+    whole = json.dumps(texts).encode()
+    return (folder / "host" / "hello.py").read_bytes(), hashlib.sha256(whole).hexdigest(), whole
+
+
+@functools.lru_cache(maxsize=1)
+def _packed(whole: bytes) -> bytes:
+    """Return our package as it travels: 20 ms, which a host that has it does not cost."""
+    return zlib.compress(whole, 1)

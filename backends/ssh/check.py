@@ -1,0 +1,106 @@
+"""What the ssh backend would refuse, found without a connection."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["faults"]
+
+MIN_PORTS = 8  # the agents' line, and a fresh one for each start
+_HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@\\+-]{0,63}")
+_WORD = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
+_CONTAINERS = ("docker", "podman")
+
+
+def faults(body: dict[str, Any]) -> Iterator[Fault]:
+    """Yield what is wrong with an ssh request."""
+    yield from _machines(body)
+    for number, host in enumerate(body["hosts"]):
+        yield from _of_host(host, f"ssh.hosts[{number}]")
+    if body["ports"] is None or body["ports"][1] - body["ports"][0] + 1 < MIN_PORTS:
+        hint = f"write it as 20000-27999: at least {MIN_PORTS} ports from 1024 on"
+        yield Fault("this is no range of ports", key="ssh.ports", hint=hint)
+    yield from _environment(body["runs_in"])
+    places = {
+        "checkpoint.uri": body["checkpoint_dir"],
+        **{f"inputs.{name}": uri for name, uri in body["inputs"].items()},
+        **{f"outputs.{name}": uri for name, uri in body["outputs"].items()},
+    }
+    for key, uri in places.items():
+        if uri and re.match(r"[a-z0-9]+://", uri):
+            more = "; checkpoint.mirror may be a bucket" if key == "checkpoint.uri" else ""
+            hint = f"use a folder there: --set {key}=/some/path{more}"
+            yield Fault(f"the ssh backend cannot reach `{uri}` from the hosts", key=key, hint=hint)
+        elif uri and not re.match(r"/|~/", uri):
+            hint = "write the whole path, as in /data/sets or ~/sets"
+            yield Fault(
+                f"`{uri}` is a path on the hosts, and must not depend on where this file is", key=key, hint=hint
+            )
+
+
+def _machines(body: dict[str, Any]) -> Iterator[Fault]:
+    count, wanted = len(body["hosts"]), body["spec"]["nodes"]
+    if not count:
+        yield Fault("no hosts are named", key="ssh.hosts", hint="as in `ssh: {hosts: [gpu1, gpu2]}`")
+    elif count < wanted:
+        hint = "name more, or ask for fewer instances; a host is one instance"
+        yield Fault(f"{wanted} instances, but only {count} hosts", key="ssh.hosts", hint=hint)
+    for path in sorted({host["ssh_config"] for host in body["hosts"]} - {None}):
+        if not re.match(r"/|~/|none$", path):
+            hint = "write the whole path, or ~/..."
+            yield Fault(f"`{path}` would depend on the folder of each later command", key="ssh.ssh_config", hint=hint)
+    for name, times in Counter(host["name"] for host in body["hosts"]).items():
+        if times > 1:
+            hint = (
+                "a host is one instance; behind ports of one name, give each a `Host` of its own in ssh's configuration"
+            )
+            yield Fault(f"`{name}` stands there {times} times", key="ssh.hosts", hint=hint)
+
+
+def _of_host(host: dict[str, Any], key: str) -> Iterator[Fault]:
+    name = host["name"]
+    if not _HOST.fullmatch(name):
+        hint = "as ssh takes it: a name, an address, or an alias of ssh's configuration"
+        yield Fault(f"`{name}` is no host", key=key, hint=hint)
+    if host["user"] and not _USER.fullmatch(host["user"]):
+        yield Fault(f"`{host['user']}` is no login name", key=f"{key}.user")
+    for field in ("python", "workdir", "interface", "address", "ssh_config"):
+        value = host[field]
+        if value and (not _WORD.fullmatch(value) or value.startswith("-")):
+            yield Fault(f"`{field}` holds what no path or name has", key=f"{key}.{field}")
+    if not re.match(r"/|~/|~$", host["workdir"]):
+        yield Fault(
+            f"`{host['workdir']}` is a path on the host", key=f"{key}.workdir", hint="write the whole path, or ~/..."
+        )
+
+
+def _environment(runs_in: dict[str, Any]) -> Iterator[Fault]:
+    kind = runs_in["kind"]
+    needs = {"venv": "requirements", "conda": "conda"}.get(kind)
+    if needs and not runs_in[needs]:
+        yield Fault(f"`environment: {kind}` needs `{needs}`", key=f"ssh.{needs}", hint=f"--set ssh.{needs}=...")
+    for key, its_kind in (("requirements", "venv"), ("conda", "conda")):
+        if runs_in[key] and kind != its_kind:
+            hint = f"add `environment: {its_kind}`"
+            yield Fault(f"`{key}` goes with `environment: {its_kind}`, not with `{kind}`", key=f"ssh.{key}", hint=hint)
+    image = runs_in["image"]
+    if image and kind not in _CONTAINERS:
+        yield Fault(
+            "on this backend `image` goes with `environment: docker` or `podman`",
+            key="image",
+            hint="--set ssh.environment=docker, or leave `image` out",
+            is_warning=True,
+        )
+    if kind in _CONTAINERS:
+        from cloudtrain.entrypoints.environments.images import digest_fault
+
+        if not image:
+            yield Fault(f"`environment: {kind}` needs an `image`", key="image", hint="named by its digest")
+        elif why := digest_fault(image):
+            yield Fault(why, key="image")

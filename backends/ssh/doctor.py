@@ -1,0 +1,83 @@
+"""What `doctor ssh` and `hosts` find on the user's own machines."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.backends.ssh import hosts as config_hosts
+from cloudtrain.backends.ssh.crew import examine
+from cloudtrain.backends.ssh.fleet import Call, fleet
+from cloudtrain.launcher.backend import Check, HostUse
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["checks", "hosts"]
+
+NAME = "dddddddd"  # a job that is none, to render a request for
+
+
+def checks(config: Config | None) -> list[Check]:
+    """Return what stands in the way of a job on the config's hosts."""
+    own = _own_ssh()
+    if own.verdict == "fail" or config is None or config.ssh is None or not config.ssh.hosts:
+        return [own]
+    from cloudtrain.backends.ssh import check, request
+    from cloudtrain.backends.ssh.backend import capacity
+    from cloudtrain.launcher import plan as plans
+
+    body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
+    faults = [fault for fault in check.faults(body) if not fault.is_warning]
+    if faults:
+        return [own, *(Check(fault.key, "fail", fault.message, fault.hint) for fault in faults)]
+    return [own, *examine(body, fleet())]
+
+
+def hosts(config: Config) -> list[HostUse]:
+    """Return who uses which GPU of the config's hosts, in their order."""
+    found = config_hosts.of_config(config)
+    folder = config.ssh.gpu_locks if config.ssh else None
+    answers = fleet().ask({host: Call("holders", {"lock_folder": folder}) for host in found}, is_urgent=True)
+    return [
+        use
+        for host, answer in answers.items()
+        for use in (
+            _uses(host.name, answer.told)
+            if answer.error is None
+            else [HostUse(host.name, "-", "", "unreachable", detail=answer.error.message)]
+        )
+    ]
+
+
+def _uses(host: str, told: dict[str, Any]) -> list[HostUse]:
+    held = {holder["name"]: holder for holder in told["holders"] or ()}
+    busy = {process["gpu"]: process for process in told["gpu_processes"] or ()}
+    gpus = told["gpus"] or {"gpus": [], "fault": None}
+    units = [
+        (unit, f"{gpu['index']}{f' slice {number}' if gpu['mig'] else ''}", gpu["name"])
+        for gpu in gpus["gpus"]
+        for number, unit in enumerate(gpu["slices"] if gpu["mig"] else [gpu["uuid"]])
+    ] or [("machine", "-", "")]
+    rows = []
+    for unit, label, model in units:
+        if holder := held.get(unit):
+            rows.append(
+                HostUse(host, label, model, "held", holder.get("user"), holder.get("job"), holder.get("since_s"))
+            )
+        elif process := busy.get(unit):
+            rows.append(HostUse(host, label, model, "busy", process["owner"], f"{process['name']} ({process['pid']})"))
+        else:
+            rows.append(HostUse(host, label, model, "free"))
+    if gpus["fault"]:
+        rows.append(HostUse(host, "-", "", "broken", detail=gpus["fault"]["text"]))
+    return rows
+
+
+def _own_ssh() -> Check:
+    command = shutil.which("ssh")
+    if command is None:
+        return Check("ssh", "fail", "there is no `ssh` here", "install OpenSSH's client")
+    told = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stderr.strip()
+    return Check("ssh", "ok", told.partition(",")[0])

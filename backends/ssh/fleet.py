@@ -1,0 +1,136 @@
+"""This process's channels to all hosts: one event loop on a thread of its own, calls to many hosts at once.
+
+What fails at one host is its answer, and the others go on. A host that could not be reached is left alone for a
+moment, longer each time, so that a follower's looks at the others stay quick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from cloudtrain.backends.ssh.channel import CALL_S, Channel
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.masters import Masters
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+
+__all__ = ["Answer", "Call", "Fleet", "fleet"]
+
+CLOSE_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+_T = TypeVar("_T")
+
+
+class Call(NamedTuple):
+    """What to ask of a host."""
+
+    verb: str
+    ask: dict[str, Any]
+    payload: bytes = b""
+
+
+class Answer(NamedTuple):
+    """What a host has told: JSON and bytes, or why there is no answer."""
+
+    told: dict[str, Any]
+    data: bytes = b""
+    error: CloudtrainError | None = None
+
+
+@dataclass
+class _Pause:
+    until_s: float
+    seconds: float
+    error: UnreachableError
+
+
+@dataclass
+class Fleet:
+    """The loop, and the channels on it by host."""
+
+    loop: asyncio.AbstractEventLoop
+    masters: Masters
+    _channels: dict[Host, Channel] = field(default_factory=dict)
+    _pauses: dict[Host, _Pause] = field(default_factory=dict)
+
+    def ask(
+        self, calls: Mapping[Host, Call], limit_s: float = CALL_S, *, is_urgent: bool = False
+    ) -> dict[Host, Answer]:
+        """Return every host's answer. `is_urgent`: also of those that are left alone for a moment."""
+        return self.run(self._all(calls, limit_s, is_urgent))
+
+    def begin(self, host: Host, call: Call) -> Future[Answer]:
+        """Ask one host, and do not wait for its answer."""
+        return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
+
+    def tell(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
+        """Return what one host tells, as JSON; raises what stands in the way."""
+        answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
+        if answer.error is not None:
+            raise answer.error
+        return answer.told
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run it on the loop; Ctrl-C here ends it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def channel(self, host: Host) -> Channel:
+        """Return the host's channel, which opens on its first call."""
+        return self._channels.setdefault(host, Channel(host, self.masters))
+
+    def close(self) -> None:
+        """End all channels; masters stay for the next command."""
+        if self.loop.is_running():
+            with contextlib.suppress(Exception):
+                self.run(asyncio.wait_for(self._close(), CLOSE_S))
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    async def _all(self, calls: Mapping[Host, Call], limit_s: float, is_urgent: bool) -> dict[Host, Answer]:
+        answers = await asyncio.gather(*(self._one(host, call, limit_s, is_urgent) for host, call in calls.items()))
+        return dict(zip(calls, answers, strict=True))
+
+    async def _one(self, host: Host, call: Call, limit_s: float, is_urgent: bool) -> Answer:
+        pause = self._pauses.get(host)
+        if pause is not None and time.monotonic() < pause.until_s and not is_urgent:
+            return Answer({}, error=pause.error)
+        try:
+            told, data = await self.channel(host).call(*call, limit_s=limit_s)
+        except UnreachableError as error:
+            seconds = min(LONGEST_PAUSE_S, 2 * pause.seconds if pause else FIRST_PAUSE_S) * random.uniform(0.8, 1.2)
+            self._pauses[host] = _Pause(time.monotonic() + seconds, seconds, error)
+            return Answer({}, error=error)
+        except CloudtrainError as error:
+            return Answer({}, error=error)
+        self._pauses.pop(host, None)
+        return Answer(told, data)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
+
+
+@functools.lru_cache(maxsize=1)
+def fleet() -> Fleet:
+    """Return this process's fleet."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="ssh", daemon=True).start()
+
+    async def made() -> Fleet:
+        return Fleet(loop, Masters())
+
+    found = asyncio.run_coroutine_threadsafe(made(), loop).result()
+    atexit.register(found.close)
+    return found

@@ -1,0 +1,222 @@
+"""A job on the user's own machines, asked of them: how it is, its lines, to stop, what it has left."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.ssh import laggards, masters
+from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints.nodelogs import Chunk
+from cloudtrain.launcher import agentlogs, agents
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.job import State
+from cloudtrain.launcher.terminal import say
+
+__all__ = ["artifacts", "logs", "pace", "shell", "state", "stop"]
+
+LINES_S, STATE_S = 0.3, 1.0
+LATE_S = 15.0  # after node 0's verdict, for another node's last words
+STOP_S = 40.0
+BLOCK = 4 << 20
+SUMS_S = 600.0  # of all files that another host has by the same name and size
+CLOCKS_S = 0.25  # a difference that is not corrected: the round trip tells no better
+
+
+def state(ref: JobRef) -> State:
+    """Return the job's state: what node 0 tells, and where it does not, what the others do. Raises UnreachableError."""
+    nodes = ref["nodes"]
+    first = _look(ref, [0], lambda answers: True)[0]
+    if first.error is None and (first.told["alive"] or first.told["exit"]):
+        found = _fold(ref, {0: first})
+        if found is not None:
+            return found
+    answers = _look(ref, range(len(nodes)), lambda answers: _fold(ref, answers) is not None)
+    found = _fold(ref, answers)
+    if found is None:
+        raise next(answer.error for answer in answers.values() if answer.error is not None)
+    return found
+
+
+def logs(
+    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+) -> LogPage:
+    """Return the lines after the cursor, of the hosts that can be reached; the others' come later, none is lost."""
+    wanted = _nodes_of(ref, ranks)
+    calls = {}
+    for node in wanted:
+        asked = {"root": ref["nodes"][node]["root"], "offsets": agentlogs.offsets(cursor, node)}
+        calls[_host(ref, node)] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
+    answers = fleet().ask(calls) if now else laggards.ask(calls, _has_one)
+    found, ahead_s = {}, {}
+    for node, answer in zip(wanted, answers.values(), strict=True):
+        if answer.error is None:
+            found[node] = _chunks(answer)
+            ahead_s[node] = _ahead_s(_host(ref, node))
+    if not found and answers:
+        raise next(answer.error for answer in answers.values() if answer.error is not None)
+    page = agentlogs.page(cursor, found, ahead_s)
+    missing = [_host(ref, node).name for node in wanted if node not in found]
+    if missing and now and not page.lines:
+        say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
+    have_ended = not missing and all(answer.told["ended"] for answer in answers.values())
+    # Of the hosts that are reached all was read: who reads on waits for the others as long as `late_s` says.
+    return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
+
+
+def pace(ref: JobRef) -> Pace:
+    """Return how often to ask: a look is a line each way on a connection that is there."""
+    return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S)
+
+
+def stop(ref: JobRef, *, now: bool) -> None:
+    """Leave each agent the word; with `now`, kill what does not obey. Raises UnreachableError where none is reached.
+
+    One agent that has the word is enough for all to save and stop.
+    """
+    asked = {"reason": "now" if now else "user", "by_force": now}
+    calls = {_host(ref, number): Call("stop", {**asked, "root": node["root"]}) for number, node in _numbered(ref)}
+    answers = fleet().ask(calls, STOP_S, is_urgent=True)
+    unreached = [(host.name, answer.error) for host, answer in answers.items() if answer.error is not None]
+    if len(unreached) == len(calls):
+        error = unreached[0][1]
+        assert error is not None
+        raise error
+    for name, error in unreached:
+        say(f"{name} has not the word to stop, and hears it from the others: {error.message if error else ''}")
+
+
+def artifacts(ref: JobRef, folder: Path) -> list[Path]:
+    """Copy what the nodes have left in their output folders below `folder`; return the files there.
+
+    Where a file of one name differs between hosts, the later ones' go to `node-N/`. Raises UnreachableError where a
+    host was passed over, with what the others have left in the folder.
+    """
+    files: dict[Path, int] = {}
+    missing = []
+    for number, node in _numbered(ref):
+        host = _host(ref, number)
+        try:
+            told = fleet().tell(host, "tree", {"folder": node["output"]})
+        except UnreachableError:
+            missing.append(host.name)
+            continue
+        here = {name: files.get(_inside(folder, name)) for name, _ in told["files"]}
+        like = [name for name, size in told["files"] if here[name] == size]
+        sums = (
+            fleet().tell(host, "tree", {"folder": node["output"], "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        )
+        for name, size in told["files"]:
+            path = _inside(folder, name)
+            if name in sums and sums[name] == _sha256(path):
+                continue  # a disk that the hosts share, or the same from each
+            if here[name] is not None:
+                path = _inside(folder / f"node-{number}", name)
+            _download(host, f"{node['output']}/{name}", size, path)
+            files[path] = size
+    if missing:
+        what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
+        raise UnreachableError(f"{what}; what the others have left is in {folder}", hint="the same call again, later")
+    return sorted(files)
+
+
+def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
+    """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
+    if not 0 <= node < len(ref["nodes"]):
+        raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(ref['nodes']) - 1}")
+    host, root = _host(ref, node), ref["nodes"][node]["root"]
+    lines = fleet()
+    path = lines.tell(host, "script", {"root": root, "argv": argv})["path"]
+    command = masters.argv(host, lines.masters.socket(host), is_terminal=not argv)
+    return [*command, *host.target, f"exec sh '{path}'"]
+
+
+def _look(ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, Answer]], bool]) -> dict[int, Answer]:
+    calls, numbers = {}, {}
+    for node in nodes:
+        asked = {key: ref["nodes"][node][key] for key in ("root", "checkpoints")}
+        host = _host(ref, node)
+        calls[host], numbers[host] = Call("look", asked), node
+    answers = laggards.ask(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
+    return {numbers[host]: answer for host, answer in answers.items()}
+
+
+def _fold(ref: JobRef, answers: Mapping[int, Answer]) -> State | None:
+    told = {node: answer.told for node, answer in answers.items() if answer.error is None}
+    return agents.fold(told, len(ref["nodes"]), can_shrink=ref["can_shrink"]) if told else None
+
+
+def _has_one(answers: Mapping[Host, Answer]) -> bool:
+    return any(answer.error is None for answer in answers.values())
+
+
+def _host(ref: JobRef, node: int) -> Host:
+    return Host(**ref["nodes"][node]["host"])
+
+
+def _numbered(ref: JobRef) -> list[tuple[int, dict[str, Any]]]:
+    return list(enumerate(ref["nodes"]))
+
+
+def _nodes_of(ref: JobRef, ranks: frozenset[int] | None) -> list[int]:
+    """Return the nodes whose files may hold the ranks' lines: after a restart on fewer, a rank is on another node."""
+    if ranks is None or ref["can_shrink"]:
+        return list(range(len(ref["nodes"])))
+    return sorted({rank // ref["nproc_per_node"] for rank in ranks} & set(range(len(ref["nodes"]))))
+
+
+def _chunks(answer: Answer) -> list[Chunk]:
+    chunks, begin = [], 0
+    for told in answer.told["chunks"]:
+        data = answer.data[begin : begin + told["size"]]
+        begin += told["size"]
+        chunks.append(
+            Chunk(told["name"], told["offset"], data, tuple((size, time_s) for size, time_s in told["times"]))
+        )
+    return chunks
+
+
+def _ahead_s(host: Host) -> float:
+    found = fleet().channel(host).ahead_s
+    return found if abs(found) > CLOCKS_S else 0.0
+
+
+def _inside(folder: Path, name: str) -> Path:
+    path = folder / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ConfigError(f"a host names a file outside the folder: {name!r}", where=str(folder))
+    return path
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _download(host: Host, source: str, size: int, path: Path) -> None:
+    """Copy one file. Raises ConfigError where it cannot be written here."""
+    partial = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            while file.tell() < size:
+                call = Call("get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
+                answer = fleet().ask({host: call}, 600.0, is_urgent=True)[host]
+                if answer.error is not None:
+                    raise answer.error
+                if not answer.data:
+                    break  # it has become shorter meanwhile
+                file.write(answer.data)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"the output cannot be copied: {error.strerror}", where=str(path)) from error
+    except CloudtrainError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,222 @@
+"""The connections that our ssh processes share: one master a host, kept for ten minutes, and one for a bastion.
+
+A master saves the key exchange, which is 86 % of what an ssh costs. Through a bastion all hosts go over one master: 63
+jumps at once by ssh's own ProxyJump met sshd's limits 58 times, over one master not once (OpenSSH 9.2, stock limits).
+The sockets lie in a private folder of ours, never in the user's own. A master listens under a name of its own and is
+then renamed: one that finds its socket taken, by what a killed command has begun, would stay for ever unused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import secrets
+import shlex
+import signal
+import socket as socketlib
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.sshfaults import fault_of, is_passing, no_ssh
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.home import home
+
+__all__ = ["Masters", "argv", "killed"]
+
+WIDTH = 16  # connections being made at a time: sshd drops some beyond 10 that are not yet logged in
+TRIES = 5
+CONNECT_S = 60.0  # a whole try: ssh's own limit of 10 s is for the socket alone
+PERSIST_S = 600  # without a session
+LONGEST_BASE = 24  # bytes: a socket's path has 103 at most (macOS), of which ssh takes 17 while it makes it
+_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+    "EscapeChar=none",
+    "LogLevel=ERROR",
+)
+
+
+def argv(host: Host, socket: Path, *more: str, is_terminal: bool = False) -> list[str]:
+    """Return the ssh command that goes to the host over its master's socket; what it runs there comes behind."""
+    trust = "accept-new" if host.accepts_new_keys else "yes"
+    options = (*_OPTIONS, f"StrictHostKeyChecking={trust}", f"RequestTTY={'yes' if is_terminal else 'no'}")
+    # ssh reads % in a socket's path as a token.
+    return ["ssh", "-S", str(socket).replace("%", "%%"), *(word for each in options for word in ("-o", each)), *more]
+
+
+@dataclass
+class Masters:
+    """The masters of one process; the sockets are shared with this user's other ones."""
+
+    folder: Path = field(default_factory=lambda: _folder())
+    _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WIDTH))
+    _jumps: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def socket(self, host: Host) -> Path:
+        """Return where the host's master listens, if there is one."""
+        return self.folder / host.key
+
+    async def connected(self, host: Host) -> Path:
+        """Return the socket of the host's master, which is there then.
+
+        Raises CredentialError, ConfigError for what must be mended, UnreachableError.
+        """
+        socket = self.socket(host)
+        if _is_served(socket):
+            return socket
+        async with self._width, _locked(socket.with_suffix(".lock")):
+            if not _is_served(socket):
+                await _started(host, socket, [*await self._way(host), *host.target], host.name)
+        return socket
+
+    def forget(self, host: Host) -> None:
+        """Take away a socket behind which nobody listens any more."""
+        self.socket(host).unlink(missing_ok=True)
+
+    async def _way(self, host: Host) -> list[str]:
+        """Return the options by which ssh goes over our master of the bastion, where its configuration names one."""
+        told = await _configured(host)
+        jump = told.get("proxyjump", "none")
+        if jump == "none":
+            return []
+        before, _, last = jump.rpartition(",")
+        target = last if last.startswith("ssh://") else f"ssh://{last}"
+        config = list(host.config)
+        key = hashlib.sha256(repr((jump, config)).encode()).hexdigest()[:16]
+        socket = self.folder / f"jump-{key}"
+        async with self._jumps.setdefault(key, asyncio.Lock()), _locked(socket.with_suffix(".lock")):
+            if not _is_served(socket):
+                over = ["-J", before] if before else []
+                await _started(host, socket, [*config, *over, "--", target], last)
+        through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
+        # A shell of this machine reads it, after ssh has read % in it; zsh and csh would look for files named [..]:22.
+        words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
+        return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={words}"]
+
+
+async def _configured(host: Host) -> dict[str, str]:
+    """Return what ssh's configuration says of the host."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("ssh", "-G", *host.target),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except FileNotFoundError as error:
+        raise no_ssh() from error
+    out, complaint = await process.communicate()
+    if process.returncode != 0:
+        raise fault_of(complaint.decode(errors="replace"), host.name, host.by_hand)
+    return dict(line.split(" ", 1) for line in out.decode(errors="replace").splitlines() if " " in line)
+
+
+async def _started(host: Host, socket: Path, where: list[str], name: str) -> None:
+    """Have a master listen at the socket; try again what passes. `where` are ssh's last words, `name` what it reaches.
+
+    Raises what `fault_of` returns.
+    """
+    begun = socket.with_suffix(f".{secrets.token_hex(3)}")
+    # With ControlPersist it ends by itself, also where this process is killed before it has its name.
+    persist = ("-o", "ControlMaster=yes", "-o", f"ControlPersist={PERSIST_S}")
+    command = [*argv(host, begun), *persist, "-fN", *where]
+    by_hand = host.by_hand if name == host.name else f"ssh {name}"
+    for number in range(TRIES):
+        # A file: the master keeps its standard error, so a pipe would not end.
+        with tempfile.TemporaryFile() as complaint:
+            code = await _run(command, complaint.fileno(), name, by_hand)
+            if code == 0:
+                begun.replace(socket)
+                return
+            complaint.seek(0)
+            words = complaint.read().decode(errors="replace")
+        if not is_passing(words) or number == TRIES - 1:
+            raise fault_of(words, name, by_hand)
+        await asyncio.sleep(random.uniform(0.3, 1.0) * (number + 1))
+
+
+async def _run(command: list[str], complaint: int, name: str, by_hand: str) -> int:
+    """Return the exit code of the ssh that becomes a master behind its own back. Raises UnreachableError."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=complaint,
+        start_new_session=True,  # Ctrl-C here is none of a master's business
+    )
+    try:
+        return await asyncio.wait_for(process.wait(), CONNECT_S)
+    except BaseException as error:
+        await killed(process)
+        if not isinstance(error, asyncio.TimeoutError):
+            raise
+        raise fault_of(f"no connection within {CONNECT_S:.0f} s", name, by_hand) from error
+
+
+async def killed(process: asyncio.subprocess.Process) -> None:
+    """Kill the process, and wait for its end.
+
+    Not by its own `kill`: that takes the exit code of one that has just ended away from the loop (Python 3.11).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether a master listens there: the socket of one that was killed stays until the next has its name."""
+    with socketlib.socket(socketlib.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold the lock that this user's processes share: two masters of one socket would not share it."""
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+        yield
+
+
+def _folder() -> Path:
+    """Return the private folder of the sockets. Raises ConfigError where it cannot be one."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    if len(os.fsencode(base)) > LONGEST_BASE or not os.access(base, os.W_OK | os.X_OK):  # as after `su`
+        base = "/tmp"
+    of_home = hashlib.sha256(str(home()).encode(errors="surrogateescape")).hexdigest()[:8]
+    folder = Path(base) / f"cloudtrain-{os.getuid()}-{of_home}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        message = f"the sockets of ssh cannot be kept: {error.strerror}"
+        raise ConfigError(message, where=folder, hint="set TMPDIR to a folder that you can write") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            "another user could listen there", where=folder, hint="remove it; it is for ssh's own sockets"
+        )
+    return folder

@@ -1,0 +1,243 @@
+"""Whether the hosts have the GPUs that a job is planned for, alike, in order, and free."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.backends.ssh.preflight.folding import fold, groups, numbers, ranges, remote, runs
+from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.launcher.backend import Check
+
+__all__ = ["FREE", "checks"]
+
+FREE = "free"  # the check's name: whether somebody else is on the machine
+
+_CURES = {
+    "no-tool": "have nvidia-smi on the PATH of a login without a terminal: {look}",
+    "no-driver": "install NVIDIA's driver: {install}",
+    "mismatch": "the driver was updated under its running module: {reboot}",
+    "driver": "see what the driver says: {log}",
+    "lost": "a GPU has fallen off the bus: {reboot}, and if it comes back: {log}",
+    "silent": "keep the driver awake: {awake}; if it hangs: {reboot}",
+}
+_COMMANDS = {
+    "look": "command -v nvidia-smi; ls /usr/bin/nvidia-smi",
+    "install": "sudo apt install nvidia-driver && sudo reboot",
+    "reboot": "sudo reboot",
+    "log": "sudo dmesg | grep -iE 'nvrm|xid' | tail",
+    "awake": "sudo nvidia-smi -pm 1",
+}
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """What one rank takes: a GPU, or a slice of one."""
+
+    uuid: str
+    gpu: Mapping[str, Any]
+
+
+def checks(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield what is to be said of the GPUs of the hosts that answered; `of` counts all hosts."""
+    yield from _faults(facts, wish)
+    units = {host: _units(fact) for host, fact in facts.items()}
+    has_some = {host: found for host, found in units.items() if found}
+    if not wish.gpus:
+        yield from _unplanned(has_some, wish)
+        yield from _machines(facts, of)
+        return
+    few = {host: str(len(found)) for host, found in units.items() if len(found) < wish.gpus}
+    if few:
+        counts = list(groups(few))
+        cure = f"plan what is there, `resources: {{accelerators: {_model(has_some)}:{min(map(int, counts)) or 1}}}`, "
+        cure += f"or leave the hosts out; {remote(few, 'nvidia-smi -L')}"
+        yield Check("GPUs", "fail", f"{wish.gpus} are planned, usable are {fold(few, of)}", cure)
+    else:
+        kinds = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
+        yield from _alike("GPUs", kinds, of, "the slowest sets the pace: name hosts of one kind in ssh.hosts")
+    yield from _wanted_model(has_some, wish)
+    drivers = {host: str(found[0].gpu["driver"]) for host, found in has_some.items()}
+    if drivers:
+        newest = max(drivers.values(), key=numbers)
+        old = [host for host, driver in drivers.items() if driver != newest]
+        cure = f"usually it works; for the driver {newest}: {remote(old, 'sudo apt full-upgrade && sudo reboot')}"
+        yield from _alike("driver", drivers, of, cure)
+    yield from _slices(has_some, wish)
+    yield from _free(facts, {host: found for host, found in units.items() if host not in few}, wish, of)
+
+
+def _units(fact: Mapping[str, Any]) -> list[_Unit]:
+    """Return what a job can take on the host: no GPU that answers with an error."""
+    gpus = (fact.get("gpus") or {}).get("gpus") or ()
+    whole = [gpu for gpu in gpus if not gpu.get("fault")]
+    return [_Unit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
+
+
+def _faults(facts: Facts, wish: Wish) -> Iterator[Check]:
+    """Yield what nvidia-smi answers in place of GPUs, and GPUs that answer in place of a value."""
+    told = {host: fault for host, fact in facts.items() if (fault := (fact.get("gpus") or {}).get("fault"))}
+    verdict = "fail" if wish.gpus else "warn"
+    for kind, hosts in groups({host: str(fault["kind"]) for host, fault in told.items()}).items():
+        commands = {name: remote(hosts, command) for name, command in _COMMANDS.items()}
+        cure = _CURES.get(kind, "look at it: {log}").format(**commands)
+        yield Check("GPUs", verdict, fold({host: str(told[host]["text"]) for host in hosts}, 0), cure)
+    broken = {
+        host: [gpu for gpu in (fact.get("gpus") or {}).get("gpus") or () if gpu.get("fault")]
+        for host, fact in facts.items()
+    }
+    for host, gpus in broken.items():
+        if gpus:
+            enough = len(_units(facts[host])) >= wish.gpus
+            words = "; ".join(f"GPU {gpu['index']}: {gpu['fault']}" for gpu in gpus)
+            resets = " && ".join(f"sudo nvidia-smi --gpu-reset -i {gpu['index']}" for gpu in gpus)
+            yield Check("GPUs", "warn" if enough else "fail", f"{words}: {host}", remote([host], resets))
+
+
+def _unplanned(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+    """Yield what to write where there are GPUs that the job would leave alone: they cost as much idle."""
+    if units:
+        least = min(len(found) for found in units.values())
+        words = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
+        cure = f"for them add to the config: resources: {{accelerators: {_model(units)}:{least}}}"
+        if not wish.ranks_are_chosen:
+            cure += "; for the CPU: --set distributed.nproc_per_node=1"
+        verdict = "warn" if wish.ranks_are_chosen else "fail"
+        yield Check("GPUs", verdict, f"the job is planned without them: {fold(words, 0)}", cure)
+
+
+def _wanted_model(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+    wanted = (wish.gpu_model or "").lower().replace("_", "-")
+    others = {
+        host: str(found[0].gpu["name"])
+        for host, found in units.items()
+        if wanted and wanted not in re.sub(r"[ _]", "-", str(found[0].gpu["name"]).lower())
+    }
+    if others:
+        cure = f"write what is there: --set resources.accelerators={_model(units)}:{wish.gpus}"
+        yield Check("GPUs", "warn", f"the config says {wish.gpu_model}: {fold(others, 0)}", cure)
+
+
+def _slices(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+    """Yield a warning: NCCL joins no two slices of one GPU."""
+    cut = [host for host, found in units.items() if any(unit.gpu["mig"] for unit in found)]
+    if cut and wish.ranks > 1:
+        cure = f"to make them whole: {remote(cut, 'sudo nvidia-smi -mig 0')}"
+        yield Check("GPUs", "warn", f"cut into MIG slices, which NCCL cannot join: {ranges(cut)}", cure)
+
+
+def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: Wish, of: int) -> Iterator[Check]:
+    """Yield who is in the way: a lock always is, a process of somebody else's unless `allow_busy`."""
+    enough: dict[str, str] = {}
+    for host, there in units.items():
+        fact = facts[host]
+        locks = {str(holder["name"]): holder for holder in fact.get("holders") or ()}
+        strangers = [process for process in fact.get("gpu_processes") or () if process["gpu"] not in locks]
+        used = {process["gpu"] for process in strangers}
+        unlocked = [unit for unit in there if unit.uuid not in locks]
+        free = [unit for unit in unlocked if unit.uuid not in used and unit.gpu["uuid"] not in used]
+        if len(free) >= wish.gpus:
+            enough[host] = f"{len(free)} of {len(there)}"
+            continue
+        can_share = wish.allow_busy and len(unlocked) >= wish.gpus
+        words = [*_locked(there, locks), *_used(there, strangers)]
+        yield Check(
+            FREE,
+            "warn" if can_share else "fail",
+            f"{len(free)} of {len(there)} GPUs are free, {wish.gpus} wanted: {host}: {'; '.join(words)}",
+            "; ".join(_ways_out(host, fact, locks, strangers, wish)),
+        )
+    if enough and len(enough) == len(facts):
+        yield Check(FREE, "ok", fold(enough, of))
+
+
+def _machines(facts: Facts, of: int) -> Iterator[Check]:
+    """Yield who holds a machine as a whole, as jobs without GPUs do."""
+    locks = {
+        host: holder
+        for host, fact in facts.items()
+        for holder in fact.get("holders") or ()
+        if holder["name"] == "machine"
+    }
+    for host, holder in locks.items():
+        cure = "; ".join(_ways_out(host, facts[host], {"machine": holder}, [], None))
+        yield Check(FREE, "fail", f"{_holder_words(holder)} holds the machine: {host}", cure)
+    if not locks and facts:
+        yield Check(FREE, "ok", fold(dict.fromkeys(facts, "no job holds the machine"), of))
+
+
+def _locked(there: list[_Unit], locks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    by_holder: dict[str, list[int]] = {}
+    for unit in there:
+        if unit.uuid in locks:
+            by_holder.setdefault(_holder_words(locks[unit.uuid]), []).append(int(unit.gpu["index"]))
+    for words, indexes in by_holder.items():
+        yield f"GPU {runs(set(indexes))}: {words}"
+
+
+def _used(there: list[_Unit], strangers: list[Mapping[str, Any]]) -> Iterator[str]:
+    indexes = {name: int(unit.gpu["index"]) for unit in there for name in (unit.uuid, unit.gpu["uuid"])}
+    for process in strangers:
+        who = f" of {process['owner']}" if process.get("owner") else ", which cannot be seen from there"
+        job = f" (job {process['job']})" if process.get("job") else ""
+        yield f"GPU {indexes.get(process['gpu'], '?')}: pid {process['pid']}{who}, {process['name']}{job}"
+
+
+def _holder_words(holder: Mapping[str, Any]) -> str:
+    if "job" not in holder and "owner" not in holder:
+        return "a process that does not say who it is"
+    user = holder.get("user") or holder.get("owner")
+    since_s = holder.get("since_s")
+    since = f", since {_span(time.time() - since_s)}" if since_s else ""
+    return f"{user}'s job {holder.get('job', '?')}{since}"
+
+
+def _ways_out(
+    host: str,
+    fact: Mapping[str, Any],
+    locks: Mapping[str, Mapping[str, Any]],
+    strangers: list[Mapping[str, Any]],
+    wish: Wish | None,
+) -> Iterator[str]:
+    me = fact.get("user")
+    holders = {str(holder.get("job")): holder for holder in locks.values()}
+    for job, holder in holders.items():
+        # A login may be shared: then the name that the holder gave counts.
+        is_mine = holder.get("owner") == me and holder.get("user", me) == me
+        yield (
+            f"cloudtrain stop {shlex.quote(job)}"
+            if is_mine
+            else f"ask {holder.get('user', 'the holder')}: cloudtrain hosts"
+        )
+    if mine := [str(process["pid"]) for process in strangers if process.get("owner") == me]:
+        yield remote([host], f"kill {' '.join(mine)}")
+    if others := [str(process["pid"]) for process in strangers if process.get("owner") != me]:
+        look = remote([host], f"ps -fp {','.join(others)}")
+        yield f"ask their owner: {look}"
+    if strangers and wish is not None and not wish.allow_busy:
+        yield "to share all the same: --set ssh.allow_busy=true"
+
+
+def _alike(name: str, values: Mapping[str, str], of: int, cure: str) -> Iterator[Check]:
+    same = len(set(values.values())) < 2
+    if values:
+        yield Check(name, "ok" if same else "warn", fold(values, of), "" if same else cure)
+
+
+def _model(units: Mapping[str, list[_Unit]]) -> str:
+    """Return the GPU's name as the config takes it: `NVIDIA A100-SXM4-80GB` is A100, `GeForce RTX 4090` RTX-4090."""
+    name = next((str(found[0].gpu["name"]) for found in units.values()), "A100")
+    words = re.sub(r"\b(NVIDIA|Tesla|GeForce|Quadro)\b", "", name).split()
+    first = "-".join(words[:2]) if words[:1] == ["RTX"] else (words or ["GPU"])[0].partition("-")[0]
+    return re.sub(r"[^A-Za-z0-9_-]", "-", first)
+
+
+def _span(seconds: float) -> str:
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds // unit_s:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

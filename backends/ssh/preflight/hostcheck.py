@@ -1,0 +1,274 @@
+"""Whether a host is fit for a job's node: its name, disks, memory, limits, clock, network, what it does at logout."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from cloudtrain.backends.ssh.preflight.folding import fold, graded, groups, local, most, numbers, ranges, remote
+from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.launcher.backend import Check
+
+__all__ = [
+    *("clock", "disk", "leftovers", "limits", "logind", "mtu", "own_name", "same_machine", "shm", "system", "unknown"),
+    "write",
+]
+
+# Below the first nothing can be saved, whatever the model; the second is a guess at a few checkpoints.
+DISK_FAIL_MB, DISK_WARN_MB = 50, 10 << 10
+MIN_INODES = 10_000
+SHM_FAIL_MB, SHM_PER_RANK_MB = 64, 1 << 10  # loaders of several workers hand batches over in /dev/shm
+MIN_NOFILE = 65_536
+SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # beyond, TLS and signed requests break
+
+
+def same_machine(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield hosts that are one machine by two names; containers share a boot id, but neither name nor address."""
+    seen = {
+        host: repr((fact.get("boot_id"), fact.get("name"), sorted(_addresses(fact))))
+        for host, fact in facts.items()
+        if fact.get("boot_id")
+    }
+    for hosts in groups(seen).values():
+        if len(hosts) > 1:
+            cure = f"leave all but one out of ssh.hosts: {local(hosts, 'ssh -G {} | grep ^hostname')}"
+            yield Check("hosts", "fail", f"one machine by {len(hosts)} names: {ranges(hosts)}", cure)
+
+
+def system(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield whether processors and kernels are alike, and whether there are cores for all ranks."""
+    machines = {host: str(fact["machine"]) for host, fact in facts.items() if fact.get("machine")}
+    if len(set(machines.values())) > 1:
+        cure = "name hosts of one kind in ssh.hosts: --set ssh.hosts=[...]"
+        yield Check("processor", "warn", fold(machines, of), cure)
+    kernels = {host: str(fact["kernel"]) for host, fact in facts.items() if fact.get("kernel")}
+    if kernels:
+        same = len({numbers(kernel)[:2] for kernel in kernels.values()}) == 1
+        rest = [host for host, kernel in kernels.items() if kernel != most(kernels)]
+        cure = "" if same else f"usually it works; else {remote(rest, 'sudo apt full-upgrade && sudo reboot')}"
+        yield Check("kernel", "ok" if same else "warn", fold(kernels, of), cure)
+    few = {host: f"{fact['cores']} cores" for host, fact in facts.items() if fact.get("cores", wish.ranks) < wish.ranks}
+    if few:
+        cure = f"fewer ranks a host: --set distributed.nproc_per_node={min(facts[host]['cores'] for host in few)}"
+        yield Check("cores", "warn", f"{wish.ranks} ranks a host on {fold(few, of)}", cure)
+
+
+def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield names that lead to the machine itself alone: we pass addresses, but a script may ask for its name."""
+    grades = {}
+    for host, fact in facts.items():
+        told = fact.get("own_name")
+        if told is None or of < 2:
+            continue
+        elsewhere = [address for address in told["addresses"] if not address.startswith(("127.", "::1", "fe80:"))]
+        if elsewhere:
+            grades[host] = ("ok", "resolves")
+        else:
+            where = f"is {told['addresses'][0]}" if told["addresses"] else "does not resolve"
+            grades[host] = ("warn", f"{where} there")
+
+    def cure(verdict: str, hosts: Sequence[str]) -> str:
+        lines = []
+        for host in hosts[:4]:
+            told, address = facts[host]["own_name"], _address(facts[host])
+            # In this order: of a last line that is deleted first nothing is appended after.
+            edit = f'sudo sed -i -e "$ a {address} {told["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
+            by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in told["addresses"])
+            lines.append(remote([host], "sudo -e /etc/hosts" if by_hand else edit))
+        return "; ".join(lines) + ("; and so on" if len(hosts) > 4 else "")
+
+    yield from graded("own name", grades, of, cure)
+
+
+def disk(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield the room for jobs and for checkpoints."""
+    for name, key, setting in (
+        ("disk", "disk", "ssh.workdir"),
+        ("checkpoint disk", "checkpoint_disk", "checkpoint.uri"),
+    ):
+        there = {host: fact[key] for host, fact in facts.items() if fact.get(key)}
+        room = {host: (_disk_verdict(told), _room(told)) for host, told in there.items()}
+
+        def cure(verdict: str, hosts: Sequence[str], there: Facts = there, setting: str = setting) -> str:
+            path = shlex.quote(str(there[hosts[0]]["path"]))
+            look = remote(hosts, f"du -xh --max-depth=2 {path} | sort -h | tail; df -ih {path}")
+            return f"{look}; make room, or --set {setting}=/another/folder"
+
+        yield from graded(name, room, of, cure)
+
+
+def _disk_verdict(told: Mapping[str, Any]) -> str:
+    inodes = told.get("inodes")
+    if told["free_mb"] < DISK_FAIL_MB or (inodes is not None and inodes < MIN_INODES / 10):
+        return "fail"
+    return "warn" if told["free_mb"] < DISK_WARN_MB or (inodes is not None and inodes < MIN_INODES) else "ok"
+
+
+def _room(told: Mapping[str, Any]) -> str:
+    """Return the free room in steps that fold: hosts are seldom equal to the byte."""
+    inodes = told.get("inodes")
+    if inodes is not None and inodes < MIN_INODES:
+        return f"{inodes} files more can be made in {told['path']}"
+    if told["free_mb"] < 1 << 10:
+        return f"{told['free_mb']} MB free in {told['path']}"
+    free_gb = told["free_mb"] / 1024
+    steps = [step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if step <= free_gb]
+    return f"more than {steps[-1]} GB free in {told['path']}" if steps else f"{free_gb:.1f} GB free in {told['path']}"
+
+
+def write(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield whether jobs can be written where they should be."""
+    failed = {host: why for host, fact in facts.items() if (why := (fact.get("write") or {}).get("error"))}
+    grades = {host: ("fail", why) for host, why in failed.items()}
+    good = {host: ("ok", "can be written") for host, fact in facts.items() if fact.get("write") and host not in failed}
+
+    def cure(verdict: str, hosts: Sequence[str]) -> str:
+        path = shlex.quote(str(facts[hosts[0]].get("workdir", "~/.cloudtrain")))
+        user = shlex.quote(str(facts[hosts[0]].get("user", "root")))
+        return f"{remote(hosts, f'sudo install -d -o {user} -m 700 {path}')}; or --set ssh.workdir=/another/folder"
+
+    yield from graded("workdir", {**good, **grades}, of, cure)
+
+
+def shm(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield the room in /dev/shm, by which the loaders' workers hand over batches."""
+    wanted_mb = SHM_PER_RANK_MB * wish.ranks
+    grades = {}
+    for host, fact in facts.items():
+        if (told := fact.get("shm")) is None:
+            continue
+        free_mb, size_mb = told["free_mb"], told["size_mb"]
+        verdict = "ok" if free_mb >= wanted_mb else "warn"
+        verdict = "fail" if free_mb < SHM_FAIL_MB and wish.ranks > 1 else verdict
+        words = f"at least {wanted_mb >> 10} GB free" if verdict == "ok" else f"{free_mb} MB of {size_mb} MB free"
+        grades[host] = (verdict, words)
+
+    def cure(verdict: str, hosts: Sequence[str]) -> str:
+        if all(facts[host]["shm"]["size_mb"] >= wanted_mb for host in hosts):
+            return remote(hosts, "ls -lhS /dev/shm | head")
+        return remote(hosts, f"sudo mount -o remount,size={wanted_mb >> 10}G /dev/shm")
+
+    yield from graded("/dev/shm", grades, of, cure)
+
+
+def limits(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield the limits on open files and, where there is InfiniBand, on locked memory."""
+    grades = {}
+    for host, fact in facts.items():
+        if told := fact.get("limits"):
+            soft = told["nofile"][0]
+            is_enough = soft == -1 or soft >= MIN_NOFILE
+            grades[host] = ("ok", f"{MIN_NOFILE} or more") if is_enough else ("warn", str(soft))
+
+    def cure(verdict: str, hosts: Sequence[str]) -> str:
+        return f"then log in anew: {remote(hosts, _limit_line('nofile', str(MIN_NOFILE)))}"
+
+    yield from graded("open files", grades, of, cure)
+    pinned = {}
+    for host, fact in facts.items():
+        if fact.get("infiniband") and fact.get("limits"):
+            soft = fact["limits"]["memlock"][0]
+            pinned[host] = ("ok", "unlimited") if soft == -1 else ("warn", f"{soft >> 10} kB, with InfiniBand")
+
+    def cure_pinned(verdict: str, hosts: Sequence[str]) -> str:
+        return f"then log in anew: {remote(hosts, _limit_line('memlock', 'unlimited'))}"
+
+    yield from graded("locked memory", pinned, of, cure_pinned)
+
+
+def _limit_line(what: str, value: str) -> str:
+    return f'echo "* - {what} {value}" | sudo tee /etc/security/limits.d/cloudtrain-{what}.conf'
+
+
+def clock(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield clocks that are off; where all hosts agree it is ours."""
+    ahead = {host: float(fact["ahead_s"]) for host, fact in facts.items() if fact.get("ahead_s") is not None}
+    if not ahead:
+        return
+    middle = median(ahead.values())
+    if len(ahead) > 1 and abs(middle) > SKEW_WARN_S and all(abs(s - middle) <= SKEW_WARN_S for s in ahead.values()):
+        way = "behind" if middle > 0 else "ahead of"
+        found = f"this machine is {abs(middle):.1f} s {way} all hosts"
+        yield Check("clock", "warn", found, "sudo timedatectl set-ntp true")
+        return
+    grades = {}
+    for host, seconds in ahead.items():
+        off = abs(seconds)
+        words = f"{off:.1f} s {'ahead' if seconds > 0 else 'behind'}"
+        verdict = "fail" if off > SKEW_FAIL_S else "warn" if off > SKEW_WARN_S else "ok"
+        grades[host] = (verdict, words if verdict != "ok" else f"within {SKEW_WARN_S} s of ours")
+    yield from graded("clock", grades, of, lambda verdict, hosts: remote(hosts, "sudo timedatectl set-ntp true"))
+
+
+def mtu(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield whether packets are of one size on all hosts: where they are not, large ones may be lost without a word."""
+    used = {host: interface for host, fact in facts.items() if (interface := _interface(fact)) is not None}
+    values = {host: str(interface["mtu"]) for host, interface in used.items()}
+    if not values or of < 2:
+        return
+    usual = most(values)
+    rest = [host for host, value in values.items() if value != usual]
+    commands = [remote([host], f"sudo ip link set {used[host]['name']} mtu {usual}") for host in rest[:4]]
+    cure = "; ".join(commands) + ("; and so on" if len(rest) > 4 else "")
+    yield Check("MTU", "warn" if rest else "ok", fold(values, of), cure)
+
+
+def leftovers(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield what earlier jobs have left running."""
+    for host, fact in facts.items():
+        if left := fact.get("leftovers"):
+            jobs = ", ".join(dict.fromkeys(str(process["job"]) for process in left))
+            pids = " ".join(str(process["pid"]) for process in left)
+            found = f"{len(left)} of job {jobs}, whose agent is gone: {host}"
+            yield Check("processes", "warn", found, remote([host], f"kill -9 {pids}"))
+
+
+def logind(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield hosts where logging out would end the job; lingering alone does not keep a session's own processes."""
+    grades = {}
+    for host, fact in facts.items():
+        told = fact.get("logind")
+        if told and told["kills"]:
+            grades[host] = ("fail", "KillUserProcesses=yes ends the job when ssh logs out")
+
+    def cure(verdict: str, hosts: Sequence[str]) -> str:
+        user = facts[hosts[0]].get("user", "")
+        folder = "/etc/systemd/logind.conf.d"
+        lines = f"printf '[Login]\\nKillExcludeUsers=root {user}\\n' | sudo tee {folder}/90-cloudtrain.conf"
+        return remote(hosts, f"sudo mkdir -p {folder} && {lines} && sudo systemctl restart systemd-logind")
+
+    yield from graded("logout", grades, of, cure)
+
+
+def unknown(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield what could not be found out; what the job cannot do without fails."""
+    needed = {"write", "disk", "python", *(("gpus",) if wish.gpus else ())}
+    by_probe: dict[str, dict[str, tuple[str, str]]] = {}
+    for host, fact in facts.items():
+        for probe, why in (fact.get("errors") or {}).items():
+            verdict = "fail" if probe in needed else "warn"
+            by_probe.setdefault(probe, {})[host] = (verdict, f"could not be found out: {why}")
+    for probe, grades in by_probe.items():
+        yield from graded(probe, grades, of, lambda verdict, hosts: remote(hosts, "df -h; uptime; dmesg | tail"))
+
+
+def _addresses(fact: Mapping[str, Any]) -> list[str]:
+    told = fact.get("interfaces") or ()
+    return [each["address"] for each in told if each["address"] and not each["address"].startswith("127.")]
+
+
+def _interface(fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the interface that the job's traffic goes by: of the known address, else the first that leads out."""
+    there = [each for each in fact.get("interfaces") or () if each["address"]]
+    wanted = fact.get("address")
+    if known := [each for each in there if each["address"] == wanted]:
+        return dict(known[0])
+    inner = ("lo", "docker", "br-", "virbr", "veth", "cni", "podman")
+    return next((each for each in there if not each["name"].startswith(inner)), None)
+
+
+def _address(fact: Mapping[str, Any]) -> str | None:
+    found = _interface(fact)
+    return fact.get("address") or (found["address"] if found else None)

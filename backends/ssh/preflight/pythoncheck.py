@@ -1,0 +1,101 @@
+"""Whether the hosts' interpreters can train together: the same Python, torch and NCCL, on drivers that carry them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from cloudtrain.backends.ssh.preflight.folding import fold, groups, most, numbers, ranges, remote
+from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.launcher.backend import Check
+
+__all__ = ["interpreter", "torch"]
+
+MIN_PYTHON = (3, 10)
+# The oldest driver for a CUDA major version (CUDA toolkit's release notes, table of minor version compatibility).
+_OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+_LOOK = "ls /usr/bin/python3* /opt/*/bin/python3"
+
+
+def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield whether each host has an interpreter that will do, and the same."""
+    asked = {host: fact["python"] for host, fact in facts.items() if fact.get("python")}
+    missing = {host: str(told["error"]) for host, told in asked.items() if "error" in told}
+    for why, hosts in groups(missing).items():
+        cure = f"name one that is there, --set ssh.python=/path/to/python: {remote(hosts, 'command -v python3')}"
+        yield Check("python", "fail", f"{why}: {ranges(hosts)}", cure)
+    versions = {host: str(told["version"]) for host, told in asked.items() if "error" not in told}
+    old = {host: version for host, version in versions.items() if numbers(version)[:2] < MIN_PYTHON}
+    if old:
+        least = ".".join(map(str, MIN_PYTHON))
+        cure = f"name a newer one, --set ssh.python=/path/to/python: {remote(old, _LOOK)}"
+        yield Check("python", "fail", f"{least} is the oldest that will do: {fold(old, 0)}", cure)
+    elif versions:
+        # A later patch of the same minor version reads what the other has pickled.
+        same = len({numbers(version)[:2] for version in versions.values()}) == 1
+        rest = [host for host, version in versions.items() if version != most(versions)]
+        cure = f"give them the same, `python` of a host in ssh.hosts: {remote(rest, _LOOK)}"
+        yield Check("python", "ok" if same else "warn", fold(versions, of), "" if same else cure)
+
+
+def torch(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+    """Yield what is to be said of torch, its NCCL, and the driver that they need."""
+    asked = {host: fact["python"] for host, fact in facts.items() if "version" in (fact.get("python") or {})}
+    if wish.has_own_torch or not asked:
+        return
+    versions = {host: str(told["torch"]) for host, told in asked.items() if told.get("torch")}
+    usual = most(versions) if versions else ""
+    wanted = _requirement(usual)
+    lacking = {host: str(told["executable"]) for host, told in asked.items() if host not in versions}
+    for python, hosts in groups(lacking).items():
+        why = f" ({asked[hosts[0]]['fault']})" if asked[hosts[0]].get("fault") else ""
+        cure = remote(hosts, f"{shlex.quote(python)} -m pip install {wanted}")
+        yield Check("torch", "fail", f"none in {python}{why}: {ranges(hosts)}", cure)
+    if len(set(versions.values())) > 1:
+        commands = [
+            remote([host], f"{shlex.quote(str(asked[host]['executable']))} -m pip install {wanted}")
+            for host, version in versions.items()
+            if version != usual
+        ]
+        yield Check("torch", "fail", fold(versions, of), "; ".join(commands))
+    elif versions:
+        yield Check("torch", "ok", fold(versions, of))
+    if not wish.gpus:
+        return
+    for_cpu = [host for host in versions if not asked[host].get("cuda")]
+    if for_cpu:
+        cure = remote(for_cpu, "python3 -m pip install --force-reinstall torch") + ", with that host's `python`"
+        yield Check("torch", "fail", f"built for the CPU, and the job is for GPUs: {ranges(for_cpu)}", cure)
+    yield from _cuda(facts, asked, of)
+
+
+def _cuda(facts: Facts, asked: Facts, of: int) -> Iterator[Check]:
+    nccl = {host: str(told["nccl"]) for host, told in asked.items() if told.get("nccl")}
+    if len(set(nccl.values())) > 1:
+        rest = [host for host, version in nccl.items() if version != most(nccl)]
+        # Its number is part of torch's own requirements: the same torch, installed anew, brings it.
+        cure = f"{remote(rest, 'python3 -m pip install --force-reinstall torch')}, with that host's `python`"
+        yield Check("NCCL", "fail", fold(nccl, of), cure)
+    elif nccl:
+        yield Check("NCCL", "ok", fold(nccl, of))
+    too_old = {}
+    for host, told in asked.items():
+        gpus = (facts[host].get("gpus") or {}).get("gpus") or ()
+        build = numbers(str(told.get("cuda") or ""))
+        least = _OLDEST_DRIVER.get(build[0]) if build else None
+        if gpus and least and numbers(str(gpus[0]["driver"]))[:2] < least:
+            needed = ".".join(map(str, least))
+            too_old[host] = f"{gpus[0]['driver']}, and CUDA {told['cuda']} of torch needs {needed}"
+    if too_old:
+        cure = remote(too_old, "sudo apt install --upgrade nvidia-driver && sudo reboot")
+        yield Check("driver", "fail", fold(too_old, 0), f"{cure}; or a torch for an older CUDA")
+
+
+def _requirement(version: str) -> str:
+    """Return what pip installs the same torch by; builds for a CUDA of their own lie on an index of their own."""
+    number, _, build = version.partition("+")
+    if not number:
+        return "torch"
+    index = f" --index-url https://download.pytorch.org/whl/{build}" if re.fullmatch(r"cpu|cu\d+", build) else ""
+    return f"torch=={number}{index}"

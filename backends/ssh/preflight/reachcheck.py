@@ -1,0 +1,76 @@
+"""Hosts that could not be asked: why, in few words, and what to type against it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
+from cloudtrain.launcher.backend import Check
+
+__all__ = ["reached"]
+
+NAME = "reachable"
+
+# What ssh or our channel says -> in few words; what to type, `{}` the host. The first that matches counts.
+_REASONS = (
+    (r"no interpreter|python\S*: .*(not found|No such file)", "has no Python", "sudo apt install python3"),
+    (r"IDENTIFICATION HAS CHANGED|another one than before", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
+    (r"Host key verification failed|host key is (not )?known", "its host key is not known here", "ssh {}"),
+    (r"Permission denied|Too many authentication|login not in", "it lets this login not in", "ssh-copy-id {}"),
+    (
+        r"Could not resolve|Name or service not known|nobody knows",
+        "nobody knows its name",
+        "ssh -G {} | grep ^hostname",
+    ),
+    (r"Connection refused|nothing listens", "nothing listens on its port", "ssh -v {} true"),
+    (
+        r"timed out|No route|Network is unreachable|not answer|no connection within",
+        "it does not answer",
+        "ping -c 3 {}",
+    ),
+    (r"Connection (closed|reset)|kex_exchange|banner exchange", "it closes the connection", "ssh -v {} true"),
+)
+# What the host has said to our first program is the host's own, whatever words it has.
+_OWN_WORDS = r"our first (program|call)|no Python 3|its folder|its Python"
+_ADVICE = {
+    "has no Python": "or name one that is there: --set ssh.python=/path/to/python",
+    "its host key has changed": "if it was set up anew; compare the fingerprint",
+    "its host key is not known here": "once, to compare its fingerprint",
+    "it lets this login not in": "or `ssh-add` the key, or set `user` in ssh.hosts",
+    "nobody knows its name": "mend ssh.hosts, or add a `Host` entry to ssh's configuration",
+    "nothing listens on its port": "start sshd there, `sudo systemctl start ssh`, or set `port` in ssh.hosts",
+    "it does not answer": "is it up, and the way to it (VPN, bastion, firewall) open?",
+    "it closes the connection": "is sshd's MaxStartups reached, or this address banned?",
+}
+
+
+def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> list[Check]:
+    """Return a line for each reason why hosts could not be asked, or that all were."""
+    silent = {host: words for host, words in facts.items() if isinstance(words, str)}
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for host, words in silent.items():
+        by_reason.setdefault(_reason(host, words), []).append(host)
+    found = []
+    for (what, command), hosts in by_reason.items():
+        typed = remote(hosts, command) if command.startswith("sudo") else local(hosts, command)
+        cure = f"{typed}: {_ADVICE[what]}" if what in _ADVICE else typed
+        if "{}" not in command and not command.startswith("sudo"):
+            cure = command
+        found.append(Check(NAME, "fail", f"{what}: {ranges(hosts)}", cure))
+    if not silent and facts:
+        found.append(Check(NAME, "ok", fold(dict.fromkeys(facts, "answers"), len(facts))))
+    return found
+
+
+def _reason(host: str, words: str) -> tuple[str, str]:
+    """Return what is the matter, and what to type against it or, of what the host itself has said, what to mend."""
+    said, _, hint = words.partition("\n  hint: ")
+    text = " ".join(said.removeprefix(f"{host}: ").removeprefix(f"{host} ").split())[:300]
+    if hint and re.search(_OWN_WORDS, said):
+        return text, hint
+    for pattern, what, command in _REASONS:
+        if re.search(pattern, words, re.IGNORECASE):
+            return what, command
+    return text, "ssh -v {} true"

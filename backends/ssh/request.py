@@ -1,0 +1,57 @@
+"""The ssh request: which hosts, and what each one's agent is told, but for what only the hosts can tell."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from cloudtrain.backends.ssh import hosts
+from cloudtrain.launcher import render
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.plan import STOP_TAIL_S
+from cloudtrain.launcher.spec import job_spec, job_surroundings
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["build", "port_range"]
+
+
+def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    """Return the request. There may be more hosts than instances: the send takes the first that are fit and free."""
+    from cloudtrain.launcher.config.schema_backends import Ssh
+
+    name, block = platform_name(job_id, attempt), config.ssh or Ssh()
+    body = render.render_json(
+        "ssh/request.json",
+        name=name,
+        plan=plan,
+        spec=job_spec(plan, config, job_id, attempt),
+        bundle_sha256=bundle_sha256,
+        grace_s=STOP_TAIL_S,
+        gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,
+        ranks_are_chosen=config.distributed.nproc_per_node != "auto",
+        hosts=[host.dump() for host in hosts.of_config(config)],
+        ports=port_range(block.ports),
+        gpu_locks=block.gpu_locks,
+        allow_busy=block.allow_busy,
+        runs_in={
+            "kind": block.environment,
+            "requirements": block.requirements,
+            "system_site_packages": block.system_site_packages,
+            "conda": block.conda,
+            "image": config.image,
+        },
+        **job_surroundings(config),
+    )
+    text = render.as_json(body)
+    return Request(name, body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
+
+
+def port_range(text: str) -> list[int] | None:
+    """Return the lowest and the highest port of `20000-27999`, None where it names none."""
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
+    found = [int(match[1]), int(match[2])] if match else []
+    return found if found and 1024 <= found[0] < found[1] <= 65535 else None

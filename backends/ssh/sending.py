@@ -1,0 +1,333 @@
+"""From a request to a job that runs: everything is made ready on all hosts, and then the agents start, all or none.
+
+Which hosts were taken is noted at home before the first agent starts. A submit that dies leaves agents that wait for
+each other and have started nothing; `find` adopts them where all are there, and else closes the door on each host, so
+that a start still under way finds it shut.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.ssh import shipping
+from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, seated
+from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints import durable
+from cloudtrain.launcher.backend import JobRef, Request, Shipment
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.terminal import say
+
+__all__ = ["find", "send"]
+
+SILENCE_S = 8.0  # a node that is not heard for so long is lost: all is right within 15 s, with the wait for its end
+JOIN_S = 120.0
+BUILD_S = 2400.0
+START_S = 120.0
+FETCH_S = 7200.0
+TRIES = 3  # where several submits have taken a part of the same hosts each
+WAIT_S = (0.5, 2.0)
+KEEP_S, AGAIN_S = 10.0, 0.3  # the others' give-up takes a round trip each
+
+
+def send(request: Request, shipment: Shipment) -> JobRef:
+    """Start one detached agent a host, all or none.
+
+    Raises ConfigError, CredentialError, UnreachableError for what the hosts lack, CapacityError where somebody else
+    holds their GPUs.
+    """
+    body, lines = request.body, fleet()
+    seats = seated(body, lines)
+    seats = _holder_first(lines, body, seats)
+    nodes = [_node(lines, number, seat, body) for number, seat in enumerate(seats)]
+    ref: JobRef = {
+        "job": body["job"],
+        "attempt": body["attempt"],
+        "nodes": nodes,
+        "nproc_per_node": body["spec"]["nproc_per_node"],
+        "can_shrink": body["spec"]["min_nodes"] < len(seats),
+    }
+    owner = identity(shipment.home)
+    _all(lines, {seat.host: Call("make", _folders(node, owner)) for seat, node in zip(seats, nodes, strict=True)})
+    paths = shipping.ship(lines, shipment.bundle, seats, body["ports"])
+    made = _environments(lines, body, seats, nodes, paths, shipment.bundle.path)
+    path = _noted(shipment.home, body["job"], body["attempt"])
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.write_json(path, ref)
+    except OSError as error:
+        raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
+    specs = [
+        _agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
+        for number, seat in enumerate(seats)
+    ]
+    _start(lines, seats, specs, body)
+    return ref
+
+
+def find(request: Request, home: Path) -> JobRef | None:
+    """Return the job of that name if all its agents were started, or close the door: then None is final."""
+    job, _, attempt = request.name.rpartition("-")
+    noted = _noted(home, job, int(attempt))
+    ref: JobRef | None = durable.read_json(noted)
+    if ref is None:
+        if noted.exists():  # it may have been started
+            raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
+        return None
+    lines, roots = fleet(), {Host(**node["host"]): node["root"] for node in ref["nodes"]}
+    answers = lines.ask({host: Call("door", {"root": root}) for host, root in roots.items()}, is_urgent=True)
+    errors = [answer.error for answer in answers.values() if answer.error is not None]
+    if all(answer.told.get("started") for answer in answers.values() if answer.error is None):
+        if errors:
+            raise UnreachableError(f"whether {request.name} was started is not known: {errors[0]}")
+        return ref
+    # One of them never joins, so none of the others begins.
+    lines.ask({host: Call("give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}, is_urgent=True)
+    return None
+
+
+def _node(lines: Fleet, number: int, seat: Seat, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the node's folders are: absolute paths of its host, but of inputs and outputs."""
+    job = f"{seat.workdir}/jobs/{body['job']}"
+
+    def there(places: Mapping[str, str]) -> dict[str, str]:
+        return {name: path_on(lines, seat.host, path) for name, path in places.items()}
+
+    return {
+        "host": seat.host.dump(),
+        "address": seat.address,
+        "job": job,
+        "root": f"{job}/attempt-{body['attempt']}/node-{number}",
+        "checkpoints": _checkpoints(lines, seat.host, body),
+        "output": f"{job}/output",
+        "inputs": there(body["inputs"]),
+        "outputs": there(body["outputs"]),
+    }
+
+
+def _checkpoints(lines: Fleet, host: Host, body: Mapping[str, Any]) -> str:
+    own = f"{lines.channel(host).about['workdir']}/jobs/{body['job']}/checkpoints"
+    return path_on(lines, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
+
+
+def _folders(node: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    folders = [node["checkpoints"], node["output"], *node["outputs"].values()]
+    links = {f"{node['output']}/{name}": target for name, target in node["outputs"].items()}
+    return {"job": node["job"], "root": node["root"], "owner": owner, "folders": folders, "links": links}
+
+
+def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Seat]) -> list[Seat]:
+    """Return the hosts with the newest checkpoint's first: where disks are their own, it is the one that can read it.
+
+    Where that host takes no part this time, the first one fetches it.
+    """
+    if body["attempt"] == 1 and not body["checkpoint_dir"]:
+        return seats
+    hosts = [Host(**each) for each in body["hosts"]]
+    there = {host: _checkpoints(lines, host, body) for host in hosts if lines.channel(host).about}
+    answers = lines.ask({host: Call("newest", {"folder": folder}) for host, folder in there.items()})
+    newest = {host: answer.told for host, answer in answers.items() if answer.told}
+    if not newest:
+        return seats
+    best = max(newest, key=lambda host: (newest[host]["step"] or 0, newest[host]["mtime"]))
+    same = [seat for seat in seats if newest.get(seat.host, {}).get("fingerprint") == newest[best]["fingerprint"]]
+    if same:
+        return [same[0], *(seat for seat in seats if seat is not same[0])]
+    say(f"{seats[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
+    offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
+    name = newest[best]["name"] if body["spec"]["run"]["kind"] == "task" else None
+    fetch = {
+        **lines.tell(best, "offer", offer),
+        "name": name,
+        "into": there[seats[0].host],
+        "note": _fetched_note(seats[0], body),
+    }
+    lines.tell(seats[0].host, "fetch", fetch, limit_s=FETCH_S)
+    return seats
+
+
+def _environments(
+    lines: Fleet,
+    body: Mapping[str, Any],
+    seats: Sequence[Seat],
+    nodes: Sequence[Mapping[str, Any]],
+    paths: Mapping[str, str],
+    bundle: Path,
+) -> list[dict[str, Any]]:
+    """Return by node what the agent starts: the interpreter, what comes before it, and variables."""
+    runs_in = body["runs_in"]
+    if runs_in["kind"] != "none":
+        say(f"making ready what the job runs in ({runs_in['kind']})")
+    if runs_in["kind"] == "venv":
+        calls = {
+            seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node["root"]})
+            for seat, node in zip(seats, nodes, strict=True)
+        }
+        _all(lines, calls)
+        runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
+    asked = {}
+    for seat, node in zip(seats, nodes, strict=True):
+        own: dict[str, Any] = {"python": seat.host.python, "workdir": seat.workdir, "code": f"{node['root']}/code"}
+        own["gpus"] = list(seat.takes) if body["gpus"] else []
+        asked[seat.host] = Call("environment", {**runs_in, **own})
+    answers = _all(lines, asked, BUILD_S)
+    return [answers[seat.host].told for seat in seats]
+
+
+def _shipped_text(bundle: Path, name: str) -> str:
+    """Return the text of a file of the code. Raises ConfigError."""
+    try:
+        with tarfile.open(bundle) as archive:
+            member = archive.extractfile(f"code/{name}")
+            assert member is not None
+            return member.read().decode()
+    except (KeyError, AssertionError, OSError) as error:
+        hint = "a path below code.dir, and not ignored"
+        raise ConfigError(f"the code holds no file `{name}`", where="ssh.requirements", hint=hint) from error
+
+
+def _agent_spec(
+    number: int,
+    seat: Seat,
+    node: Mapping[str, Any],
+    body: Mapping[str, Any],
+    shipment: Shipment,
+    paths: Mapping[str, str],
+    made: Mapping[str, Any],
+) -> dict[str, Any]:
+    visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
+    places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node["inputs"].items()}
+    places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node["checkpoints"], "CLOUDTRAIN_OUTPUT_DIR": node["output"]}
+    return {
+        **{key: body[key] for key in ("job", "attempt", "max_duration_s", "limit_reason", "deadline_s", "grace_s")},
+        **{key: body[key] for key in ("max_restarts", "ports", "spec")},
+        "node": number,
+        "address": seat.address,
+        "root": node["root"],
+        "bundle": paths[seat.host.name],
+        "sha256": shipment.bundle.sha256,
+        "python": made["python"],
+        "container": made["container"],
+        "environment_lock": made["lock"],
+        "mounts": _mounts(node),
+        "gpus": list(seat.takes) if body["gpus"] else [],
+        "environment": {"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
+        "secrets": dict(shipment.secrets),
+        "colocated": 1,
+        "silence_s": SILENCE_S,
+        "succeeds": nodes > 2,
+        "copies": _fetched_note(seat, body) if nodes > 1 else None,
+        "join_timeout_s": JOIN_S,
+    }
+
+
+def _fetched_note(seat: Seat, body: Mapping[str, Any]) -> str:
+    """Return where the host notes which checkpoints it has from others."""
+    return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
+
+
+def _mounts(node: Mapping[str, Any]) -> list[list[Any]]:
+    """Return what a container sees of the host besides the node's own folder: path, and whether only to read."""
+    written = [node["checkpoints"], node["output"], *node["outputs"].values()]
+    return [*([path, False] for path in written), *([path, True] for path in node["inputs"].values())]
+
+
+def _start(lines: Fleet, seats: Sequence[Seat], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
+    """Start node 0's agent and then the others; none stays where one cannot. Raises CapacityError and what else.
+
+    Of submits that have taken a part of the same hosts each, the one whose name comes first keeps what it has and asks
+    again, and the others give up what they have: one of them gets all, in whatever order they were named.
+    """
+    keep_until_s = time.monotonic() + KEEP_S
+    for number in range(TRIES):
+        busy: str | None = None
+        try:
+            busy = _start_all(lines, seats, specs, body, keep_until_s)
+        except BaseException:
+            _give_up(lines, seats, specs, for_ever=True)
+            raise
+        if busy is None:
+            return
+        is_last = number == TRIES - 1
+        _give_up(lines, seats, specs, for_ever=is_last)
+        if is_last:
+            raise CapacityError(busy, hint="`cloudtrain hosts` shows who holds what; try again, or name other hosts")
+        time.sleep(random.uniform(*WAIT_S))
+
+
+def _start_all(
+    lines: Fleet, seats: Sequence[Seat], specs: Sequence[dict[str, Any]], body: Mapping[str, Any], keep_until_s: float
+) -> str | None:
+    """Start all agents; return who is in the way, None where nobody is."""
+    about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
+
+    def call(number: int) -> Call:
+        seat, spec = seats[number], {**specs[number], "token": token, "head": head}
+        locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
+        return Call("start", {"request": {"folder": spec["root"], "nodes": [spec], "locks": locks}})
+
+    waiting = list(range(len(seats)))
+    while waiting:
+        now = waiting[:1] if waiting[0] == 0 else waiting  # node 0 tells where the others find it
+        answers = _all(lines, {seats[number].host: call(number) for number in now}, START_S)
+        told = {number: answers[seats[number].host].told for number in now}
+        head = told.get(0, {}).get("head") or head
+        refused = [number for number in now if not told[number]["started"]]
+        why = "; ".join(_why(seats[number], told[number]) for number in refused)
+        waiting = [number for number in waiting if number in refused or number not in now]
+        if refused:
+            if time.monotonic() > keep_until_s or not _comes_first(lines, [seats[n] for n in refused], body):
+                return why
+            time.sleep(AGAIN_S)
+    return None
+
+
+def _comes_first(lines: Fleet, seats: Sequence[Seat], body: Mapping[str, Any]) -> bool:
+    """Return whether the job's name comes before those of all jobs that hold these hosts."""
+    asked = Call("holders", {"lock_folder": body["gpu_locks"]})
+    answers = lines.ask({seat.host: asked for seat in seats}, is_urgent=True)
+    taken = {seat.host: seat.takes for seat in seats}
+    holders = [
+        holder
+        for host, answer in answers.items()
+        for holder in answer.told.get("holders") or ()
+        if holder["name"] in taken[host]
+    ]
+    return all(body["job"] < holder.get("job", "") for holder in holders)
+
+
+def _why(seat: Seat, told: Mapping[str, Any]) -> str:
+    if not told.get("busy"):
+        raise ConfigError(f"the agent on {seat.host.name} did not start: {told['why']}")
+    return f"{seat.host.name}: {told['why']}"
+
+
+def _give_up(lines: Fleet, seats: Sequence[Seat], specs: Sequence[Mapping[str, Any]], *, for_ever: bool) -> None:
+    calls = {
+        seat.host: Call("give_up", {"root": spec["root"], "for_ever": for_ever})
+        for seat, spec in zip(seats, specs, strict=True)
+    }
+    lines.ask(calls, is_urgent=True)
+
+
+def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, Answer]:
+    """Return every host's answer; raises where one has none, naming all."""
+    answers = lines.ask(calls, limit_s, is_urgent=True)
+    errors = [answer.error for answer in answers.values() if answer.error is not None]
+    if errors:
+        first: CloudtrainError = errors[0]
+        if len(errors) > 1:
+            first.message = f"{first.message}\n  and so {len(errors) - 1} more of {len(calls)} hosts"
+        raise first
+    return answers
+
+
+def _noted(home: Path, job: str, attempt: int) -> Path:
+    return home / "ssh" / job / f"attempt-{attempt}.json"

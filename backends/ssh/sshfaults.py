@@ -1,0 +1,82 @@
+"""What ssh says when it does not get through, as an error that says how to mend it."""
+
+from __future__ import annotations
+
+import re
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError
+from cloudtrain.launcher.words import one_line
+
+__all__ = ["BROKEN", "fault_of", "is_passing", "last_words", "no_ssh"]
+
+BROKEN = "the connection broke"
+
+# What a busy sshd, or its limit on connections that are not yet logged in, looks like from here.
+_PASSING = re.compile(
+    r"kex_exchange_identification|ssh_exchange_identification|banner exchange|Connection reset by"
+    rf"|Connection closed by|Broken pipe|session open refused|stdio forwarding failed|{BROKEN}",
+)
+_FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        CredentialError,
+        "its host key is another one than before",
+        "ask whether it was set up anew; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
+    ),
+    (
+        "Host key verification failed|No .* host key is known",
+        CredentialError,
+        "its host key is not known here",
+        "connect once by hand, `{by_hand}`, and compare the key's fingerprint (or ssh.accept_new_host_keys: true)",
+    ),
+    (
+        "Permission denied|Too many authentication failures",
+        CredentialError,
+        "it lets this login not in",
+        "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`",
+    ),
+    (
+        "Could not resolve hostname",
+        ConfigError,
+        "nobody knows this name",
+        "mend ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
+    ),
+    (
+        "hostname contains invalid characters|Bad configuration option|Can't open user config file|terminating, .* bad",
+        ConfigError,
+        "ssh does not take this",
+        "mend ssh.hosts or ssh's configuration",
+    ),
+    ("Connection refused", UnreachableError, "nothing listens there", "is sshd running, and on this port?"),
+    (
+        "timed out|No route to host|Network is unreachable|no connection within",
+        UnreachableError,
+        "it does not answer",
+        "is it up, and is the way to it (VPN, bastion) open?",
+    ),
+)
+
+
+def fault_of(words: str, name: str, by_hand: str) -> CloudtrainError:
+    """Return the error for what ssh itself has printed about the host; `by_hand` is what a user types to get there."""
+    last = last_words(words) or "ssh has ended without a word"
+    for pattern, kind, what, cure in _FAULTS:
+        if re.search(pattern, words, re.IGNORECASE):
+            return kind(f"{name}: {what}: {last}", hint=cure.format(name=name, by_hand=by_hand))
+    return UnreachableError(f"{name} cannot be reached: {last}", hint=f"try it by hand: {by_hand}")
+
+
+def is_passing(words: str) -> bool:
+    """Return whether another try, a moment later, may get through."""
+    return bool(_PASSING.search(words))
+
+
+def last_words(words: str) -> str:
+    """Return the last that a host or ssh has printed, in one line that does nothing to a terminal; "" for nothing."""
+    told = [line for line in words.splitlines() if line.strip("@ \r") and not line.startswith("debug")]
+    return one_line("".join(letter if letter.isprintable() else " " for letter in " ".join(told[-2:])), 300)
+
+
+def no_ssh() -> ConfigError:
+    """Return the error where this machine lacks the program."""
+    return ConfigError("there is no `ssh` here", hint="install OpenSSH's client")

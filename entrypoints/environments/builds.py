@@ -1,0 +1,128 @@
+"""Long steps in preparing a host: one at a time whoever asks, their output in a log, their time limited.
+
+The lock is inherited by what it protects: where its holder dies, the next one waits for what that left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.host.refused import Refused
+
+__all__ = ["LIMIT_S", "cure", "last_words", "lock", "run", "try_lock"]
+
+LIMIT_S = 1800.0  # CUDA builds of torch with their libraries are 3 GB; a slow mirror needs a while
+POLL_S = 0.1
+WORDS = 4  # lines of a tool's last words
+_NOISE = re.compile(
+    r"^\s*$|^\[notice\]|^WARNING: (You are using pip|Running pip as|The director)|^note: |^hint: See above"
+)
+_FAULT = re.compile(r"^\s*(ERROR|Error|error|fatal|FATAL)\b")
+
+
+@contextlib.contextmanager
+def lock(path: Path, limit_s: float, doing: str, done: Callable[[], bool]) -> Iterator[int | None]:
+    """Hold the lock alone; yield its descriptor, for `run`, or None once `done` says that there is nothing left to do.
+
+    With the lock held the caller looks again: another may have done it between the last look and the lock. Raises
+    Refused where another holds it for longer than `limit_s`.
+    """
+    end_s = time.monotonic() + limit_s
+    while True:
+        if done():
+            yield None
+            return
+        if (held := try_lock(path, fcntl.LOCK_EX)) is not None:
+            break
+        if time.monotonic() > end_s:
+            raise Refused(f"{doing}: {_holder(path)} is at it, for over {limit_s:.0f} s; stop that, or ask again later")
+        time.sleep(POLL_S)
+    try:
+        os.truncate(held, 0)
+        os.pwrite(held, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        yield held
+    finally:
+        os.close(held)
+
+
+def try_lock(path: Path, how: int) -> int | None:
+    """Return a descriptor that holds the lock (`LOCK_EX` or `LOCK_SH`), None where others' locks forbid it.
+
+    Raises Refused where the file system has no locks.
+    """
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, how | fcntl.LOCK_NB)
+        if os.fstat(held).st_ino == path.stat().st_ino:  # else: who pruned it held it before us
+            return held
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError as error:
+        os.close(held)
+        raise Refused(
+            f"{path} cannot be locked: {error.strerror}; set `workdir` to a local disk, or a share with locks"
+        ) from error
+    os.close(held)
+    return None
+
+
+def run(
+    argv: Sequence[str],
+    log: Path,
+    limit_s: float,
+    held: int,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> int | None:
+    """Run a command to its end, its output added to the log; return its exit code, None where the time ran out."""
+    with log.open("ab") as file:
+        file.write(f"$ {' '.join(argv)}\n".encode())
+        file.flush()
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=cwd,
+            env=environment,
+            start_new_session=True,
+            pass_fds=(held,),
+            preexec_fn=processes.die_with_parent,
+        )
+        try:
+            return child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if child.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def last_words(text: str) -> str:
+    """Return the lines in which a tool says what went wrong, joined by ` | `."""
+    lines = [line.strip() for line in text.splitlines() if not _NOISE.search(line) and not line.startswith("$ ")]
+    faults = [line for line in lines if _FAULT.search(line)]
+    return " | ".join((faults or lines)[-WORDS:])[-1500:]
+
+
+def cure(text: str, cures: Sequence[tuple[str, str]], otherwise: str) -> str:
+    """Return the first cure whose pattern is found in the text."""
+    return next((words for pattern, words in cures if re.search(pattern, text, re.IGNORECASE)), otherwise)
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text() or "another process"
+    except OSError:
+        return "another process"

@@ -1,0 +1,314 @@
+"""A node's boot in a container of docker or podman, on a host of its owner's: its command line, and its certain end.
+
+    the agent -> docker run (a child of the agent's) ... daemon ... -> lifeline.py, the container's process 1 -> boot
+
+The container's processes are no descendants of the agent's. So the agent holds a pipe that is their standard input:
+where the agent or the client dies, lifeline.py reads its end and the container ends. And they are removed by name.
+
+Secrets go through that pipe: a container's variables lie in the daemon's files, and `docker inspect` shows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import resource
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints.environments import lifeline
+
+__all__ = [
+    "Container",
+    "Mount",
+    "Start",
+    "boot_code",
+    "client_fault",
+    "command",
+    "container_argv",
+    "exec_argv",
+    "hand",
+    "inherited",
+    "kill_argv",
+    "note",
+    "remove",
+    "running",
+    "sweep",
+]
+
+NOTE = "container.json"
+PATIENCE_S = 10.0  # for a client's answer
+# What the client itself goes by. The job's own values must not lead it astray, so they are given in the command line.
+_CLIENTS_OWN = re.compile(r"^(PATH|HOME|TMPDIR|LD_\w+|XDG_\w+|DOCKER_\w+|_?CONTAINERS?_\w+|STORAGE_\w+|GO[A-Z]+)$")
+# Of the host's environment a container sees these alone: the rest describes the host.
+_INHERITED = re.compile(
+    r"^(CLOUDTRAIN_\w+|CUDA_VISIBLE_DEVICES|NCCL_\w+|GLOO_\w+|(https?|no|all)_proxy)$", re.IGNORECASE
+)
+_CLIENT_FAILED = (125, 126, 127)  # docker's and podman's own: nothing of ours has run
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a host runs containers of a job with; `home` is the folder that is HOME inside.
+
+    `kind` is how the client behaves: Debian's and Fedora's `docker` may be podman.
+    """
+
+    client: str
+    kind: str
+    image: str
+    python: str
+    home: str
+    is_rootless: bool = False
+    is_remapped: bool = False  # docker's daemon maps users to others
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of the host, at the same path inside."""
+
+    path: str
+    is_read_only: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a node's boot. `folder` is the node's, where it starts; `gpus` are UUIDs."""
+
+    job: str
+    attempt: int
+    node: int
+    generation: int
+    folder: str
+    mounts: tuple[Mount, ...] = ()
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the container's name."""
+        return f"ct-{self.job}-{self.attempt}-{self.node}-{self.generation}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Return what all starts of this node's have in common."""
+        return {f"cloudtrain.{key}": str(getattr(self, key)) for key in ("attempt", "job", "node")}
+
+
+def container_argv(
+    container: Container, start: Start, names: Sequence[str], values: Mapping[str, str], program: Sequence[str]
+) -> list[str]:
+    """Return the command line that runs `program`, arguments of the container's Python, in the start's folder.
+
+    `names` are variables whose values the client takes from its own environment, so that no process list shows them;
+    `values` are those that anybody may see.
+    """
+    argv = [container.client, "run", "--rm", "--interactive", f"--name={start.name}", "--network=host", "--ipc=host"]
+    argv += ["--log-driver=none", "--security-opt=label=disable", "--pull=never", f"--workdir={start.folder}"]
+    argv += [f"--label={key}={value}" for key, value in start.labels.items()]
+    argv += [*_user(container), *_limits(container), *_gpus(container, start.gpus)]
+    for mount in _outermost([*start.mounts, Mount(container.home), Mount(start.folder)]):
+        fields = ["type=bind", f"source={mount.path}", f"target={mount.path}"]
+        argv += ["--mount", _as_csv([*fields, "readonly"] if mount.is_read_only else fields)]
+    argv += [f"--env={key}={value}" for key, value in sorted(values.items())]
+    argv += [f"--env={key}" for key in sorted(names)]
+    return [*argv, f"--entrypoint={container.python}", container.image, *program]
+
+
+def command(
+    container: Container,
+    start: Start,
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str],
+    program: Sequence[str],
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the client's environment; `program` runs below lifeline.py.
+
+    The client's standard input must be a pipe that its parent keeps open: its end is the container's end. Nothing
+    returned holds the secrets, which may be in `environment` too: `hand` must be called once the client runs.
+    """
+    login = _login()
+    values = {"HOME": container.home, "USER": login, "LOGNAME": login}
+    values |= {key: value for key, value in environment.items() if key in values or _CLIENTS_OWN.match(key)}
+    values = {key: value for key, value in values.items() if key not in secrets}
+    passed = {key: value for key, value in environment.items() if key not in values and key not in secrets}
+    inside = ["-u", "-m", "cloudtrain.entrypoints.environments.lifeline", container.python, *program]
+    return container_argv(container, start, list(passed), values, inside), {**os.environ, **passed}
+
+
+def hand(pipe: IO[bytes], secrets: Mapping[str, str]) -> None:
+    """Hand lifeline.py the secrets, none too, through the client's standard input, which stays open.
+
+    It returns at once: nobody reads before the container runs, and a pipe holds 64 KiB.
+    """
+
+    def write() -> None:
+        with contextlib.suppress(OSError, ValueError):  # the client is gone: its exit code tells why
+            pipe.write(json.dumps(dict(secrets)).encode() + b"\n")
+            pipe.flush()
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+def exec_argv(container: Container, name: str, argv: Sequence[str], is_terminal: bool) -> list[str]:
+    """Return the command line that runs `argv` in the running container, as its user, beside the job.
+
+    `is_terminal`: the standard input is one. Of the variables it has what anybody may see, not the secrets.
+    """
+    return [container.client, "exec", "--interactive", *(["--tty"] if is_terminal else []), name, *argv]
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of the host's own environment a container is to see."""
+    return {key: value for key, value in environ.items() if _INHERITED.match(key)}
+
+
+def boot_code(code: int) -> int:
+    """Return boot's exit code, negative where a signal killed it, from that of the client."""
+    return -(code - 128) if 128 < code < 160 and code != 143 else code  # 143 is boot's own: stopped
+
+
+def client_fault(container: Container, code: int, log: Path) -> str | None:
+    """Return what the client says where it could not start the container; `log` has its output. Else None."""
+    if code not in _CLIENT_FAILED:
+        return None
+    from cloudtrain.entrypoints.environments import images
+
+    try:
+        text = log.read_text(errors="replace")[-4000:]
+    except OSError:
+        text = ""
+    return f"{Path(container.client).name} cannot start the container: {images.explain(container, text)}"
+
+
+def kill_argv(container: Container, *names: str) -> list[str]:
+    """Return the command line that kills and removes containers, whatever state they are in, at once."""
+    # Podman asks with SIGTERM first, for ten seconds, unless the container was made with --stop-timeout=0 (_limits).
+    gone = ["--ignore"] if container.kind == "podman" else []
+    return [container.client, "rm", "--force", *gone, *names]
+
+
+def remove(container: Container, *names: str) -> str | None:
+    """Kill and remove containers, and see that they are gone; return what stands in the way, or None."""
+    end_s = time.monotonic() + PATIENCE_S
+    said = "no answer"
+    while (left_s := end_s - time.monotonic()) > 0:
+        try:
+            done = _ask(kill_argv(container, *names), left_s)
+            said = done.stderr.strip().rpartition("\n")[2] or said
+            there = _ask([container.client, "ps", "--all", "--format={{.Names}}"], max(1.0, left_s))
+            if there.returncode == 0 and not set(names) & set(there.stdout.replace(",", "\n").split()):
+                return None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = str(error)
+        time.sleep(0.2)
+    tool = Path(container.client).name
+    return f"{tool} does not remove {', '.join(names)}: {said}; do it by hand: {tool} rm --force {' '.join(names)}"
+
+
+def note(container: Container, start: Start) -> None:
+    """Write into the node's folder what `sweep` and `running` go by; before each start. Raises OSError."""
+    told = {"container": asdict(container), "labels": start.labels, "name": start.name}
+    durable.write_json(Path(start.folder) / NOTE, told)
+
+
+def running(folder: Path) -> tuple[Container, str, int] | None:
+    """Return the container that the node's job runs in, its name, and boot's pid inside; None where none runs."""
+    found = processes.with_environment(CLOUDTRAIN_LOG_DIR=str(folder / "log"), **lifeline.MARK)
+    if not found or (noted := durable.read_json(folder / NOTE)) is None:
+        return None
+    return Container(**noted["container"]), noted["name"], processes.pid_inside(min(found))
+
+
+def sweep(folder: Path) -> str | None:
+    """Remove the containers that a dead agent has left; return what stands in the way, or None."""
+    if (noted := durable.read_json(folder / NOTE)) is None:
+        return None
+    container = Container(**noted["container"])
+    filters = [f"--filter=label={key}={value}" for key, value in noted["labels"].items()]
+    try:
+        done = _ask([container.client, "ps", "--all", *filters, "--format={{.Names}}"], PATIENCE_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{container.client} gives no answer: {error}"
+    if done.returncode:
+        return f"{container.client} ps: {done.stderr.strip()}"
+    names = done.stdout.split()
+    return remove(container, *names) if names else None
+
+
+def _ask(argv: Sequence[str], patience_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=patience_s, stdin=subprocess.DEVNULL)
+
+
+def _user(container: Container) -> list[str]:
+    """Return the flags by which files made inside belong to the user outside."""
+    own = f"{os.geteuid()}:{os.getegid()}"
+    if container.kind == "podman":
+        return [f"--user={own}", *(["--userns=keep-id"] if container.is_rootless else [])]
+    if container.is_rootless:
+        return ["--user=0:0"]  # which is the user who runs the daemon
+    groups = [f"--group-add={group}" for group in sorted(set(os.getgroups()) - {os.getegid()})]
+    return [f"--user={own}", *groups, *(["--userns=host"] if container.is_remapped else [])]
+
+
+def _limits(container: Container) -> list[str]:
+    """Return the flags for what training needs more of than a service does."""
+    has_infiniband = Path("/dev/infiniband").is_dir()
+    flags = ["--device=/dev/infiniband"] if has_infiniband else []
+    if container.kind == "podman":
+        # 2048 processes are its default, which a few ranks' data loaders with their threads use up.
+        flags += ["--stop-timeout=0", "--pids-limit=-1"]
+    elif not container.is_rootless:
+        flags += ["--ulimit=memlock=-1:-1", "--ulimit=stack=67108864:67108864"]
+    if has_infiniband and not container.is_rootless:
+        flags += ["--cap-add=IPC_LOCK"]
+    elif has_infiniband and resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY:
+        flags += ["--ulimit=memlock=-1:-1"]
+    return flags
+
+
+def _gpus(container: Container, gpus: Sequence[str]) -> list[str]:
+    if not gpus:
+        return []
+    if container.kind == "podman":
+        return [f"--device=nvidia.com/gpu={uuid}" for uuid in gpus]
+    return ["--gpus", f'"device={",".join(gpus)}"']  # quoted once more: docker reads the value as one line of CSV
+
+
+def _outermost(mounts: Sequence[Mount]) -> list[Mount]:
+    """Return the mounts, each path once, parents first, without what a parent's mount shows as it is."""
+    modes: dict[str, bool] = {}
+    for mount in mounts:
+        path = os.path.normpath(mount.path)
+        modes[path] = mount.is_read_only and modes.get(path, True)
+    kept: list[Mount] = []
+    for path, is_read_only in sorted(modes.items()):
+        above = [mount for mount in kept if path.startswith(mount.path.rstrip("/") + "/")]
+        if not above or above[-1].is_read_only != is_read_only:
+            kept.append(Mount(path, is_read_only))
+    return kept
+
+
+def _as_csv(fields: Sequence[str]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def _login() -> str:
+    """Return the user's name: inside there is no entry for the number, and torch's caches ask for a name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -1,0 +1,215 @@
+"""Container images on a host of its owner's: there by their digest, pulled once, tried before a job relies on them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.environments import builds, dockerrun, interpreter
+from cloudtrain.entrypoints.environments.dockerrun import Container
+from cloudtrain.entrypoints.host.refused import Refused
+
+__all__ = ["digest_fault", "explain", "last_line", "ready"]
+
+ANSWER_S = 30.0
+TRIAL_S = 180.0  # a first start unpacks the image on some storage drivers
+WRITE = "\nimport pathlib\npathlib.Path(sys.argv[1]).touch()\n"
+_IMAGE = re.compile(r"^[\w.:/-]+@sha256:[0-9a-f]{64}$")
+_CURES = (
+    (
+        r"permission denied while trying to connect|dial unix .* permission denied",
+        "have an administrator add you to the group docker (`sudo usermod -aG docker USER`), then log in again",
+    ),
+    (r"Cannot connect to the Docker daemon|Is the docker daemon running", "start it: `sudo systemctl start docker`"),
+    (
+        r"could not select device driver|unknown or invalid runtime name: nvidia",
+        "install nvidia-container-toolkit, `sudo nvidia-ctk runtime configure --runtime=docker`, restart docker",
+    ),
+    (
+        r"unresolvable CDI devices|nvidia\.com/gpu|stat nvidia",
+        "`sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml` makes GPUs known",
+    ),
+    (r"nvml error|driver/library version mismatch|initialization error", "see whether nvidia-smi works on this host"),
+    (
+        r"unauthorized|authentication required|denied: |403 Forbidden",
+        "log in to the registry on this host, or check the name",
+    ),
+    (r"manifest unknown|not found: manifest|name unknown|repository does not exist", "check the name and its digest"),
+    (r"no such image|image not known|No such image", "push the image to a registry that this host reaches"),
+    (
+        r"no such host|name resolution|i/o timeout|connection refused|network is unreachable|TLS hand|x509|pinging",
+        "the host does not reach the registry: set its proxy for the daemon, or load the image there by hand",
+    ),
+    (r"no space left|disk quota", "free some space where the images lie"),
+    (
+        r"executable file .*not found|no such file or directory.*(exec|stat)|exec.*no such file",
+        "set `python` to an interpreter that is in the image",
+    ),
+    (
+        r"newuidmap|/etc/subuid|cannot set up namespace|cannot clone",
+        "rootless containers need uidmap and lines in /etc/subuid",
+    ),
+    (r"bind source path does not exist|statfs|permission denied", "set `workdir` to a folder on a local disk"),
+    (
+        r"setrlimit",
+        "raise the limits of your login in /etc/security/limits.conf, or default_ulimits in containers.conf",
+    ),
+    (r"unknown flag|unknown shorthand", "update it: docker from 20.10 and podman from 3.4 on will do"),
+)
+
+
+def digest_fault(image: str | None) -> str | None:
+    """Return what is wrong with an image that must be named by its digest, and the cure; None where nothing is."""
+    if not image:
+        return "no image is named; set it to REPOSITORY@sha256:..."
+    if _IMAGE.match(image):
+        return None
+    if "@" in image:
+        return f"`{image}` does not end in a whole digest: `@sha256:` and 64 hexadecimal digits"
+    shown = image if re.fullmatch(r"[\w.:/-]+", image) else "IMAGE"
+    return (
+        f"`{image}` names an image by a tag, which may be another image on each host and on each day; name it by its"
+        f" digest, as `docker inspect --format '{{{{index .RepoDigests 0}}}}' {shown}` prints it"
+    )
+
+
+def ready(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return `python` (the path inside), `container` (a dockerrun.Container's fields) and `detail`.
+
+    The image is pulled unless it is there, and its Python started with what the job will have: mounts, user, GPUs.
+    Raises Refused.
+    """
+    if fault := digest_fault(ask.get("image")):
+        raise Refused(fault)
+    container = _client(ask)
+    Path(container.home).mkdir(mode=0o700, parents=True, exist_ok=True)
+    pulled = _pull(ask, container)
+    found = _try(container, tuple(ask.get("gpus") or ()))
+    container = replace(container, python=found.path)
+    tool = Path(container.client).name + (" (rootless)" if container.is_rootless else "")
+    detail = f"{tool} {container.image.rpartition('@')[0]} ({pulled}): {found.words}"
+    return {"python": found.path, "container": asdict(container), "detail": detail}
+
+
+def last_line(ask: dict[str, Any]) -> str | None:
+    """Return the last line that a pull under way has written."""
+    with contextlib.suppress(OSError):
+        return _log(ask).read_text(errors="replace").strip().rpartition("\n")[2] or None
+    return None
+
+
+def explain(container: Container, text: str) -> str:
+    """Return a client's last words with the cure."""
+    said = builds.last_words(text) or "it said nothing"
+    return f"{said}; {builds.cure(text, _CURES, f'try `{Path(container.client).name} run` by hand')}"
+
+
+def _client(ask: dict[str, Any]) -> Container:
+    """Return the client as found here. Raises Refused where there is none, or it cannot run anything."""
+    kind: str = ask["kind"]
+    client = shutil.which(kind)
+    if client is None:
+        other = {"docker": "podman", "podman": "docker"}[kind]
+        there = f", or use {other}, which is here" if shutil.which(other) else ""
+        raise Refused(f"there is no {kind} on this host; install it{there}")
+    home = Path(ask["workdir"]).expanduser().absolute() / "home"
+    made = Container(client, kind, ask["image"], ask.get("python") or "python3", str(home))
+    if kind == "docker" and "podman" in _ask(made, ["--version"]):
+        made = replace(made, kind="podman")
+    if made.kind == "podman":
+        return replace(made, is_rootless=_ask(made, ["info", "--format={{.Host.Security.Rootless}}"]).strip() == "true")
+    options = _ask(made, ["info", "--format={{json .SecurityOptions}}"])
+    return replace(made, is_rootless="name=rootless" in options, is_remapped="name=userns" in options)
+
+
+def _ask(container: Container, arguments: list[str]) -> str:
+    argv = [container.client, *arguments]
+    tool = Path(container.client).name
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{tool} gives no answer: {error}; see whether `{tool} info` works on this host") from error
+    # `docker info` prints its template's result, and exits 0, without a daemon (before 23.0).
+    if done.returncode or "Cannot connect" in done.stderr:
+        raise Refused(f"{tool} does not work on this host: {explain(container, done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def _pull(ask: dict[str, Any], container: Container) -> str:
+    """Have the image here; return in words how it came. Raises Refused."""
+
+    def is_there() -> bool:
+        argv = [container.client, "image", "inspect", container.image]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run(argv, capture_output=True, timeout=ANSWER_S, stdin=subprocess.DEVNULL).returncode == 0
+        return False
+
+    if is_there():
+        return "there already"
+    log = _log(ask)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    limit_s: float = ask.get("limit_s", builds.LIMIT_S)
+    # Also of the host: on a network home another host's pull is of no use to this one.
+    lock = log.with_suffix(f".{os.uname().nodename}.pull")
+    with builds.lock(lock, limit_s, f"pulling {container.image}", is_there) as held:
+        if held is None or is_there():
+            return "pulled by another job"
+        log.unlink(missing_ok=True)
+        began_s = time.monotonic()
+        code = builds.run([container.client, "pull", container.image], log, limit_s, held)
+        text = log.read_text(errors="replace")
+        if code is None:
+            raise Refused(
+                f"pulling {container.image} is not done after {limit_s:.0f} s, last: {builds.last_words(text)};"
+                f" pull it by hand: {Path(container.client).name} pull {container.image}"
+            )
+        if code:
+            raise Refused(f"{container.image} cannot be pulled: {explain(container, text)}")
+        return f"pulled in {time.monotonic() - began_s:.0f} s"
+
+
+def _log(ask: dict[str, Any]) -> Path:
+    name = hashlib.sha256(ask["image"].encode()).hexdigest()[:24]
+    return Path(ask["workdir"]).expanduser().absolute() / "env" / f"image-{name}.{os.uname().nodename}.txt"
+
+
+def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter:
+    """Start the image's Python as the job will be; return what it says of itself. Raises Refused.
+
+    It writes a file where the job's files will lie: that it is ours shows that the users are mapped right.
+    """
+    tool = Path(container.client).name
+    witness = Path(container.home) / f".trial-{os.uname().nodename}-{os.getpid()}"
+    trial = dockerrun.Start(f"trial-{os.uname().nodename.lower()}", os.getpid(), 0, 0, container.home, gpus=gpus)
+    program = ["-I", "-c", interpreter.ASK + WRITE, str(witness)]
+    argv = dockerrun.container_argv(container, trial, [], {"HOME": container.home}, program)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=TRIAL_S, stdin=subprocess.DEVNULL)
+        if done.returncode in (125, 126, 127):
+            raise Refused(
+                f"{tool} cannot start {container.python} in {container.image}: {explain(container, done.stderr)}"
+            )
+        found = interpreter.from_answer(done.stdout, done.stderr, f"{container.python} in {container.image}")
+        if done.returncode or witness.stat().st_uid != os.geteuid():
+            last = builds.last_words(done.stderr) or f"files made inside belong to user {witness.stat().st_uid}"
+            raise Refused(f"{container.image} cannot write to {container.home} as you: {last}; set `workdir` elsewhere")
+        return found
+    except subprocess.TimeoutExpired as error:
+        dockerrun.remove(container, trial.name)
+        raise Refused(
+            f"{container.image} is not up after {TRIAL_S:.0f} s; see whether `{tool} run` works here"
+        ) from error
+    except FileNotFoundError as error:
+        raise Refused(
+            f"what {tool} writes to {container.home} is not seen here; set `workdir` to a local folder"
+        ) from error
+    finally:
+        witness.unlink(missing_ok=True)

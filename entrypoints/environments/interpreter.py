@@ -1,0 +1,90 @@
+"""A Python interpreter that will run the job: where it is, and what it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.entrypoints.host.refused import Refused
+
+__all__ = ["OLDEST", "ASK", "Interpreter", "find", "from_answer", "probe"]
+
+OLDEST = (3, 10)
+PATIENCE_S = 60.0  # a first start from a cold network home
+# Run inside the interpreter. What it finds beside the standard library counts for an environment laid upon it.
+ASK = """
+import hashlib, importlib.metadata as m, importlib.util as u, json, os, platform, sys, sysconfig
+names = sorted({f"{d.metadata['Name']}=={d.version}" for d in m.distributions()})
+print(json.dumps({"path": sys.executable, "real": os.path.realpath(sys.executable), "version": sys.version_info[:3],
+    "machine": platform.machine(), "libc": "-".join(platform.libc_ver()), "is_venv": sys.prefix != sys.base_prefix,
+    "sites": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+    "packages": hashlib.sha256("\\n".join(names).encode()).hexdigest(), "has_torch": u.find_spec("torch") is not None}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An interpreter's own answers; `packages` is a hash of names and versions of what is installed for it."""
+
+    path: str
+    real: str
+    version: tuple[int, int, int]
+    machine: str
+    libc: str
+    is_venv: bool
+    sites: tuple[str, ...]
+    packages: str
+    has_torch: bool
+
+    @property
+    def words(self) -> str:
+        """Return what a person is told of it."""
+        number = ".".join(map(str, self.version))
+        return f"Python {number} at {self.path}" + ("" if self.has_torch else ", without torch")
+
+
+def find(python: str) -> Interpreter:
+    """Return the interpreter of this name or path. Raises Refused where there is none that can be used."""
+    place = shutil.which(Path(python).expanduser() if python.startswith("~") else python)
+    if place is None:
+        raise Refused(f"there is no interpreter `{python}` here; set `python` to the path of one{_known()}")
+    return probe(str(Path(place).absolute()))
+
+
+def probe(path: str) -> Interpreter:
+    """Ask the interpreter about itself. Raises Refused where it does not run, or is too old."""
+    try:
+        done = subprocess.run(
+            [path, "-I", "-c", ASK], capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{path} does not run: {error}; set `python` to another interpreter") from error
+    return from_answer(done.stdout, done.stderr, path)
+
+
+def from_answer(told: str, complaint: str, path: str) -> Interpreter:
+    """Return the interpreter that printed this. Raises Refused as `probe` does."""
+    try:
+        fields = json.loads(told.strip().rpartition("\n")[2])
+        version = tuple(fields.pop("version"))
+        found = Interpreter(**{**fields, "version": version, "sites": tuple(fields["sites"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        last = complaint.strip().rpartition("\n")[2] or "it printed no answer"
+        raise Refused(f"{path} does not work: {last}; set `python` to another interpreter") from error
+    if found.version < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise Refused(f"{found.words} is older than {oldest}; set `python` to a newer one{_known()}")
+    return found
+
+
+def _known() -> str:
+    """Return the newer interpreters on the path, as words."""
+    names = [f"python3.{minor}" for minor in range(20, OLDEST[1] - 1, -1)]
+    with contextlib.suppress(OSError):
+        places = [place for name in names if (place := shutil.which(name))]
+        return f" (here are {', '.join(places)})" if places else ""
+    return ""

@@ -1,0 +1,272 @@
+"""Virtual environments made from a requirements file: each built once on a host, found again by what made it.
+
+`env/KEY/` is the environment, with the mark `complete.json` written last (a venv cannot be moved, so it is built in
+place); `env/KEY.log` is pip's output, `env/KEY.lock` is held alone while building and by all who use it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints.environments import builds, interpreter
+from cloudtrain.entrypoints.environments.interpreter import Interpreter
+from cloudtrain.entrypoints.host.refused import Refused
+
+__all__ = ["CURES", "build", "hold", "key", "last_line", "prune"]
+
+FORM = 1  # of the key: a change in how environments are made makes others
+UNUSED_DAYS = 30.0
+MARK, LAST_USED = "complete.json", "used"
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OPTION = re.compile(
+    r"^(-r|--requirement|-c|--constraint|-f|--find-links|-e|--editable)(?:\s*=\s*|\s+|(?=[^-\s=]))(.+)$"
+)
+_LOCAL = re.compile(
+    r"^((?:[\w.-]*/|file:)[^\s\[]*|\.\.?|[^\s:;@]+\.(?:whl|zip|tar\.gz|tar\.bz2|tar\.xz))(\[[^]]*\])?(\s*[;#].*)?$"
+)
+CURES = (
+    (
+        r"ensurepip is not|No module named '?(venv|ensurepip)",
+        "install the package python3-venv, or set `python` to another",
+    ),
+    (r"No space left|Disk quota", "free some space on this host, or set `workdir` to a larger disk"),
+    (r"do not match the hashes|hashes are required", "correct the hashes in the requirements"),
+    (
+        r"name resolution|NewConnectionError|ConnectTimeout|timed out|unreachable|Connection refused|ProxyError|CERTIF",
+        "the host does not reach the index: set index-url or proxy in its pip.conf, or ship wheels and `--find-links`",
+    ),
+    (r"conflicting dependencies|ResolutionImpossible", "loosen the versions that exclude each other"),
+    (
+        r"Could not find a version|No matching distribution",
+        "check name and version, and that there is a wheel for this Python and machine",
+    ),
+    (r"Failed building wheel|subprocess-exited-with-error|error: command", "ask for a version that has a wheel"),
+)
+
+
+def build(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return `python`, `environment`, `lock` and `detail` of the environment, built now unless it is there.
+
+    Raises Refused with pip's last words and the cure.
+    """
+    base = interpreter.find(ask["python"])
+    place = _place(ask, base)
+    lock = place.with_suffix(".lock")
+    limit_s: float = ask.get("limit_s", builds.LIMIT_S)
+    took = "found as built before"
+    with builds.lock(lock, limit_s, f"building the environment {place.name}", lambda: _use(place, lock)) as held:
+        if held is not None and not _is_whole(place):
+            began_s = time.monotonic()
+            _make(ask, base, place, held, limit_s)
+            took = f"built in {time.monotonic() - began_s:.0f} s"
+    if held is not None:
+        prune({"workdir": ask["workdir"]})
+    path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
+    return {
+        "python": str(place / "bin" / "python"),
+        "environment": {"VIRTUAL_ENV": str(place), "PATH": path},
+        "lock": str(lock),
+        "detail": f"venv {place.name} ({took}) on {base.words}",
+    }
+
+
+def hold(lock: str) -> int:
+    """Keep the environment from being pruned until this process ends; return the descriptor that does so."""
+    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return held
+
+
+def prune(ask: dict[str, Any]) -> dict[str, Any]:
+    """Remove environments of `workdir` not used for `days` (30), but none that a job holds; return `removed`."""
+    folder = Path(ask["workdir"]).expanduser() / "env"
+    oldest_s = time.time() - ask.get("days", UNUSED_DAYS) * 86400
+    removed = []
+    for lock in sorted(folder.glob("*.lock")):
+        place = lock.with_suffix("")
+        if _last_used_s(place, lock) > oldest_s or (held := builds.try_lock(lock, fcntl.LOCK_EX)) is None:
+            continue
+        if _last_used_s(place, lock) <= oldest_s:  # nobody has taken it up while the lock was free
+            shutil.rmtree(place, ignore_errors=True)
+            for path in (lock.with_suffix(".log"), lock):
+                path.unlink(missing_ok=True)
+            removed.append(place.name)
+        os.close(held)
+    return {"removed": removed}
+
+
+def last_line(ask: dict[str, Any]) -> str | None:
+    """Return the last line that a build under way has written."""
+    place = _place(ask, interpreter.find(ask["python"]))
+    try:
+        return (
+            None
+            if (place / MARK).exists()
+            else place.with_suffix(".log").read_text(errors="replace").strip().rpartition("\n")[2] or None
+        )
+    except OSError:
+        return None
+
+
+def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool) -> str:
+    """Return what names the environment: the same for the same requirements, local files and interpreter.
+
+    `folder` is what relative paths start from. Raises Refused where a file that the requirements name is not there.
+    """
+    files: dict[str, str] = {}
+    lines = list(_lines(requirements, folder, files, set()))
+    about = {**asdict(base), "packages": base.packages if sees_system else None, "has_torch": None}
+    told = json.dumps([FORM, lines, files, about, sees_system], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def _place(ask: dict[str, Any], base: Interpreter) -> Path:
+    """Return the environment's folder, whose parent exists then."""
+    folder = Path(ask["workdir"]).expanduser().absolute() / "env"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / key(ask.get("requirements") or "", _folder(ask), base, bool(ask.get("system_site_packages")))
+
+
+def _folder(ask: dict[str, Any]) -> Path | None:
+    return Path(ask["code"]) / ask.get("requirements_folder", ".") if ask.get("code") else None
+
+
+def _use(place: Path, lock: Path) -> bool:
+    """Return whether the environment is complete, and mark it as used if so."""
+    held = builds.try_lock(lock, fcntl.LOCK_SH)
+    if held is None:
+        return False
+    try:
+        if not _is_whole(place):
+            return False
+        (place / LAST_USED).touch()
+        return True
+    finally:
+        os.close(held)
+
+
+def _is_whole(place: Path) -> bool:
+    """Return whether it was built to its end, and the interpreter below it is still there."""
+    return (place / MARK).exists() and os.access(place / "bin" / "python", os.X_OK)
+
+
+def _last_used_s(place: Path, lock: Path) -> float:
+    for path in (place / LAST_USED, lock):  # one never completed is as old as the last try
+        try:
+            return path.stat().st_mtime
+        except OSError:
+            continue
+    return time.time()
+
+
+def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_s: float) -> None:
+    """Build the environment in its place, from nothing. Raises Refused."""
+    end_s = time.monotonic() + limit_s
+    log = place.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    sees_system = bool(ask.get("system_site_packages"))
+    flags = ["--system-site-packages"] if sees_system else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, limit_s, held, environment)
+    _check(code, log, "the environment could not be made", limit_s)
+    if sees_system and base.is_venv:
+        _show_parent(place, base)
+    if text := ask.get("requirements"):
+        folder = _folder(ask) or place
+        # Beside the files that it names: pip reads nested ones relative to the file that names them.
+        file = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
+        file.write_text(text)
+        try:
+            install = [
+                str(place / "bin" / "python"),
+                "-I",
+                "-m",
+                "pip",
+                "install",
+                "--progress-bar=off",
+                "-r",
+                str(file),
+            ]
+            code = builds.run(install, log, max(1.0, end_s - time.monotonic()), held, environment, folder)
+        finally:
+            file.unlink(missing_ok=True)
+        _check(code, log, "the requirements could not be installed", limit_s)
+    durable.write_json(place / MARK, {"interpreter": asdict(base), "requirements": text, "built_s": time.time()})
+    (place / LAST_USED).touch()
+
+
+def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:
+    if code == 0:
+        return
+    text = log.read_text(errors="replace")
+    if code is None:
+        said = f"not done after {limit_s:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
+    else:
+        said = f"{builds.last_words(text)}; {builds.cure(text, CURES, 'see the log')}"
+    raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
+
+
+def _show_parent(place: Path, base: Interpreter) -> None:
+    """Let the environment see the packages of the venv that it is made with; `--system-site-packages` skips those."""
+    version = "python{}.{}".format(*base.version)
+    (place / "lib" / version / "site-packages" / "parent.pth").write_text("\n".join(base.sites) + "\n")
+
+
+def _lines(text: str, folder: Path | None, files: dict[str, str], seen: set[Path]) -> Iterator[str]:
+    """Yield the requirements without comments; note the hashes of the local files that they name."""
+    for line in text.replace("\\\n", " ").splitlines():
+        line = " ".join(_COMMENT.sub("", line).split())
+        if not line:
+            continue
+        yield line
+        option = _OPTION.match(line)
+        if option and option[1] in ("-e", "--editable"):
+            raise Refused(
+                f"the requirements say `{line}`, but the environment is not this job's alone and outlives its folder;"
+                " leave `-e` out, or the line: the code's own folder is importable anyway"
+            )
+        if option is None:
+            if named := _LOCAL.match(line.partition(" @ ")[2] or line):
+                _note(_local(named[1], folder, line), line, files)
+        elif not re.match(r"https?://", option[2]):
+            named_here = _local(option[2], folder, line)
+            _note(named_here, line, files)
+            if option[1] not in ("-f", "--find-links") and named_here not in seen:  # else a circle
+                seen.add(named_here)
+                yield from _lines(named_here.read_text(errors="replace"), named_here.parent, files, seen)
+
+
+def _local(name: str, folder: Path | None, line: str) -> Path:
+    """Return the path that a requirement names. Raises Refused where nothing is there."""
+    path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", name.strip("'\""))).expanduser()
+    if folder is None and not path.is_absolute():
+        raise Refused(f"the requirements say `{line}`, a path in the code's folder, but no code is shipped")
+    found = ((folder or Path("/")) / path).resolve()
+    if not found.exists():
+        raise Refused(f"the requirements say `{line}`, but there is no {found}; is it left out of what is shipped?")
+    return found
+
+
+def _note(path: Path, line: str, files: dict[str, str]) -> None:
+    """Note the content of a file, or of all files below a folder; the folder's own place does not matter."""
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest = hashlib.sha256()
+            with file.open("rb") as stream:
+                while piece := stream.read(1 << 20):
+                    digest.update(piece)
+            files[f"{line} {file.relative_to(path)}"] = digest.hexdigest()

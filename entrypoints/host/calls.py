@@ -1,0 +1,99 @@
+"""One ssh channel's end on a host: calls in, answers out, until the channel ends.
+
+Both ways go a line of JSON and, behind it, as many bytes as its `size` says. A call names a verb, a function of one of
+the modules below that takes the call's `ask` and returns JSON; what a verb keeps open ends with the channel.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import time
+from pathlib import Path
+
+from cloudtrain.entrypoints.host.refused import Refused
+
+TYPE_CHECKING = False  # as typing's own, whose import costs each call of a host 4 ms
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+__all__ = ["VERBS", "clock", "serve"]
+
+# verb -> module of this package and function; imported on its first call
+VERBS = {
+    "clock": "host.calls:clock",
+    "look": "host.verbs:look",
+    "read": "host.verbs:read",
+    "stop": "host.verbs:stop",
+    "door": "host.verbs:door",
+    "give_up": "host.verbs:give_up",
+    "make": "host.verbs:make",
+    "start": "host.verbs:start",
+    "script": "host.verbs:script",
+    "unpack": "host.verbs:unpack",
+    "has": "host.files:has",
+    "basis": "host.files:basis",
+    "put": "host.files:put",
+    "keep": "host.files:keep",
+    "tree": "host.files:tree",
+    "get": "host.files:get",
+    "holders": "host.survey:holders",
+    "facts": "host.survey:facts",
+    "listen": "host.dialling:listen",
+    "dial": "host.dialling:dial",
+    "hang_up": "host.dialling:hang_up",
+    "address": "host.survey:address",
+    "environment": "environments.prepare:prepare",
+    "progress": "environments.prepare:progress",
+    "offer": "host.copying:offer",
+    "fetch": "host.copying:fetch",
+    "newest": "host.copying:newest",
+}
+
+
+def serve(workdir: str, runtime: str, umask: int) -> None:
+    """Answer calls from standard input until it ends. `runtime` is the folder that our package was taken from."""
+    # Nobody calls before the first answer, so nothing has been read ahead. Then fd 0 and 1 are not for verbs' children:
+    # one would eat a call, another's words are no answer.
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    here = {"workdir": workdir, "runtime": runtime, "umask": umask, "name": os.uname().nodename}
+    # What a server's sshd was reached at: behind a forwarded port, this machine's own address.
+    address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
+    _answer(answers, {**here, "address": address, "home": str(Path.home())})
+    while line := calls.readline():
+        call = json.loads(line)
+        payload = calls.read(call.get("size", 0))
+        if len(payload) < call.get("size", 0):
+            return  # the channel has ended in the middle
+        told, data = _told(call["verb"], {**call["ask"], **({"payload": payload} if payload else {})}, here)
+        _answer(answers, told, data)
+
+
+def clock(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return this host's time, in unix seconds."""
+    return {"now_s": time.time()}
+
+
+def _told(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Call the verb; return what it tells and the bytes that go with it."""
+    module, _, name = VERBS[verb].partition(":")
+    try:
+        found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
+        told: dict[str, Any] = found({**ask, "here": here})
+        return {"told": told}, told.pop("payload", b"")
+    except Refused as error:
+        return {"refused": str(error)}, b""
+    except Exception as error:  # what one call meets must not end the channel
+        place = getattr(error, "filename", None)
+        words = f"{getattr(error, 'strerror', None) or error!r}{f': {place}' if place else ''}"
+        return {"failed": words, "kind": type(error).__name__}, b""
+
+
+def _answer(out: BinaryIO, told: dict[str, Any], data: bytes = b"") -> None:
+    out.write(json.dumps({**told, "size": len(data)}).encode() + b"\n")
+    out.write(data)
+    out.flush()

@@ -1,0 +1,95 @@
+"""What the launcher asks of hosts about copies: offer a folder, fetch from who offers one, say what is the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.replication import copies
+from cloudtrain.entrypoints.replication import entries as listing
+
+__all__ = ["fetch", "newest", "offer"]
+
+# Open until the process ends, which serves one channel.
+_offers: list[copies.Server] = []
+
+
+def offer(ask: dict[str, Any]) -> dict[str, Any]:
+    """Offer `folder` on the `address` until the channel ends; return {"address", "port", "token"}.
+
+    `ports`: the lowest and the highest that may be taken, any free one without. Raises Refused.
+    """
+    low, high = ask.get("ports") or (0, 0)
+    ports = random.sample(range(low, high + 1), high + 1 - low)
+    token = secrets.token_hex(32)
+    for port in ports:
+        try:
+            server = copies.serve(Path(ask["folder"]), ask["address"], port, token)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                continue
+            why = error.strerror or error
+            raise Refused(f"cannot offer copies at {ask['address']}: {why}; is it an address of this host?") from error
+        _offers.append(server)
+        return {"address": server.address[0], "port": server.address[1], "token": token}
+    raise Refused(f"cannot offer copies at {ask['address']}: all ports from {low} to {high} are taken; allow others")
+
+
+def fetch(ask: dict[str, Any]) -> dict[str, Any]:
+    """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries where it is None.
+
+    An entry that is asked for by name sets another of its name aside. Of all of them, those come that are lacking, or
+    newer than what the `note` (fetchednote.py), which need not be given, has as fetched; `left` are the others.
+    Return {"bytes", "seconds", "names", "left"}: 0 bytes where the very same was there. Raises Refused.
+    """
+    begin_s = time.monotonic()
+    source, into = (ask["address"], ask["port"], ask["token"]), Path(ask["into"])
+    note = Path(ask["note"]) if ask.get("note") else None
+    try:
+        if ask["name"] is None:
+            done = _fetch_all(source, into, note)
+        else:
+            done = {ask["name"]: copies.fetch(*source, ask["name"], into, note=note, sets_aside=True)}
+    except (copies.CopyError, OSError) as error:
+        raise Refused(str(error)) from error
+    return {
+        "bytes": sum(each.bytes for each in done.values() if each is not None),
+        "seconds": time.monotonic() - begin_s,
+        "names": [name for name, each in done.items() if each is not None],
+        "left": [name for name, each in done.items() if each is None],
+    }
+
+
+def newest(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return {"name", "step", "mtime", "fingerprint", "bytes"} of the `folder`'s newest whole entry, {} without one.
+
+    `mtime` is unix time; `step` is None but for the trainer's checkpoints. Raises OSError.
+    """
+    found = listing.newest(Path(ask["folder"]))
+    if found is None:
+        return {}
+    return {
+        "name": found.name,
+        "step": found.step,
+        "mtime": found.written_ns / 1e9,
+        "fingerprint": found.fingerprint,
+        "bytes": found.bytes,
+    }
+
+
+def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> dict[str, copies.Fetched | None]:
+    """Return by name what has come; None for what is left, as it is newer here, or was saved here itself."""
+    done: dict[str, copies.Fetched | None] = {}
+    for entry in copies.entries(*source):
+        done[entry.name] = None
+        here = listing.look(into, entry.name)
+        if here is None or listing.order(here) <= listing.order(entry):
+            with contextlib.suppress(copies.Taken):
+                done[entry.name] = copies.fetch(*source, entry.name, into, note=note)
+    return done

@@ -1,0 +1,145 @@
+"""Whether the hosts of a job reach each other: each listens on a port of the job's range, and all dial all.
+
+An answer counts only from the host that is meant, and only in this round: behind one address may be another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import random
+import socket
+import threading
+import time
+from typing import Any
+
+from cloudtrain.entrypoints import node
+
+__all__ = ["dial", "hang_up", "listen"]
+
+DIAL_S = 5.0  # a host whose cores all import torch answers late
+LISTEN_S = 120.0  # the channel may outlive the preflight by days
+MAX_LINE = 512
+TRIED_PORTS = 200
+
+_open: list[socket.socket] = []  # they end with the channel, if nobody hangs up before
+
+
+def listen(ask: dict[str, Any]) -> dict[str, Any]:
+    """Listen until `hang_up`, at most LISTEN_S; return `address` and `port`, or the `error`.
+
+    `name` is who answers, `token` the round's word; on `address`, or on that of `interface`, and on a free port of
+    `ports` ([first, last]), by default any.
+    """
+    hang_up({})
+    address = ask.get("address") or node.address_of(ask.get("interface") or "")
+    if not address:
+        there = ", ".join(name for _, name in socket.if_nameindex())
+        return {"error": f"the interface {ask.get('interface')} has no IPv4 address; there are {there}"}
+    try:
+        server = _bound(address, ask.get("ports") or [0, 0])
+    except OSError as error:
+        return {"error": f"cannot listen on {address}: {os.strerror(error.errno or 0)}"}
+    server.settimeout(LISTEN_S)
+    _open.append(server)
+    threading.Thread(target=_answer, args=(server, ask["name"], ask["token"]), daemon=True).start()
+    return {"address": address, "port": server.getsockname()[1]}
+
+
+def dial(ask: dict[str, Any]) -> dict[str, Any]:
+    """Dial all `peers` (`name`, `address`, `port`) at once; return how many were `reached`, and the `failed`.
+
+    A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`. `source` is the own address to dial
+    from, by default the kernel's choice; `limit_s` how long one may take.
+    """
+    told: dict[str, dict[str, Any] | None] = {}
+    limit_s = float(ask.get("limit_s") or DIAL_S)
+    threads = []
+    for peer in ask["peers"]:
+
+        def call(peer: dict[str, Any] = peer) -> None:
+            told[peer["name"]] = _dialled(peer, ask["token"], ask.get("source"), limit_s)
+
+        threads.append(threading.Thread(target=call, daemon=True))
+        threads[-1].start()
+    end = time.monotonic() + limit_s + 1.0
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = {"how": "timeout", "text": f"no answer within {limit_s:.0f} s"}
+    failed = [
+        {"name": peer["name"], **fault} for peer in ask["peers"] if (fault := told.get(peer["name"], late)) is not None
+    ]
+    return {"reached": len(ask["peers"]) - len(failed), "failed": failed}
+
+
+def hang_up(ask: dict[str, Any]) -> dict[str, Any]:
+    """Stop listening; return {}."""
+    while _open:
+        server = _open.pop()
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which a close alone does not
+        server.close()
+    return {}
+
+
+def _bound(address: str, ports: list[int]) -> socket.socket:
+    """Return a socket that listens. Raises OSError where no port of the range is free."""
+    first, last = ports
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    span = last - first + 1
+    start = random.randrange(span)  # several preflights at once do not try the same ones
+    for step in range(min(span, TRIED_PORTS)):
+        try:
+            return socket.create_server((address, first + (start + step) % span), family=family, backlog=256)
+        except OSError as error:
+            if error.errno == 99:  # EADDRNOTAVAIL: no port of this address is any better
+                raise
+            last_error = error
+    raise last_error
+
+
+def _answer(server: socket.socket, name: str, token: str) -> None:
+    """Answer each caller of this round by name, and the nonce that it brought."""
+    end = time.monotonic() + LISTEN_S
+    with contextlib.suppress(OSError), server:
+        while time.monotonic() < end:
+            caller, _ = server.accept()
+            threading.Thread(target=_greet, args=(caller, name, token), daemon=True).start()
+
+
+def _greet(caller: socket.socket, name: str, token: str) -> None:
+    with contextlib.suppress(OSError, ValueError), caller:
+        caller.settimeout(DIAL_S)
+        word, nonce = _line(caller).split(" ")
+        if hmac.compare_digest(word, token):
+            caller.sendall(f"{nonce} {name}\n".encode())
+
+
+def _dialled(peer: dict[str, Any], token: str, source: str | None, limit_s: float) -> dict[str, Any] | None:
+    """Return how the call failed, None where the right one answered."""
+    nonce = f"{random.getrandbits(64):016x}"
+    where = f"{peer['address']} port {peer['port']}"
+    try:
+        came_from = (source, 0) if source else None
+        with socket.create_connection((peer["address"], peer["port"]), limit_s, came_from) as line:
+            line.sendall(f"{token} {nonce}\n".encode())
+            said = _line(line)
+    except TimeoutError:
+        return {"how": "timeout", "text": f"{where} did not answer within {limit_s:.0f} s"}
+    except ConnectionRefusedError:
+        return {"how": "refused", "text": f"{where} refused"}
+    except OSError as error:
+        return {"how": "unreachable", "text": f"{where}: {error.strerror or error}"}
+    if said == f"{nonce} {peer['name']}":
+        return None
+    who = said.partition(" ")[2] if said.startswith(f"{nonce} ") else ""
+    return {"how": "wrong answer", "text": f"{where} is {who}" if who else f"{where} is no host of this job"}
+
+
+def _line(line: socket.socket) -> str:
+    """Return the next line, without its end; what has come where the other end hangs up."""
+    data = b""
+    while not data.endswith(b"\n") and len(data) < MAX_LINE and (more := line.recv(MAX_LINE)):
+        data += more
+    return data.decode(errors="replace").strip()

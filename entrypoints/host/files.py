@@ -1,0 +1,238 @@
+"""Files between the launcher and a host: archives kept by their hash, and what a job has left.
+
+Each verb takes the call's `ask` and returns JSON; bytes travel as its `payload`. What arrives is locked by the channel
+that sends it: of two submits of the same code, the second waits for the first one's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.places import EXIT, STATE
+
+__all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
+
+BLOCK = 1 << 20
+MARGIN_BYTES = 8 << 20  # what an archive leaves free, for logs and for how the job ended
+DAY_S = 86_400.0
+UNUSED_S = 30 * DAY_S
+ALIVE_S = DAY_S  # an agent writes its state every minute
+PRUNED = ".pruned"  # in the cache: when it was last looked for what nobody uses
+
+# What this channel is taking in: by the path of where it arrives. The lock ends with the channel.
+_arriving: dict[Path, BinaryIO] = {}
+
+
+def has(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return whether the archive `sha256` is kept here, `path`, and else how many `arrived` of its `bytes`.
+
+    `busy`: another channel is taking it in. Raises Refused where there is no room for it.
+    """
+    path, partial = _kept(ask), _partial(ask)
+    told = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
+    if _is_whole(path, ask["sha256"]):
+        os.utime(path)
+        _drop(partial)
+        return {**told, "kept": True}
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if partial not in _arriving and not _lock(partial):
+        return {**told, "busy": True}
+    arrived = partial.stat().st_size
+    if arrived > ask["bytes"]:
+        os.truncate(partial, arrived := 0)
+    _check_room(path.parent, ask["bytes"] - arrived)
+    return {**told, "arrived": arrived}
+
+
+def basis(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return the `path` of an archive for rsync to change into `sha256`: a copy of the newest; "" where there is none.
+
+    What rsync was cut off in is gone on with.
+    """
+    path = _partial(ask).with_suffix(".rsync")
+    if shutil.which("rsync") is None:
+        return {"path": ""}
+    if not path.exists():
+        kept = [(found.stat().st_mtime, found) for found in path.parent.glob("*.tar.gz")]
+        if not kept:
+            return {"path": ""}
+        _check_room(path.parent, max(kept)[1].stat().st_size)
+        shutil.copyfile(max(kept)[1], path)
+    return {"path": str(path)}
+
+
+def put(ask: dict[str, Any]) -> dict[str, Any]:
+    """Take in the archive's bytes from `offset` on; return `taken`: False where this channel was not asked by `has`."""
+    partial = _partial(ask)
+    file = _arriving.get(partial)
+    if file is None:
+        return {"taken": False}
+    try:
+        file.seek(ask["offset"])
+        file.write(ask["payload"])
+        file.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop(partial)  # others need the room, too
+        raise _no_room(partial.parent, len(ask["payload"])) from error
+    return {"taken": True}
+
+
+def keep(ask: dict[str, Any]) -> dict[str, Any]:
+    """See that the archive has arrived as it was sent (or lies at `changed`, by rsync), and keep it; return {"kept"}.
+
+    False: it has arrived damaged, and must be sent again.
+    """
+    path, partial = _kept(ask), _partial(ask)
+    changed = Path(ask["changed"]) if ask.get("changed") else None
+    found = changed or partial
+    if is_whole := not path.exists() and _is_whole(found, ask["sha256"]):
+        with found.open("rb") as file:
+            os.fsync(file.fileno())
+        found.replace(path)
+    if changed is not None:
+        changed.unlink(missing_ok=True)
+    if is_whole or path.exists():
+        _drop(partial)
+        return {"kept": True}
+    if changed is None and partial in _arriving:
+        _arriving[partial].truncate(0)
+    return {"kept": False}
+
+
+def prune(workdir: Path, now_s: float | None = None) -> list[str]:
+    """Remove archives and packages of ours that nobody has used for 30 days; return their names.
+
+    What a job that still runs was started with is kept, also one of another host on a disk that they share. Once a day.
+    """
+    now_s = time.time() if now_s is None else now_s
+    mark = workdir / "cache" / PRUNED
+    if mark.exists() and now_s - mark.stat().st_mtime < DAY_S:
+        return []
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    os.utime(mark, (now_s, now_s))
+    before_s = min([now_s - UNUSED_S, *(started_s - DAY_S for started_s in _running(workdir, now_s))])
+    removed = []
+    for path in (*(workdir / "cache").iterdir(), *(workdir / "runtime").glob("*")):
+        with contextlib.suppress(OSError):  # another submit does the same
+            if path != mark and path.lstat().st_mtime < before_s:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                removed.append(path.name)
+    return sorted(removed)
+
+
+def tree(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return the files below `folder`, each with its path from there and its size; links are followed, each once.
+
+    `sums`: the hashes of these files in place of all that.
+    """
+    folder = Path(ask["folder"])
+    if wanted := ask.get("sums"):
+        return {"sums": {name: _sha256(folder / name) for name in wanted}}
+    files = []
+    been: set[tuple[int, int]] = set()
+    for where, folders, names in os.walk(folder, followlinks=True):
+        about = Path(where).stat()
+        if (about.st_dev, about.st_ino) in been:  # a link that leads back
+            folders.clear()
+            continue
+        been.add((about.st_dev, about.st_ino))
+        for name in sorted(names):
+            path = Path(where, name)
+            if path.is_file():
+                files.append([path.relative_to(folder).as_posix(), path.stat().st_size])
+    return {"files": sorted(files)}
+
+
+def get(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return `bytes` bytes of the file `path` from `offset` on; fewer at its end."""
+    with Path(ask["path"]).open("rb") as file:
+        file.seek(ask["offset"])
+        return {"payload": file.read(ask["bytes"])}
+
+
+def _kept(ask: dict[str, Any]) -> Path:
+    return Path(ask["here"]["workdir"]) / "cache" / f"{ask['sha256']}.tar.gz"
+
+
+def _partial(ask: dict[str, Any]) -> Path:
+    """Return where it arrives: a name of this host's and sender's own, for a disk may be shared."""
+    return _kept(ask).with_name(f".{ask['sha256']}.{ask['here']['name']}-{ask['sender']}.part")
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    """Return whether the file is there and is the archive of that hash; a power cut may have left a hole in it."""
+    return _sha256(path) == sha256
+
+
+def _sha256(path: Path) -> str | None:
+    """Return the file's hash, None where it is not there."""
+    found = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                found.update(block)
+    except FileNotFoundError:
+        return None
+    return found.hexdigest()
+
+
+def _lock(partial: Path) -> bool:
+    """Return whether the file where it arrives is this channel's from here on."""
+    file = partial.open("r+b" if partial.exists() else "w+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return False
+    except OSError:  # a disk without locks
+        pass
+    # Whoever had it may have kept or removed it meanwhile.
+    is_still = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
+    if is_still:
+        _arriving[partial] = file
+    else:
+        file.close()
+    return is_still
+
+
+def _drop(partial: Path) -> None:
+    """Take away what this channel has locked."""
+    if file := _arriving.pop(partial, None):
+        partial.unlink(missing_ok=True)
+        file.close()
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    found = os.statvfs(folder)
+    if found.f_bavail * found.f_frsize < needed + MARGIN_BYTES:
+        raise _no_room(folder, needed)
+
+
+def _no_room(folder: Path, needed: int) -> Refused:
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    where = f"{folder} has {free / 1e6:.0f} MB left"
+    return Refused(f"the code does not fit: {where}, {needed / 1e6:.0f} MB are to come; make room, or set ssh.workdir")
+
+
+def _running(workdir: Path, now_s: float) -> Iterator[float]:
+    """Yield when each job was started whose agent is heard of by its state."""
+    for path in workdir.glob(f"jobs/*/attempt-*/node-*/{STATE}"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if now_s - path.stat().st_mtime < ALIVE_S and not (path.parent / EXIT).exists():
+                yield float(json.loads(path.read_text())["started_s"])

@@ -1,0 +1,139 @@
+"""What a preflight asks of a host: how it is, who holds its GPUs, which of its addresses leads where.
+
+Each probe runs in a thread of its own and is waited for only so long: a disk, a resolver or a driver that hangs leaves
+a reason in place of its fact, and the others are told all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from cloudtrain.entrypoints import gpulocks, processes
+from cloudtrain.entrypoints.host import gpus
+from cloudtrain.entrypoints.host.refused import Refused
+
+TYPE_CHECKING = False  # as typing's own, whose import costs each look at a host 4 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Probe = Callable[[], Any]
+
+__all__ = ["address", "facts", "holders"]
+
+PATIENCE_S = 4.5  # what hangs is found out by then; all others answer within a second
+
+
+def facts(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return what is to be known of this host; `errors` maps a probe that failed to the reason, its fact is None.
+
+    `python`: the job's interpreter (None: not asked for), `workdir` and `checkpoint` the folders of jobs and of
+    checkpoints, `lock_folder` that of the GPU locks where it is not the usual one.
+    """
+    # `holders`, asked of many hosts at once, needs neither.
+    from cloudtrain.entrypoints.host import jobpython, probes
+
+    here = ask.get("here") or {}
+    workdir = Path(ask.get("workdir") or here.get("workdir") or "~/.cloudtrain").expanduser()
+    checkpoint, python = ask.get("checkpoint"), ask.get("python")
+    patience_s = float(ask.get("patience_s") or PATIENCE_S)
+    looks: dict[str, Probe] = {
+        "own_name": probes.own_name,
+        "interfaces": probes.interfaces,
+        "gpus": gpus.found,
+        "gpu_processes": gpus.in_use,
+        "holders": lambda: _holders(ask),
+        "disk": lambda: probes.disk(workdir),
+        "shm": lambda: probes.disk(Path("/dev/shm")),
+        "limits": probes.limits,
+        "infiniband": probes.infiniband,
+        "write": lambda: probes.write(workdir),
+        "leftovers": lambda: probes.leftovers(workdir),
+        "tools": probes.tools,
+        "memory_mb": probes.memory_mb,
+        "logind": probes.logind,
+    }
+    if checkpoint:
+        looks["checkpoint_disk"] = lambda: probes.disk(Path(checkpoint).expanduser())
+    if python:
+        looks["python"] = lambda: jobpython.look(python, here.get("umask"), 0.9 * patience_s)
+    told, errors = _probed(looks, patience_s)
+    system = os.uname()
+    own = {
+        "name": system.nodename,
+        "kernel": system.release,
+        "machine": system.machine,
+        "boot_id": probes.boot_id(),
+        "home": str(Path("~").expanduser()),
+        "user": probes.user(),
+        "workdir": str(workdir),
+        "cores": processes.cores(),
+    }
+    return {**own, **told, "errors": errors, "now_s": time.time()}
+
+
+def holders(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return `holders` (as gpulocks tells them), the GPUs, and who computes on them: for `cloudtrain hosts`."""
+    probes: dict[str, Probe] = {
+        "holders": lambda: _holders(ask),
+        "gpus": gpus.found,
+        "gpu_processes": gpus.in_use,
+    }
+    told, errors = _probed(probes, PATIENCE_S)
+    return {**told, "errors": errors, "now_s": time.time()}
+
+
+def address(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return the own `address`, and its `interface`, by which `towards` (address or name) is reached; nothing is sent.
+
+    `interface`, where it is given, decides instead. Raises Refused.
+    """
+    import socket
+
+    from cloudtrain.entrypoints import node
+
+    if wanted := ask.get("interface"):
+        found = node.address_of(wanted)
+        if found is None:
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            raise Refused(f"the interface {wanted} has no IPv4 address here; there are {there}: mend `interface`")
+        return {"address": found, "interface": wanted}
+    towards = ask.get("towards") or node.ELSEWHERE
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((towards, 9))
+            found = str(probe.getsockname()[0])
+    except OSError as error:
+        words = error.strerror or str(error)
+        raise Refused(f"no way leads from here to {towards}: {words}; set the host's `address`") from error
+    return {"address": found, "interface": node.interface_of(found)}
+
+
+def _holders(ask: dict[str, Any]) -> list[dict[str, Any]]:
+    return gpulocks.holders(gpulocks.folder(ask.get("lock_folder"), make=False))
+
+
+def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what the probes found, all asked at once, and why the others did not."""
+    told: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+
+    def look(name: str, probe: Probe) -> None:
+        try:
+            told[name] = probe()
+        except Exception as error:
+            errors[name] = (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:500]
+
+    threads = [threading.Thread(target=look, args=item, daemon=True) for item in probes.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    found, why = dict(told), dict(errors)  # a thread that is late writes where nobody looks
+    for name in probes.keys() - found.keys() - why.keys():
+        why[name] = f"no answer within {patience_s:.1f} s"
+    return {name: found.get(name) for name in probes}, why

@@ -1,0 +1,236 @@
+"""What may be asked of a host about its node of a job: to start it, how it is, its lines, to stop it.
+
+Each verb takes the call's `ask` (with `here`: where our folders on this host are) and returns JSON. Folders are
+absolute paths of this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import bundlefile, durable, nodefolder, nodelogs, processes
+from cloudtrain.entrypoints.environments import dockerrun
+from cloudtrain.entrypoints.host import files
+from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, START_LOCK, STATE
+
+__all__ = ["door", "give_up", "look", "make", "read", "script", "start", "stop", "unpack"]
+
+GONE_S = 3.0  # for a killed agent to be gone
+OWNER = "owner"  # in a job's folder: whose it is, so that two submitters cannot take one name
+VARIABLES = "variables.json"  # in a node's: what its ranks see, but for secrets
+
+# Runs a command, or the login's shell, as the process `pid` (0: none, then with the variables that are noted in `kept`)
+# sees the world, but for its terminal and session, and for what marks the job's own processes: those are swept away.
+_AS = """\
+import json, os, sys
+pid, place, kept, *argv = sys.argv[1:]
+own = {key: value for key, value in os.environb.items() if key == b"TERM" or key.startswith(b"SSH_")}
+try:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        theirs = dict(item.split(b"=", 1) for item in file.read().split(b"\\0") if b"=" in item)
+except OSError:
+    theirs = dict(os.environb)
+    if os.path.exists(kept):
+        with open(kept) as file:
+            theirs.update((os.fsencode(key), os.fsencode(value)) for key, value in json.load(file).items())
+theirs.pop(b"CLOUDTRAIN_LOG_DIR", None)
+os.chdir(place)
+argv = argv or [os.environ.get("SHELL", "/bin/sh")]
+try:
+    os.execvpe(argv[0], argv, {**theirs, **own})
+except OSError as error:
+    sys.stderr.write(f"{argv[0]}: {error.strerror}\\n")
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # what every shell reads as it is
+
+_START = "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints import starting; sys.exit(starting.main())"
+
+
+def make(ask: dict[str, Any]) -> dict[str, Any]:
+    """Make the node's folder, new, and those that the job sees; return {}.
+
+    `job` and `root` are the job's and the node's folder, `owner` tells the submitter; `folders` are made where they are
+    absent, `links` (name in the output folder -> target) too.
+    """
+    job, root = Path(ask["job"]), Path(ask["root"])
+    files.prune(Path(ask["here"]["workdir"]))
+    job.mkdir(parents=True, exist_ok=True)
+    owner = _owner(job, ask["owner"])
+    if owner != ask["owner"]:
+        raise Refused(f"{job} is of another job of that name, which your registry does not know: choose another --name")
+    if (root / STATE).exists():
+        raise Refused(f"{root} is of a job of that name, which has run already: choose another --name")
+    root.mkdir(parents=True, exist_ok=True)
+    os.umask(ask["here"]["umask"])  # the user's own, for what the job's ranks may share with others
+    try:
+        for folder in ask["folders"]:
+            Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
+        for link, target in ask["links"].items():
+            with contextlib.suppress(FileExistsError):
+                Path(link).symlink_to(Path(target).expanduser())
+    finally:
+        os.umask(0o077)
+    return {}
+
+
+def _owner(job: Path, owner: str) -> str:
+    """Return whose folder it is: the first who says so, on all hosts that share a disk."""
+    mark = job / OWNER
+    partial = job / f".{OWNER}.{os.uname().nodename}-{os.getpid()}"
+    partial.write_text(owner)
+    with contextlib.suppress(FileExistsError):
+        os.link(partial, mark)
+    partial.unlink()
+    return mark.read_text()
+
+
+def unpack(ask: dict[str, Any]) -> dict[str, Any]:
+    """Unpack the code where the agent will: what it runs in may be built of it."""
+    try:
+        bundlefile.unpack(Path(ask["path"]), ask["sha256"], Path(ask["root"]))
+    except bundlefile.BundleError as error:
+        raise Refused(str(error)) from error
+    return {}
+
+
+def start(ask: dict[str, Any]) -> dict[str, Any]:
+    """Start the node's agent, detached from this channel; return what `starting.start` tells.
+
+    `request` is starting.start's. Secrets are in it alone: they go from here to the agent through a pipe.
+    """
+    here = ask["here"]
+    for spec in ask["request"]["nodes"]:
+        durable.write_json(Path(spec["root"]) / VARIABLES, _variables(spec))
+    starter = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _START.format(here["runtime"])],
+        cwd=ask["request"]["folder"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        umask=here["umask"],
+        start_new_session=True,
+    )
+    answer, complaint = starter.communicate(json.dumps(ask["request"]))
+    if starter.returncode != 0:
+        last = complaint.strip().splitlines()[-1:] or [f"its starter ended with code {starter.returncode}"]
+        raise Refused(f"the agent did not start: {last[0]}")
+    told: dict[str, Any] = json.loads(answer)
+    return told
+
+
+def look(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return how the node is (nodefolder.look), with this host's time."""
+    return {**nodefolder.look(Path(ask["root"]), Path(ask["checkpoints"])), "now_s": time.time()}
+
+
+def read(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return what stands behind `offsets` in the node's log files: `chunks`, whose bytes follow one another.
+
+    `ended`: the agent was gone before that, so no more will come.
+    """
+    root = Path(ask["root"])
+    has_ended = nodefolder.agent_pid(root) is None
+    chunks = nodelogs.read(root, ask["offsets"], ask["ranks"])
+    told = [{"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times} for c in chunks]
+    return {"chunks": told, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
+
+
+def stop(ask: dict[str, Any]) -> dict[str, Any]:
+    """Leave the agent the word `reason`; `by_force` sees that nothing is left. Return whether the agent lives."""
+    root = Path(ask["root"])
+    nodefolder.ask_to_stop(root, ask["reason"])
+    if ask["by_force"] or nodefolder.agent_pid(root) is None:
+        nodefolder.end([root])
+    return {"alive": nodefolder.agent_pid(root) is not None}
+
+
+def door(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return whether the node's agent was started; where it was not, it never will be."""
+    root = Path(ask["root"])
+    if not root.is_dir():
+        root.mkdir(parents=True)
+    with _locked(root / START_LOCK):
+        started = not (root / NEVER_SENT).exists() and (root / STATE).exists()
+        if not started:
+            (root / NEVER_SENT).touch()
+    return {"started": started}
+
+
+def give_up(ask: dict[str, Any]) -> dict[str, Any]:
+    """Kill the node's agent, and what it may have started; with `for_ever` no later start finds the door open."""
+    root = Path(ask["root"])
+    if not root.is_dir():
+        return {}
+    with _locked(root / START_LOCK):
+        if ask["for_ever"]:
+            (root / NEVER_SENT).touch()
+        if pid := nodefolder.agent_pid(root):
+            processes.kill(pid, signal.SIGKILL)
+            end_s = time.monotonic() + GONE_S
+            while nodefolder.agent_pid(root) and time.monotonic() < end_s:
+                time.sleep(0.02)
+            nodefolder.sweep(root)
+        (root / STATE).unlink(missing_ok=True)
+        (root / EXIT).unlink(missing_ok=True)
+    return {}
+
+
+def script(ask: dict[str, Any]) -> dict[str, Any]:
+    """Write what runs `argv` (a shell without one) in the node's code folder, as its ranks would; return its `path`.
+
+    A shell reads it, started by a command that holds the path alone, which needs no quotes. It takes the variables from
+    a process of the job, if one runs, and else from what was noted at its start: no secret is written. Where the job
+    runs in a container, so does `argv`.
+    """
+    root = Path(ask["root"])
+    place = root / "code" if (root / "code").is_dir() else root
+    inside = dockerrun.running(root)
+    # The oldest is boot, which has what all its ranks have, and not yet what makes one a rank.
+    pid = inside[2] if inside else min(processes.with_environment(CLOUDTRAIN_LOG_DIR=str(root / "log")), default=0)
+    python = inside[0].python if inside else sys.executable
+    command = [python, "-I", "-S", "-c", _AS, str(pid), str(place), str(root / VARIABLES), *ask["argv"]]
+    lines = ['rm -f -- "$0"', f"exec {shlex.join(command)}"]
+    if inside:  # whether the standard input is a terminal is known there
+        plain, terminal = (shlex.join(dockerrun.exec_argv(*inside[:2], command, is_tty)) for is_tty in (False, True))
+        lines[1:] = [f"test ! -t 0 || exec {terminal}", f"exec {plain}"]
+    folder = tempfile.gettempdir()
+    kept, path = tempfile.mkstemp(".sh", "cloudtrain-", folder if _PLAIN_PATH.fullmatch(folder) else "/tmp")
+    with os.fdopen(kept, "wb") as file:
+        file.write(os.fsencode("\n".join([*lines, ""])))
+    return {"path": path}
+
+
+def _variables(spec: dict[str, Any]) -> dict[str, str]:
+    """Return what the node's ranks see besides the machine's own and the secrets, for who looks around there later."""
+    return {
+        **spec["environment"],
+        "CLOUDTRAIN_JOB": spec["job"],
+        "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
+        "CLOUDTRAIN_NODE_RANK": str(spec["node"]),
+        "CLOUDTRAIN_NUM_NODES": str(spec["spec"]["nodes"]),
+        "CLOUDTRAIN_ADDRESS": spec["address"],
+        "CLOUDTRAIN_CODE_DIR": f"{spec['root']}/code",
+    }
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

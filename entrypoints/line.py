@@ -1,0 +1,221 @@
+"""A node's end of the line between a job's agents: it decides, as node 0's, or obeys; and who decides after node 0.
+
+Where the machine of the node that decides is lost, the next one takes over, if most of the nodes of this generation
+reach it. The one that decided goes on only with half of them or more, so never do two halves of a torn network both.
+Of two nodes the second therefore never takes over: it cannot tell a lost machine from a cut cable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cloudtrain.entrypoints import peers
+from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
+
+__all__ = ["Cut", "Line"]
+
+JOIN_TIMEOUT_S = 120.0
+WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until it is said who is missing at the start, and then again
+MOST_HEIRS = 3  # that are tried one after the other: then this node has waited long enough
+HEIR_SHARE = 0.5  # of the silence that makes a node lost: for one that takes over to be heard, and to hear the others
+
+
+class Cut(Exception):
+    """This node is cut off from the others, who may go on: it ends for itself. The words say from whom."""
+
+
+class Line:
+    """The line, from the agent's start to its end."""
+
+    def __init__(
+        self,
+        spec: dict[str, Any],
+        server: socket.socket | None,
+        fresh_port: Callable[[], int],
+        door: socket.socket | None = None,
+    ) -> None:
+        """`server` listens where the node decides; `door` does where it may take over."""
+        self.node: int = spec["node"]
+        self.head_address: str = spec["head"][0]  # of the node that decides
+        # Of the nodes that take part: number, address, ports of the line and of copies.
+        self.places: tuple[tuple[int, str, int, int], ...] = ()
+        self._spec = spec
+        self._fresh_port = fresh_port
+        self._zero_s = time.monotonic()
+        self._silence_s: float = spec.get("silence_s", peers.SILENCE_S)
+        self._join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
+        self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
+        self._head = peers.Head(server, spec["token"], self._silence_s) if server else None
+        self._member: peers.Member | None = None
+        if server is None:
+            self._member = peers.Member(tuple(spec["head"]), spec["token"], self._silence_s, self._join_timeout_s)
+        self._decider = 0
+        self._lost_heads: set[int] = set()
+        self._last = Desired()  # what was to be, when a node that decided was lost
+        self._took_over_s: float | None = None  # until the first decision of a node that took over
+        self._tell_missing_s = WAITING_S
+        self._gone_s: dict[int, float] = {}  # nodes that the job goes on without: when they were given up
+        self._may_succeed = bool(spec.get("succeeds"))
+        self._door = door
+        self._turned_s = time.monotonic()
+        self._is_open = True
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where the others find this node, should it take over; 0 where it never does."""
+        return int(self._door.getsockname()[1]) if self._door else 0
+
+    def before(self) -> tuple[str, int] | None:
+        """Return the address and the port of copies of the node that decides, where this node is to follow it."""
+        heirs = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
+        source = next((place for place in self.places if place[0] == self._decider), None)
+        return (source[1], source[3]) if source and heirs[:1] == [self.node] else None
+
+    def now_s(self) -> float:
+        """Return the seconds since this node's start."""
+        return time.monotonic() - self._zero_s
+
+    def held_s(self) -> float:
+        """Return how long each of the job's nodes was taken, in the mean, by a clock that nobody can set."""
+        nodes, now_s = self._spec["spec"]["nodes"], self.now_s()
+        held_s: float = sum(self._gone_s.get(node, now_s) for node in range(nodes)) / nodes
+        return held_s
+
+    def exchange(self, report: Report) -> Desired:
+        """Say how this node is; return what should be. Raises Cut."""
+        self._catch_up()
+        if self._member is not None:
+            self._member.tell(report)
+            if self._member.lost():
+                return self._without_head(report)
+            found = self._member.desired or self._last
+        else:
+            found = self._decide(report)
+        self.places = tuple(place for place in found.places if place[0] in found.nodes or not found.nodes)
+        return found
+
+    def listen(self, timeout_s: float) -> None:
+        """Take in what arrives within the time."""
+        self._end().listen(timeout_s)
+
+    def _end(self) -> peers.Head | peers.Member:
+        end = self._head or self._member
+        assert end is not None
+        return end
+
+    def _catch_up(self) -> None:
+        """After a pause of our own, as for a disk, hear what was said meanwhile before anybody is judged silent."""
+        stalled_s, self._turned_s = time.monotonic() - self._turned_s, time.monotonic()
+        if stalled_s > peers.STALLED_S:
+            self.listen(0)
+            self._end().excuse()
+
+    def _beat(self) -> None:
+        """Let the others hear this node while its agent is busy, as with a disk or with what does not die."""
+        while self._is_open:
+            time.sleep(peers.BEAT_S)
+            busy_s = time.monotonic() - self._turned_s
+            if peers.BEAT_S < busy_s < peers.MAX_STALL_S and self._is_open:
+                with contextlib.suppress(AssertionError):  # one end goes, the other comes
+                    self._end().beat()
+
+    def close(self) -> None:
+        """Close it, after the others have read what was last said."""
+        self._is_open = False
+        if self._head is not None:
+            self._head.close()
+
+    def _decide(self, report: Report) -> Desired:
+        head, coordinator = self._head, self._coordinator
+        assert head is not None
+        reports = {**head.reports, self.node: report}
+        now_s, lost = self.now_s(), head.lost() | self._lost_heads
+        nodes = set(coordinator.desired.nodes)
+        if self._took_over_s is not None:
+            absent = nodes - reports.keys() - lost
+            if absent and now_s - self._took_over_s < self._silence_s * HEIR_SHARE:
+                head.tell(coordinator.desired)
+                return coordinator.desired
+            lost |= absent
+            # The one that is lost may have begun a generation that not all have heard of.
+            newest = max(each.generation for each in reports.values())
+            coordinator.desired = replace(coordinator.desired, generation=max(newest, coordinator.desired.generation))
+            if 2 * len(nodes - lost) <= len(nodes):
+                raise Cut(f"lost contact with node {self._named(self._lost_heads)}, and with most of the others")
+        elif self._may_succeed and 2 * len(nodes - lost) < len(nodes):
+            raise Cut(f"lost contact with most of the nodes: {self._named(nodes & lost)}")
+        desired = coordinator.decide(reports, lost, now_s, self._fresh_port)
+        desired = replace(desired, places=self._known(reports))
+        if desired.generation > self._last.generation:
+            self._took_over_s = None
+        head.tell(desired)
+        self._gone_s |= dict.fromkeys(coordinator.gone - self._gone_s.keys(), now_s)
+        if desired.want == "wait" and now_s >= self._tell_missing_s:
+            self._tell_missing_s = now_s + WAITING_AGAIN_S
+            missing = self._named(set(range(self._spec["spec"]["nodes"])) - reports.keys())
+            print(f"waiting for node {missing} to start, for {now_s:.0f} s by now", flush=True)
+        return desired
+
+    def _without_head(self, report: Report) -> Desired:
+        """Return what should be where nobody decides: that the ranks end, while the next node is looked for."""
+        assert self._member is not None
+        last = self._member.desired or self._last
+        silent_s = self._member.silent_s()
+        self._member.release()
+        self._lost_heads.add(self._decider)
+        heirs = [node for node in last.nodes if node not in self._lost_heads]
+        is_torn = 2 * len(heirs) <= len(last.nodes) or len(self._lost_heads) > MOST_HEIRS
+        if not self._may_succeed or last.want in ("wait", "end") or is_torn:
+            raise Cut(f"lost contact with node {self._decider} for {silent_s:.0f} s")
+        self._last = last if last.want == "stop" else replace(last, want="kill")
+        self._decider = heirs[0]
+        place = next(place for place in last.places if place[0] == self._decider)
+        self.head_address = place[1]
+        if self._decider == self.node:
+            self._take_over(last)
+        else:
+            patience_s = self._silence_s * HEIR_SHARE
+            self._member = peers.Member(place[1:3], self._spec["token"], self._silence_s, patience_s)
+        return self._last
+
+    def _take_over(self, last: Desired) -> None:
+        assert self._door is not None
+        print(f"node {self._named(self._lost_heads)} is lost: node {self.node} decides from here on", flush=True)
+        self._member, self._took_over_s = None, self.now_s()
+        self._head = peers.Head(self._door, self._spec["token"], self._silence_s)
+        coordinator = self._coordinator
+        coordinator.desired, coordinator.since_s = self._last, self.now_s()
+        coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
+        coordinator.restarts = last.generation - 1
+        coordinator.gone = set(range(self._spec["spec"]["nodes"])) - set(last.nodes)
+
+    def _known(self, reports: dict[int, Report]) -> tuple[tuple[int, str, int, int], ...]:
+        """Return where everybody is, for the copies and for who takes over."""
+        known = {place[0]: place for place in self._last.places}
+        known |= {node: (node, each.address, *each.ports) for node, each in reports.items() if each.address}
+        return tuple(known[node] for node in sorted(known))
+
+    def _named(self, nodes: set[int]) -> str:
+        return ", ".join(str(node) for node in sorted(nodes))
+
+
+def _rules(spec: dict[str, Any], join_timeout_s: float) -> Rules:
+    # The trainer saves before its deadline by itself; the signal at the soft one is for scripts.
+    return Rules(
+        nodes=spec["spec"]["nodes"],
+        max_restarts=spec["max_restarts"],
+        limit_reason=spec["limit_reason"],
+        soft_deadline_s=spec["deadline_s"],
+        hard_deadline_s=spec["max_duration_s"],
+        grace_s=spec["grace_s"],
+        join_timeout_s=join_timeout_s,
+        fewest=spec["spec"]["min_nodes"],
+        sizes=tuple(spec["spec"]["node_counts"]),
+    )

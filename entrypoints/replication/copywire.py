@@ -1,0 +1,231 @@
+"""The line that files are copied over: who is who, messages that nobody can alter, blocks with a time each.
+
+Both ends prove with HMAC-SHA256 over a nonce of each that they know the token, which itself is never sent; the key for
+it is made of the token for copies alone. Every message then carries a code by a key of this connection alone and its
+own number, and a file's SHA-256 comes in such a message: bytes that were altered on the way, by a fault or by somebody,
+are found. **The content is not encrypted**: who can listen on the training network can read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import queue
+import re
+import secrets
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["BLOCK", "STALL_S", "Busy", "Stopped", "Sums", "Wire", "WireError", "greet", "introduce", "turn_away"]
+
+BLOCK = 1 << 18  # half as much again a second as with 4 MiB: a block is summed and written while a cache still has it
+STALL_S = 30.0  # for a block or a message to pass
+_SLICE_S = 0.2  # between looks at whether to stop
+_HELLO_BYTES, _MESSAGE_BYTES = 1 << 10, 1 << 17
+_BUSY = "busy"
+
+
+class WireError(OSError):
+    """The other end is not the right one, or does not keep to the rules."""
+
+
+class Busy(WireError):
+    """The server has as many connections as it takes."""
+
+
+class Stopped(WireError):
+    """This end is to stop."""
+
+
+class Wire:
+    """One connection: JSON messages, and blocks of bytes. Every call raises OSError; TimeoutError after `stall_s`."""
+
+    def __init__(self, sock: socket.socket, stall_s: float = STALL_S, stop: threading.Event | None = None) -> None:
+        sock.settimeout(min(_SLICE_S, stall_s))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self.stall_s = stall_s
+        self._stop = stop
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = self._received = 0
+
+    def seal(self, out: bytes, into: bytes) -> None:
+        """From here on every message carries its code, by one key a direction."""
+        self._keys = out, into
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        code = b"" if self._keys is None else _code(self._keys[0], self._sent, body)
+        self._sent += 1
+        self.write(memoryview(struct.pack(">I", len(body)) + body + code))
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message."""
+        (size,) = struct.unpack(">I", self._exactly(4))
+        if size > (_HELLO_BYTES if self._keys is None else _MESSAGE_BYTES):
+            raise WireError("something else than cloudtrain talks there")
+        body = self._exactly(size)
+        if self._keys is not None:
+            code = self._exactly(hashlib.sha256().digest_size)
+            if not hmac.compare_digest(code, _code(self._keys[1], self._received, body)):
+                raise WireError("a message was altered on the way")
+        self._received += 1
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):  # 1 kB of brackets is too deep
+            message = None
+        if not isinstance(message, dict):
+            raise WireError("something else than cloudtrain talks there")
+        return message
+
+    def write(self, block: memoryview) -> None:
+        """Send all of the block."""
+        end_s = time.monotonic() + self.stall_s
+        while block:
+            block = block[self._patiently(lambda: self._sock.send(block), end_s) :]  # noqa: B023  # called at once
+
+    def read(self, block: memoryview) -> None:
+        """Fill the block."""
+        end_s = time.monotonic() + self.stall_s
+        while block:
+            count = self._patiently(lambda: self._sock.recv_into(block), end_s)  # noqa: B023  # called at once
+            if not count:
+                raise ConnectionResetError("the other end closed the connection in the middle")
+            block = block[count:]
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        self.read(memoryview(data))
+        return bytes(data)
+
+    def _patiently(self, once: Callable[[], int], end_s: float) -> int:
+        while True:
+            if self._stop is not None and self._stop.is_set():
+                raise Stopped("stopped")
+            try:
+                if time.monotonic() < end_s:  # a byte now and then is a standstill too
+                    return once()
+            except TimeoutError:
+                continue
+            raise TimeoutError(f"the other end stands still for {self.stall_s:.0f} s")
+
+
+class Sums:
+    """The SHA-256 of one file after another, and the CRC-32 where wanted, made beside the transfer.
+
+    `block()` lends the next of three buffers, `add` takes what was put in; the one before last is free again by then.
+    A file of a single block is summed on the spot: there are many small ones.
+    """
+
+    def __init__(self, *, with_crc: bool) -> None:
+        self._with_crc = with_crc
+        self._blocks = [memoryview(bytearray(BLOCK)) for _ in range(3)]
+        self._next = 0
+        self._todo: queue.Queue[memoryview | None] = queue.Queue(1)
+        self._thread: threading.Thread | None = None
+        self._begin()
+
+    def block(self) -> memoryview:
+        """Return the buffer for what is added next."""
+        self._next = (self._next + 1) % len(self._blocks)
+        return self._blocks[self._next]
+
+    def add(self, block: memoryview, *, is_all: bool = False) -> None:
+        """Take in a file's next bytes. `is_all`: these are the whole file."""
+        if is_all:
+            self._update(block)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sums", daemon=True)
+            self._thread.start()
+        self._todo.put(block)
+
+    def take(self) -> tuple[str, str]:
+        """Return the file's SHA-256 and CRC-32 in hexadecimal digits, and begin the next file's."""
+        self._todo.join()
+        found = self._sha256.hexdigest(), f"{self._crc32:08x}"
+        self._begin()
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._todo.put(None)
+
+    def _begin(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._crc32 = 0
+
+    def _run(self) -> None:
+        while (block := self._todo.get()) is not None:
+            self._update(block)
+            self._todo.task_done()
+
+    def _update(self, block: memoryview) -> None:
+        self._sha256.update(block)
+        if self._with_crc:
+            self._crc32 = zlib.crc32(block, self._crc32)
+
+
+def greet(wire: Wire, token: str) -> None:
+    """Do the server's part of the introduction. Raises WireError where the other end does not know the token."""
+    ours = secrets.token_hex(16)
+    wire.send({"nonce": ours})
+    told = wire.receive()
+    nonces = f"{ours} {_nonce(told)}"
+    if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "client", nonces).encode()):
+        wire.send({"refused": "token"})
+        raise WireError("it does not know the token")
+    wire.send({"proof": _proof(token, "server", nonces)})
+    _seal(wire, token, nonces, is_server=True)
+
+
+def turn_away(wire: Wire) -> None:
+    """Tell the other end to come again later."""
+    with contextlib.suppress(OSError):
+        wire.send({"refused": _BUSY})
+
+
+def introduce(wire: Wire, token: str) -> None:
+    """Do the client's part. Raises WireError where the other end does not know the token; Busy."""
+    hello = wire.receive()
+    if hello.get("refused") == _BUSY:
+        raise Busy("it has as many connections as it takes")
+    ours = secrets.token_hex(16)
+    nonces = f"{_nonce(hello)} {ours}"
+    wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})
+    told = wire.receive()
+    if "refused" in told:
+        raise WireError("it does not take this token: it is another job's, or was started anew")
+    if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "server", nonces).encode()):
+        raise WireError("it does not know the token: it is not the server that this job has started")
+    _seal(wire, token, nonces, is_server=False)
+
+
+def _nonce(told: dict[str, Any]) -> str:
+    nonce = told.get("nonce")
+    if not isinstance(nonce, str) or not re.fullmatch("[0-9a-f]{32}", nonce):
+        raise WireError("something else than cloudtrain talks there")
+    return nonce
+
+
+def _seal(wire: Wire, token: str, nonces: str, *, is_server: bool) -> None:
+    down, up = (bytes.fromhex(_proof(token, f"key of what the {who} sends", nonces)) for who in ("server", "client"))
+    wire.seal(*((down, up) if is_server else (up, down)))
+
+
+def _proof(token: str, what: str, nonces: str) -> str:
+    key = hmac.digest(token.encode(), b"copies", "sha256")  # what the line between agents shows is of no use here
+    return hmac.new(key, f"cloudtrain copies 1 {what} {nonces}".encode(), "sha256").hexdigest()
+
+
+def _code(key: bytes, number: int, body: bytes) -> bytes:
+    return hmac.digest(key, struct.pack(">Q", number) + body, "sha256")

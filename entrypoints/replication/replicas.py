@@ -1,0 +1,179 @@
+"""A second copy of a job's checkpoints, on another node's disk, kept while training runs.
+
+The node after node 0 asks node 0's server every few seconds what there is and fetches what it lacks, the newest first.
+What it has fetched goes when node 0 no longer has it and a newer one is here; what it has not fetched is never touched.
+On a shared disk there is nothing to do. No fault of this ends anything: it is said once, and tried again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cloudtrain.entrypoints.replication import copies, fetchednote, landing
+from cloudtrain.entrypoints.replication import entries as listing
+from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.fetchednote import Note, has, is_own
+
+__all__ = ["Replicas"]
+
+EVERY_S = 3.0
+QUIET_S = 6.0  # for which an entry without a manifest must have been as it is
+SHARE = 10  # of the time, at most one part in so many goes into looking at what there is
+PAUSE_S, LONGEST_PAUSE_S = 3.0, 120.0  # after a fault; doubled by the next one
+END_S = 1.0
+
+_ROOM = "/room"  # as no entry is called
+
+Source = Callable[[], "tuple[str, int] | None"]
+
+
+class Replicas:
+    """The thread that keeps the copies, from `start` to `finish`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Source,
+        token: str,
+        note: Path,
+        *,
+        every_s: float = EVERY_S,
+        quiet_s: float = QUIET_S,
+        pause_s: float = PAUSE_S,
+        margin_bytes: int = copies.MARGIN_BYTES,
+    ) -> None:
+        """`source` returns the address and port of who has the checkpoints now, None while nobody is known to.
+
+        `note` is where it is noted what was fetched (fetchednote.py).
+        """
+        self._folder = folder
+        self._source = source
+        self._token = token
+        self._note = note
+        self._every_s = every_s
+        self._quiet_s = quiet_s
+        self._pause_s = pause_s
+        self._margin_bytes = margin_bytes
+        self._is_shared: dict[tuple[str, int], bool] = {}
+        self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when it is that
+        self._looked_s = 0.0
+        self._faults: dict[str, tuple[int, float]] = {}  # what fails -> how often in a row, when to try it again
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stop at once, in the midst of a copy too, which is then absent."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(END_S)
+
+    def _run(self) -> None:
+        last = None
+        while not self._stop.is_set():
+            wait_s = self._every_s
+            try:
+                source = self._source()
+                if source != last:
+                    last = source
+                    self._faults.clear()
+                if source is not None and self._may_try(""):
+                    wait_s = 0.0 if self._round(source) else max(wait_s, min(SHARE * self._looked_s, LONGEST_PAUSE_S))
+            except copies.Halted:
+                return
+            except Exception as error:  # of whatever kind: training goes on, and a later round tries again
+                self._fail("", str(error) if isinstance(error, (copies.CopyError, OSError)) else repr(error))
+            self._stop.wait(wait_s)
+
+    def _round(self, source: tuple[str, int]) -> bool:
+        """Remove what is superseded, and fetch one entry, if one is lacking; return whether to look again at once."""
+        begin_s = time.monotonic()
+        if self._knows_shared(source):
+            return False
+        there = copies.entries(*source, self._token, stop=self._stop)
+        here = {entry.name: entry for entry in listing.list_entries(self._folder)}
+        self._recover("")
+        self._looked_s = time.monotonic() - begin_s
+        note = self._retire(there, here, fetchednote.read(self._note))
+        lacking = [entry for entry in there if not has(here.get(entry.name), entry, note)]
+        seen = {entry.name: (entry.fingerprint, begin_s) for entry in there}
+        same = {name: each for name, each in self._seen.items() if name in seen and each[0] == seen[name][0]}
+        self._seen = {**seen, **same}
+        return any(
+            self._fetch(source, entry, here.get(entry.name), note)
+            for entry in lacking
+            # A file that a job's own code is still writing must not take the place of its last good copy.
+            if entry.is_ours or begin_s - self._seen[entry.name][1] >= self._quiet_s
+        )
+
+    def _knows_shared(self, source: tuple[str, int]) -> bool:
+        if source not in self._is_shared:
+            self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._stop)
+        return self._is_shared[source]
+
+    def _fetch(self, source: tuple[str, int], entry: Entry, here: Entry | None, note: Note) -> bool:
+        """Return whether it was tried, so that time has passed: there may be a newer one, or no server any more."""
+        name = entry.name
+        if not (self._may_try(name) and self._may_try(_ROOM)):
+            return False
+        if here is not None and not is_own(here, note):
+            self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it is left as it is")
+            return False
+        try:
+            copies.fetch(
+                *source,
+                self._token,
+                name,
+                self._folder,
+                note=self._note,
+                margin_bytes=self._margin_bytes,
+                stop=self._stop,
+            )
+        except copies.Gone:
+            return False
+        except copies.Halted:
+            raise
+        except copies.NoRoom as error:
+            self._fail(_ROOM, str(error))
+            return True
+        except copies.CopyError as error:
+            self._fail(name, str(error))
+            return True
+        self._recover(name)
+        self._recover(_ROOM)
+        return True
+
+    def _retire(self, there: list[Entry], here: dict[str, Entry], note: Note) -> Note:
+        """Remove what was fetched and the source has no longer, where something newer of the source's is here.
+
+        Return what the note has left. Before a copy, so that the disk need not hold one more than the source's.
+        """
+        kept = {entry.name: entry for entry in there}
+        safe = [listing.order(each) for each in here.values() if has(each, kept.get(each.name), note)]
+        gone = [each for each in here.values() if each.name not in kept and is_own(each, note)]
+        for entry in gone:
+            if any(listing.order(entry) < each for each in safe):
+                landing.remove(self._folder / entry.name)
+                del here[entry.name]
+        return fetchednote.keep(self._note, kept.keys() | here.keys())
+
+    def _may_try(self, what: str) -> bool:
+        return time.monotonic() >= self._faults.get(what, (0, 0.0))[1]
+
+    def _fail(self, what: str, words: str) -> None:
+        """Say it, unless it was said; try it again later, and later each time."""
+        count = self._faults.get(what, (0, 0.0))[0] + 1
+        pause_s = min(self._pause_s * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
+        self._faults[what] = count, time.monotonic() + pause_s
+        if count == 1:
+            print(f"replicas: {words}; to be tried again", flush=True)
+
+    def _recover(self, what: str) -> None:
+        if self._faults.pop(what, None):
+            print(f"replicas: {what.strip('/') or 'source'}: all is well again", flush=True)

@@ -1,0 +1,132 @@
+"""Starts agents, each detached from whoever asked for it: all that are asked for, or none.
+
+python -m cloudtrain.entrypoints.starting < specs.json      answers when they live
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import gpulocks, peers, processes
+from cloudtrain.entrypoints.agent import Agent
+from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
+
+__all__ = ["main", "start"]
+
+
+def main() -> int:
+    """Start the agents that standard input describes; print their pids as JSON."""
+    print(json.dumps(start(json.load(sys.stdin))))
+    return 0
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork one detached agent for each of `request["nodes"]`; return when each has written its state.
+
+    All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
+    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so, with `"busy": true` where
+    somebody else holds what `request["locks"]` names: then it may be tried again. Raises RuntimeError where an agent
+    cannot live; the mark is left then, and those before it are killed.
+    """
+    umask = os.umask(0o077)
+    folder = Path(request["folder"])
+    with (folder / START_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / NEVER_SENT).exists():
+            return {"started": False, "why": "given up before it started"}
+        if any((Path(spec["root"]) / STATE).exists() for spec in request["nodes"]):
+            return {"started": False, "why": "already started"}
+        try:
+            taken = _take(request.get("locks"))
+        except gpulocks.Busy as error:
+            return {"started": False, "why": str(error), "busy": True}
+        server = None
+        for spec in request["nodes"]:
+            if spec["node"] == 0:
+                server = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
+        if server is not None:
+            for spec in request["nodes"]:
+                spec["head"] = server.getsockname()[:2]
+        pids: list[int] = []
+        try:
+            for spec in request["nodes"]:
+                pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
+        except (OSError, RuntimeError):
+            (folder / NEVER_SENT).touch()
+            for pid in pids:  # they wait for the missing one, and have started nothing
+                processes.kill(pid, signal.SIGKILL)
+            raise
+        if taken is not None:
+            taken.hand_over()
+        head = server.getsockname()[:2] if server else None
+        if server is not None:
+            server.close()
+        return {"started": True, "pids": pids, "head": head}
+
+
+def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
+    """Take the locks that the nodes' agents hold until they end. Raises gpulocks.Busy, gpulocks.Unusable."""
+    if locks is None:
+        return None
+    return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
+
+
+def _fork_agent(
+    spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.Taken | None
+) -> int:
+    """Fork twice, so that init is the agent's parent; return its pid once its state is on disk."""
+    ready, announce = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(announce)
+        with os.fdopen(ready) as pipe:
+            line = pipe.readline()
+        os.waitpid(child, 0)
+        if not line:
+            raise RuntimeError(f"the agent of node {spec['node']} did not start; see {spec['root']}/log/agent.txt")
+        return int(line)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(ready)
+    os.close(lock)
+    if spec["node"] != 0 and server is not None:
+        server.close()
+    code = 1
+    try:
+        _detach(Path(spec["root"]))
+        if taken is not None:
+            taken.tell()
+        Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        processes.kill_descendants()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _detach(root: Path) -> None:
+    (root / "log").mkdir(parents=True, exist_ok=True)
+    os.chdir(root)
+    log = os.open(root / "log" / "agent.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    processes.become_subreaper()
+    for signum in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""`cloudtrain exec`: a command, or a shell, on one of a job's machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import cast
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import job_argument
+
+__all__ = ["command"]
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True})
+@job_argument
+@click.option("--node", default=0, show_default=True, type=click.IntRange(min=0), help="Which of the job's machines.")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
+def command(job: str, node: int, argv: tuple[str, ...]) -> int:
+    """Run a command where a node's ranks run, in their code folder and with their variables; without one, a shell.
+
+    The exit code is the command's. On machines of your own, as those of the ssh backend.
+    """
+    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher.registry import Registry
+
+    found = Registry().find(job)
+    backend = backends.load(found.backend)
+    if not hasattr(backend, "shell"):
+        hint = "cloudtrain logs, status and artifacts show what there is to see"
+        raise UsageError(f"the {found.backend} backend lets nobody into its machines", hint=hint)
+    if found.attempt.ref is None:
+        raise UsageError(f"{found.id} was never sent: it runs nowhere")
+    machines = cast("backends.Machines", backend)
+    sys.stdout.flush()
+    return subprocess.run(machines.shell(found.attempt.ref, node, list(argv)), check=False).returncode

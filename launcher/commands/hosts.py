@@ -1,0 +1,57 @@
+"""`cloudtrain hosts`: who uses which GPU of the user's own machines."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.options import DEFAULT_FILE, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines
+from cloudtrain.launcher.units import format_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher import backend as backends
+
+__all__ = ["command"]
+
+BACKEND = "ssh"
+
+
+@click.command("hosts")
+@click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True)
+@json_option
+def command(file: Path, as_json: bool) -> int:
+    """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, and other processes.
+
+    Exit code 7 where a machine cannot be reached.
+    """
+    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher import config
+
+    job = config.load(file, backend=BACKEND)
+    if job.ssh is None or not job.ssh.hosts:
+        hint = "as in `ssh: {hosts: [gpu1, gpu2]}`"
+        raise ConfigError("the config names no machines of yours", where=str(file), hint=hint)
+    found = cast("backends.Machines", backends.load(BACKEND)).hosts(job)
+    if as_json:
+        print_json({"hosts": [asdict(each) for each in found]})
+    else:
+        print_lines(_table([("HOST", "GPU", "MODEL", "USED BY"), *map(_row, found)]))
+    return 7 if any(each.use == "unreachable" for each in found) else 0
+
+
+def _row(each: backends.HostUse) -> tuple[str, str, str, str]:
+    since = f", for {format_duration(max(1, int(time.time() - each.since_s)))}" if each.since_s else ""
+    who = f"{each.user or 'somebody'}: {each.job or 'a process'}{since}"
+    used = {"free": "free", "held": who, "busy": f"{who} (not of cloudtrain)"}.get(each.use, each.use)
+    return each.host, each.unit, each.model, f"{used}{f': {each.detail}' if each.detail else ''}"
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]

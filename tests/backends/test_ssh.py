@@ -1,0 +1,90 @@
+"""The ssh request, rendered and checked without a connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.ssh import backend
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.backend import Request
+
+HERE = Path(__file__).parent
+PLAIN = """\
+name: digits
+backend: ssh
+script: train.py
+resources: {instances: 2}
+ssh: {hosts: [gpu1, gpu2]}
+"""
+EVERYTHING = """\
+name: digits
+backend: ssh
+script: train.py
+args: [--lr, "0.1", "a b $HOME"]
+env: {NCCL_DEBUG: WARN}
+secrets: [API_TOKEN]
+image: registry.example/train@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+resources: {instances: 2, min_instances: 1, accelerators: "A100:8"}
+distributed: {max_restarts: 2, timeout_s: 120}
+checkpoint: {uri: /shared/checkpoints}
+inputs: {train: /shared/train}
+outputs: {model: "file:///shared/model"}
+limits: {max_duration: 10h}
+budget: {limit: 100 USD}
+ssh:
+  hosts: [gpu1, "me@gpu2:2222", {host: gpu3, python: /opt/py/bin/python, address: 10.0.0.4, workdir: /data/ct}]
+  user: train
+  python: /usr/bin/python3.12
+  interface: eth1
+  ssh_config: /etc/ssh/cluster
+  price_per_hour: 2.50 USD
+  environment: docker
+  ports: 29400-29499
+  gpu_locks: /var/lock/cloudtrain
+  allow_busy: true
+  accept_new_host_keys: true
+"""
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Callable[..., Request]:
+    """Return a function that renders a config's text."""
+    (tmp_path / "train.py").write_text("")
+
+    def make(text: str) -> Request:
+        (tmp_path / "cloudtrain.yaml").write_text(text)
+        config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
+        plan = plans.make(config, backend.capacity(config))
+        found: Request = backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        return found
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
+def test_request_is_the_golden_one(name: str, text: str, render: Callable[..., Request]) -> None:
+    """Compared whole, so that no field comes or goes unseen; our own check takes it."""
+    made = render(text)
+    golden = json.loads((HERE / "golden" / f"ssh_{name}.json").read_text())
+    assert made.body == golden
+    assert backend.check(made) == []
+    assert json.loads(made.text) == made.body
+    assert render(text).text == made.text
+
+
+def test_dry_run_writes_what_a_submit_would_send(cli: Any, tmp_path: Path) -> None:
+    """Without a connection, and without an `ssh` to make one; the secret's value is nowhere in it."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text(EVERYTHING)
+    environ = {"PATH": "/nowhere", "API_TOKEN": "s3cret-value"}
+    told = cli("submit", "--dry-run", "-o", tmp_path / "request", env=environ)
+    assert told.code == 0, told.stderr
+    written = (tmp_path / "request/request.json").read_text()
+    assert json.loads(written)["runs_in"]["kind"] == "docker"
+    assert "s3cret-value" not in written + told.stdout + told.stderr

@@ -1,0 +1,396 @@
+"""The commands for one's own machines, on real hosts: who uses what, a shell there, what a job has left, the doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.sshhosts import lightpython
+from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.host import Host
+
+pytestmark = pytest.mark.slow
+
+# In place of torchrun: says what a rank sees, leaves files, and stays until it is told to go.
+TRAIN = """\
+import json, os, time
+from pathlib import Path
+
+rank, out = int(os.environ["RANK"]), Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
+(out / "seen.json").write_text(json.dumps({k: v for k, v in os.environ.items() if k.startswith(("C", "G", "API"))}))
+(out / "same.txt").write_text("the same")
+(out / "weights.bin").write_bytes(bytes([rank]) * 9_000_000)
+(out / "one line\\nor two; $(touch pwned) -x").write_text("odd")
+while not (out / "go").exists():
+    time.sleep(0.05)
+"""
+SMI = """\
+#!/bin/sh
+case "$*" in
+*--query-gpu*) for i in 0 1; do echo "$i, GPU-{host}-$i, NVIDIA Test, 81920, 550.54, Disabled"; done;;
+*--query-compute-apps*) cat /opt/gpu-processes 2>/dev/null;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def pair(ssh_pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return two hosts that the command finds, with an interpreter that starts no torchrun."""
+    ssh_pair.apply(monkeypatch)
+    for host in ssh_pair.hosts:
+        lightpython.install(host)
+    return ssh_pair
+
+
+def config(more: str = "", hosts: str = "h0, h1", instances: int = 2, ssh: str = "") -> str:
+    """Return the config of a job on the hosts."""
+    return f"""\
+backend: ssh
+resources: {{instances: {instances}}}
+env: {{GREETING: "a b 'c'"}}
+{more}
+ssh: {{hosts: [{hosts}], ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PATH}{ssh}}}
+"""
+
+
+@pytest.fixture
+def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> Iterator[Callable[..., str]]:
+    """Return a function that submits a job and returns its id once its ranks run; it is stopped in the end."""
+    jobs: list[str] = []
+
+    def send(text: str, running: bool = True, **more: Any) -> str:
+        where = project(text, script="train.py", text=TRAIN)
+        done = cli("submit", "-d", "-y", "--json", cwd=where, **more)
+        assert done.code == 0, done.stderr
+        jobs.append(done.json["job"])
+        if running:
+            wait_until(lambda: cli("status", jobs[-1], "--json").json["state"] == "running", 60, 0.3)
+        return jobs[-1]
+
+    yield send
+    for job in jobs:
+        cli("stop", job, "--now", "-y")
+
+
+def output_of(host: Host, job: str) -> Path:
+    """Return a job's output folder as seen from here."""
+    return host.home / ".cloudtrain/jobs" / job / "output"
+
+
+def seen(host: Host, job: str, wait_until: Callable[..., Any]) -> dict[str, str]:
+    """Return the variables that the rank on the host has seen."""
+    path = output_of(host, job) / "weights.bin"
+    wait_until(lambda: path.exists() and path.stat().st_size == 9_000_000, 60)
+    told: dict[str, str] = json.loads((output_of(host, job) / "seen.json").read_text())
+    return told
+
+
+def add_gpus(host: Host) -> None:
+    """Put a tool there that tells of two GPUs."""
+    (host.bin / "nvidia-smi").write_text(SMI.format(host=host.name))
+    (host.bin / "nvidia-smi").chmod(0o755)
+
+
+# -- hosts -----------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_tells_who_holds_what(cli: Any, pair: Cluster, project: Callable[..., Path], submit: Any) -> None:
+    """Free ones, a job's, others' processes, and a machine that is off, which is exit code 7."""
+    for host in pair.hosts:
+        add_gpus(host)
+    where = project(config("", instances=1), script="train.py", text=TRAIN)
+    told = cli("hosts", cwd=where)
+    assert (told.code, told.stdout.count("free")) == (0, 4), told.stderr
+    (pair.hosts[1].folder / "opt/gpu-processes").write_text("1, GPU-h1-1, python3, 4000\n")
+    job = submit(with_gpus(1, instances=1, hosts="{host: h0, user: alice}"), running=False)
+    (where / "cloudtrain.yaml").write_text(f"name: loop\nscript: train.py\n{config(instances=1)}")
+    told = cli("hosts", "--json", cwd=where).json["hosts"]
+    uses = {(each["host"], each["unit"]): each for each in told}
+    assert uses["h0", "0"] | {"user": "alice", "job": job, "use": "held"} == uses["h0", "0"]
+    assert [uses[key]["use"] for key in (("h0", "1"), ("h1", "0"), ("h1", "1"))] == ["free", "free", "busy"]
+    assert uses["h1", "1"]["user"] == "root"
+    text = cli("hosts", cwd=where).stdout
+    assert f"alice: {job}, for " in text
+    assert "(not of cloudtrain)" in text
+    pair.hosts[1].power_off()
+    told = cli("hosts", cwd=where)
+    assert told.code == 7
+    assert "unreachable: h1" in told.stdout
+    assert f"alice: {job}" in told.stdout
+
+
+# -- exec ------------------------------------------------------------------------------------------------------------
+
+
+def test_exec_runs_where_the_ranks_run(cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]) -> None:
+    """Folder, variables, arguments with blanks and quotes, output, standard input, exit code; also when it is over."""
+    job = submit(config("secrets: [API_TOKEN]"), env={"API_TOKEN": "s3cret"})
+    seen(pair.hosts[1], job, wait_until)
+    words = ["a b", "it's", '"q"', "$HOME;*", ""]
+    echo = "import sys, os, json; print(json.dumps([sys.argv[1:], dict(os.environ), os.listdir()]))"
+    told = cli("exec", job, "--node", "1", "--", lightpython.PATH, "-c", echo, *words)
+    assert told.code == 0, told.stderr
+    argv, variables, files = json.loads(told.stdout)
+    assert argv == words
+    assert "train.py" in files
+    assert (variables["CLOUDTRAIN_NODE_RANK"], variables["GREETING"]) == ("1", "a b 'c'")
+    assert variables["CLOUDTRAIN_JOB"] == job
+    assert "CLOUDTRAIN_LOG_DIR" not in variables
+    assert cli("exec", job, "--", "sh", "-c", "cat; echo no >&2; exit 41", stdin="hello").stdout == "hello"
+    code = cli("exec", job, "--", "sh", "-c", "echo no >&2; exit 41", stdin="")
+    assert (code.code, code.stdout, code.stderr) == (41, "", "no\n")
+    assert cli("exec", job, "--node", "2", "--", "true").code == 2
+    for host in pair.hosts:
+        (output_of(host, job) / "go").touch()
+    assert cli("wait", job).code == 0
+    told = cli("exec", job, "--node", "1", "--", lightpython.PATH, "-c", echo, *words)
+    after = json.loads(told.stdout)[1]
+    assert "train.py" in json.loads(told.stdout)[2]
+    kept = ("CLOUDTRAIN_NODE_RANK", "CLOUDTRAIN_OUTPUT_DIR", "CLOUDTRAIN_JOB", "GREETING")
+    assert [after[key] for key in kept] == [variables[key] for key in kept]
+    assert "API_TOKEN" not in after
+
+
+def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, wait_until: Any) -> None:
+    """A prompt, the code's folder, the terminal's size, Ctrl-C for what runs there and not for us, its exit code."""
+    job = submit(config())
+    shell = Terminal([str(cli.command if hasattr(cli, "command") else COMMAND), "ssh", job, "--node", "1"], cli)
+    shell.write("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")
+    text = shell.until("that was all")
+    assert "/dev/pts/" in text
+    assert "rank=1" in text
+    assert "/node-1/code" in text
+    assert "33 111" in text
+    shell.write("sleep 60\n")
+    wait_until(lambda: any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
+    shell.write("\x03")
+    wait_until(lambda: not any("sleep 60" in line for _, line in pair.hosts[1].processes()), 20)
+    shell.write("exit 7\n")
+    assert shell.wait() == 7
+    assert cli("status", job, "--json").json["state"] == "running"
+
+
+COMMAND = Path(os.environ.get("VIRTUAL_ENV", Path(lightpython.sys.executable).parents[1])) / "bin/cloudtrain"
+
+
+class Terminal:
+    """A command on a terminal of 33 lines of 111 characters."""
+
+    def __init__(self, argv: list[str], cli: Any) -> None:
+        self.near, far = pty.openpty()
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+        self.process = subprocess.Popen(
+            argv, cwd=cli.cwd, env=cli.environment(), stdin=far, stdout=far, stderr=far, start_new_session=True
+        )
+        os.close(far)
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        """Type it."""
+        os.write(self.near, text.encode())
+
+    def until(self, text: str, timeout_s: float = 60) -> str:
+        """Return all that was printed, once it holds the text."""
+        end = time.monotonic() + timeout_s
+        while text not in self.text:
+            assert time.monotonic() < end, self.text
+            if select.select([self.near], [], [], 0.2)[0]:
+                self.text += os.read(self.near, 4096).decode(errors="replace")
+        return self.text
+
+    def wait(self, timeout_s: float = 30) -> int:
+        """Return the exit code."""
+        end = time.monotonic() + timeout_s
+        while self.process.poll() is None:
+            assert time.monotonic() < end, self.text
+            if select.select([self.near], [], [], 0.1)[0]:
+                try:
+                    self.text += os.read(self.near, 4096).decode(errors="replace")
+                except OSError:  # the last one has left the terminal
+                    break
+        code = self.process.wait(timeout_s)
+        os.close(self.near)
+        return code
+
+
+# -- artifacts -------------------------------------------------------------------------------------------------------
+
+
+def test_artifacts_fetches_what_each_node_has_left(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """What is the same once, what differs by node, whatever it is called; a copy that was cut is made again."""
+    job = submit(config())
+    for host in pair.hosts:
+        seen(host, job, wait_until)
+    into = tmp_path / "got"
+    pair.hosts[1].cut()
+    told = cli("artifacts", job, "-o", into)
+    assert (told.code, (into / "same.txt").read_text()) == (7, "the same")
+    assert "h1 cannot be reached: what only it has is missing" in told.stderr
+    pair.hosts[1].join()
+    told = cli("artifacts", job, "-o", into, "--json")
+    assert told.code == 0, told.stderr
+    got = {str(Path(path).relative_to(into)) for path in told.json["files"]}
+    odd = "one line\nor two; $(touch pwned) -x"
+    assert got == {"seen.json", "same.txt", "weights.bin", odd, "node-1/seen.json", "node-1/weights.bin"}
+    assert (into / "weights.bin").read_bytes() == bytes(9_000_000)
+    assert (into / "node-1/weights.bin").read_bytes() == bytes([1]) * 9_000_000
+
+
+def test_artifacts_writes_nothing_outside_the_folder(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """A link there that leads back is not followed for ever, and one that lies here is not written through."""
+    job = submit(config(instances=1))
+    seen(pair.hosts[0], job, wait_until)
+    (output_of(pair.hosts[0], job) / "café \x1b[31m.txt").write_text("latin")
+    (output_of(pair.hosts[0], job) / "loop").symlink_to(".")
+    into, elsewhere = tmp_path / "got", tmp_path / "elsewhere"
+    into.mkdir()
+    elsewhere.mkdir()
+    (into / "weights.bin").symlink_to(elsewhere / "weights.bin")
+    told = cli("artifacts", job, "-o", into, "--json")
+    assert told.code == 0, told.stderr
+    assert not any("loop" in path for path in told.json["files"])
+    assert (into / "café \x1b[31m.txt").read_text() == "latin"
+    assert list(elsewhere.iterdir()) == []
+    assert (into / "weights.bin").stat().st_size == 9_000_000
+
+
+def test_artifacts_whose_line_breaks_can_be_fetched_again(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """In the middle of a large file: no half of it is taken for the whole."""
+    job = submit(config(instances=1, hosts="h0"))
+    seen(pair.hosts[0], job, wait_until)
+    large = output_of(pair.hosts[0], job) / "a large one"
+    large.write_bytes(b"x" * 40_000_000)
+    into = tmp_path / "got"
+    pair.client.slow(rate_mbit_s=40)
+    fetching = cli.start("artifacts", job, "-o", into)
+    wait_until(lambda: (part := into / ".a large one.part").exists() and part.stat().st_size > 4_000_000, 60)
+    pair.hosts[0].kill_sshd(with_sessions=True)
+    complaint = fetching.communicate(timeout=60)[1]
+    assert (fetching.returncode, list(into.glob("*large*"))) == (7, []), complaint
+    pair.hosts[0].start_sshd()
+    pair.client.join()
+    assert cli("artifacts", job, "-o", into).code == 0
+    assert (into / "a large one").read_bytes() == large.read_bytes()
+
+
+# -- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def with_gpus(count: int, more: str = "", **options: Any) -> str:
+    """Return a config of a job that takes so many GPUs on each host."""
+    text = config(more, **options)
+    return text.replace("resources: {", f"resources: {{accelerators: 'Test:{count}', ")
+
+
+def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any) -> None:
+    """The ranks see those that were free; another user's submit is told who is in the way, which is exit code 5."""
+    for host in pair.hosts:
+        add_gpus(host)
+    job = submit(with_gpus(1, instances=2))
+    assert seen(pair.hosts[1], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h1-0"
+    alice = with_gpus(2, instances=1, hosts="h0", ssh=", user: alice")
+    told = cli("submit", "-d", "-y", cwd=project(alice, script="train.py", text=TRAIN))
+    assert told.code == 5, told.stderr
+    assert f"GPU 0: root's job {job}, since " in told.stderr
+    second = submit(with_gpus(1, instances=1, hosts="h0", ssh=", user: alice"))
+    variables = json.loads(
+        (pair.hosts[0].home_of("alice") / ".cloudtrain/jobs" / second / "output/seen.json").read_text()
+    )
+    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1"
+
+
+def test_foreign_processes_refuse_a_job_unless_it_says_so(
+    cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any
+) -> None:
+    """A GPU that somebody computes on counts as taken; `allow_busy` takes it all the same."""
+    add_gpus(pair.hosts[0])
+    (pair.hosts[0].folder / "opt/gpu-processes").write_text("1, GPU-h0-0, python3, 4000\n")
+    told = cli("submit", "-d", "-y", cwd=project(with_gpus(2, instances=1, hosts="h0"), script="train.py", text=TRAIN))
+    assert told.code == 5, told.stderr
+    assert "allow_busy" in told.stderr
+    job = submit(with_gpus(2, instances=1, hosts="h0", ssh=", allow_busy: true"))
+    assert seen(pair.hosts[0], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1,GPU-h0-0"  # the free one first
+
+
+def test_host_with_gpus_that_nobody_asked_for_is_refused(cli: Any, pair: Cluster, project: Any) -> None:
+    """The line to add is said."""
+    add_gpus(pair.hosts[0])
+    told = cli("submit", "-d", "-y", cwd=project(config(instances=1, hosts="h0"), script="train.py", text=TRAIN))
+    assert told.code == 3, told.stderr
+    assert "accelerators" in told.stderr
+
+
+# -- spare hosts, money ----------------------------------------------------------------------------------------------
+
+
+def test_unfit_host_is_left_out_where_there_is_a_spare(
+    cli: Any, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, project: Any
+) -> None:
+    """Three hosts, two instances: the first has no such interpreter; the others do the job, and it is said."""
+    three = cluster(3)
+    three.apply(monkeypatch)
+    for host in three.hosts[1:]:
+        lightpython.install(host)
+    where = project(config(hosts="h0, h1, h2"), script="train.py", text=TRAIN)
+    told = cli("submit", "-d", "-y", "--json", cwd=where)
+    assert told.code == 0, told.stderr
+    assert "h0 is left out: " in told.stderr
+    job = told.json["job"]
+    hosts = {each["host"]: each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]}
+    assert (hosts["h1"], hosts["h2"]) == ("held", "held")
+    assert cli("stop", job, "--now", "-y").code in (0, 9)
+
+
+def test_budget_is_metered_by_the_time_that_hosts_were_held(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Any
+) -> None:
+    """Two hosts at a price: the cap follows from it, and what was spent from when they were taken."""
+    begin_s = time.time()
+    job = submit(config("budget: {limit: 200 USD}", ssh=', price_per_hour: "3600 USD"'))
+    cap = cli("status", job, "--json").json
+    for host in pair.hosts:
+        seen(host, job, wait_until)
+        (output_of(host, job) / "go").touch()
+    cli("wait", job)
+    held_s = time.time() - begin_s
+    spent = cli("status", job, "--json").json["spend_usd"]
+    assert 0 < spent <= 2 * held_s
+    assert cap["spend_usd"] <= spent
+
+
+# -- doctor, dry run -------------------------------------------------------------------------------------------------
+
+
+def test_doctor_tells_each_cure(cli: Any, pair: Cluster, project: Any) -> None:
+    """Equal lines once; what fails has its command; --json the same."""
+    where = project(config(), script="train.py", text=TRAIN)
+    told = cli("doctor", "ssh", "-f", "cloudtrain.yaml", cwd=where)
+    assert told.code == 0, told.stdout
+    lines = told.stdout.splitlines()
+    assert len(lines) == len(set(lines))
+    assert any(("torch: " in line and "both" in line) or "all 2" in line for line in lines), told.stdout
+    pair.hosts[1].kill_sshd(with_sessions=True)
+    told = cli("doctor", "ssh", "--json", cwd=where)
+    failed = [check for check in told.json["ssh"] if check["verdict"] == "fail"]
+    assert told.code == 1
+    assert any("h1" in check["found"] and "sshd" in check["cure"] for check in failed), failed

@@ -1,0 +1,64 @@
+"""What befalls a job over ssh, on hosts with a real sshd: a part of the fault table, once each.
+
+The whole table, and its seconds: benchmarks/ssh_faults.py, which `make soak` repeats twenty times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from doubles.faulttable.table import FAULTS, Fault, named
+from doubles.faulttable.training import TRAIN
+from doubles.faulttable.trial import run
+from doubles.sshhosts.cluster import Cluster
+
+# A line for good, a machine, the way in.
+QUICK = ("link cut", "power off node 0, fewer", "sshd killed on all hosts")
+# One of each kind besides: a process, an agent, a line for a moment, a disk.
+MORE = (
+    "trainer kill -9",
+    "agent kill -9, node 1",
+    "agent SIGSTOP, node 1",
+    "link cut 5 s",
+    "nodes cut from each other, fewer",
+    "power off node 1, fewer",
+    "power off node 0",
+    "disk full at a checkpoint",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in QUICK),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in MORE),
+    ],
+)
+def test_fault_ends_as_the_table_says(name: str, cluster: Callable[[int], Cluster]) -> None:
+    """The state is right, no process is left where none may be, and what goes on has its checkpoint.
+
+    How long that may take is the benchmark's to hold: here the machine is busy with other tests.
+    """
+    fault = named(name)
+    assert run(fault, cluster(fault.hosts), seed=0).wrong == []
+
+
+def test_faults_have_names_of_their_own() -> None:
+    """By which they are chosen."""
+    assert Counter(fault.name for fault in FAULTS).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_faults_settings_are_a_config(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row's settings are a job that could be sent."""
+    monkeypatch.setenv("SSH_CONFIG", str(tmp_path / "ssh_config"))
+    monkeypatch.setenv("SSH_PYTHON", "python3")
+    path = tmp_path / "cloudtrain.yaml"
+    (tmp_path / "train.py").write_text(TRAIN)
+    path.write_text(f"name: faults\nbackend: ssh\nscript: train.py\n{fault.config()}")
+    assert configs.load(path).resources.instances == fault.hosts

@@ -1,0 +1,65 @@
+"""Hosts that lag: who asks several is not held up by one whose line is cut, and has its answer once it is there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.ssh import laggards
+from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints import processes
+from doubles.sshhosts.cluster import Cluster
+
+CLOCK = Call("clock", {})
+
+
+@pytest.fixture
+def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
+    """Return two hosts to which there are channels; with them end the masters and what is still asked."""
+    ssh_pair.apply(monkeypatch)
+    fleet.cache_clear()
+    monkeypatch.setattr(laggards, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(laggards, "_under_way", {})
+    first, second = (Host(name, ssh_config=str(ssh_pair.ssh_config), python=sys.executable) for name in ("h0", "h1"))
+    assert all(answer.error is None for answer in fleet().ask({first: CLOCK, second: CLOCK}).values())
+    yield first, second
+    ssh_pair.hosts[1].join()
+    laggards._give_up()
+    fleet().close()
+    fleet.cache_clear()
+    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
+        processes.kill(pid, signal.SIGKILL)
+
+
+def has_one(answers: Mapping[Host, Answer]) -> bool:
+    """Return whether somebody has answered."""
+    return any(answer.error is None for answer in answers.values())
+
+
+def test_host_that_lags_holds_nobody_up(hosts: tuple[Host, Host], ssh_pair: Cluster, wait_until: Any) -> None:
+    """The other's answer comes, again and again; the late one, once its line is good, to who asks the same again."""
+    first, second = hosts
+    ssh_pair.hosts[1].blackhole()
+    begin_s = time.monotonic()
+    for _ in range(3):
+        answers = laggards.ask({first: CLOCK, second: CLOCK}, has_one)
+        assert (answers[first].error, "does not answer" in str(answers[second].error)) == (None, True)
+    assert time.monotonic() - begin_s < 4
+    ssh_pair.hosts[1].join()
+    wait_until(lambda: laggards.ask({second: CLOCK}, has_one)[second].error is None)
+    assert laggards.ask({second: CLOCK}, has_one)[second].error is None
+
+
+def test_answers_that_are_not_enough_are_waited_for(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
+    """Where one host alone does not tell how things stand, the other's answer counts, however late."""
+    first, second = hosts
+    ssh_pair.hosts[1].slow(delay_ms=500)
+    answers = laggards.ask({first: CLOCK, second: CLOCK}, lambda found: len(found) == 2)
+    assert [answer.error for answer in answers.values()] == [None, None]

@@ -1,0 +1,488 @@
+"""The preflight's words: each seeded defect is named with its host and what to type against it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.ssh import preflight
+from cloudtrain.backends.ssh.preflight import Wish
+from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
+from cloudtrain.entrypoints.host import survey
+from cloudtrain.launcher.backend import Check
+
+WISH = Wish(ranks=8, gpus=8)
+Fact = dict[str, Any]
+
+
+def gpu(index: int, host: str = "h0", **more: Any) -> Fact:
+    """Return a GPU in order."""
+    told = {"index": index, "uuid": f"GPU-{host}-{index}", "name": "NVIDIA A100-SXM4-80GB", "memory_mb": 81920}
+    return {**told, "driver": "550.54.15", "mig": False, "slices": [], "fault": None, **more}
+
+
+def fit(number: int, **changes: Any) -> Fact:
+    """Return the facts of a host that has nothing wrong, but for the changes."""
+    name = f"h{number}"
+    fact: Fact = {
+        "name": name,
+        "boot_id": f"boot-{number}",
+        "kernel": "6.1.0-25-amd64",
+        "machine": "x86_64",
+        "user": "alice",
+        "workdir": "/home/alice/.cloudtrain",
+        "cores": 96,
+        "own_name": {"name": name, "addresses": [f"10.0.0.{number + 1}"]},
+        "interfaces": [
+            {"name": "lo", "address": "127.0.0.1", "mtu": 65536},
+            {"name": "docker0", "address": "172.17.0.1", "mtu": 1500},
+            {"name": "eth0", "address": f"10.0.0.{number + 1}", "mtu": 9000},
+        ],
+        "gpus": {"gpus": [gpu(index, name) for index in range(8)], "fault": None},
+        "gpu_processes": [],
+        "holders": [],
+        "disk": {"path": "/home/alice/.cloudtrain", "size_mb": 1 << 20, "free_mb": 820_000, "inodes": 10**7},
+        "shm": {"path": "/dev/shm", "size_mb": 64 << 10, "free_mb": (64 << 10) - number, "inodes": 10**6},
+        "limits": {"nofile": [1 << 20, 1 << 20], "memlock": [-1, -1]},
+        "infiniband": [{"name": "mlx5_0", "state": "ACTIVE"}],
+        "write": {"error": None},
+        "leftovers": [],
+        "tools": ["rsync"],
+        "memory_mb": 500_000,
+        "logind": {"kills": False, "lingers": False},
+        "python": {
+            "version": "3.11.2",
+            "executable": "/usr/bin/python3",
+            "torch": "2.13.0",
+            "cuda": "12.8",
+            "nccl": "2.27.5",
+        },
+        "errors": {},
+        "ahead_s": 0.001 * number,
+    }
+    return {**fact, **changes}
+
+
+def with_one(count: int = 16, bad: int = 15, **changes: Any) -> dict[str, Fact | str]:
+    """Return hosts of which one has changed facts."""
+    return {f"h{number}": fit(number, **(changes if number == bad else {})) for number in range(count)}
+
+
+def told(facts: Mapping[str, Fact | str], wish: Wish = WISH) -> list[Check]:
+    """Return what a submit would say."""
+    return preflight.short(preflight.checks(facts, wish))
+
+
+def test_fit_hosts_have_nothing_to_be_said() -> None:
+    """Each check is one line, for all hosts."""
+    found = preflight.checks(with_one(), WISH)
+    assert preflight.short(found) == []
+    lines = {check.name: check.found for check in found}
+    assert lines["torch"] == "2.13.0: all 16 hosts"
+    assert lines["GPUs"] == "8 x NVIDIA A100-SXM4-80GB: all 16 hosts"
+    assert lines["free"] == "8 of 8: all 16 hosts"
+    assert lines["MTU"] == "9000: all 16 hosts"
+    assert lines["disk"] == "more than 500 GB free in /home/alice/.cloudtrain: all 16 hosts"
+    assert len(lines) == len(found)
+
+
+def python(**changes: Any) -> Fact:
+    """Return an interpreter's facts, changed."""
+    return {"python": {**fit(0)["python"], **changes}}
+
+
+def gpus(*there: Fact, fault: Fact | None = None) -> Fact:
+    """Return a host's GPUs."""
+    return {"gpus": {"gpus": list(there), "fault": fault}}
+
+
+EIGHT = [gpu(index, "h15") for index in range(8)]
+BUSY = [{"pid": 4321, "gpu": "GPU-h15-3", "name": "python train.py", "memory_mb": 9, "owner": "bob", "job": None}]
+MISMATCH = {"kind": "mismatch", "text": "Failed to initialize NVML: Driver/library version mismatch"}
+
+# What is wrong with h15 of 16 hosts -> check, verdict, in the finding, in the cure.
+DEFECTS: dict[str, tuple[Fact, str, str, str, str]] = {
+    "torch differs": (python(torch="2.12.1"), "torch", "fail", "2.13.0: h0-h14 | 2.12.1: h15", "install torch==2.13.0"),
+    "torch missing": (
+        python(torch=None, cuda=None, nccl=None),
+        "torch",
+        "fail",
+        "none in /usr/bin/python3: h15",
+        "pip",
+    ),
+    "torch for the CPU": (python(torch="2.13.0", cuda=None), "torch", "fail", "built for the CPU", "ssh h15 "),
+    "python differs": (python(version="3.12.1"), "python", "warn", "3.11.2: h0-h14 | 3.12.1: h15", "ssh h15 "),
+    "python too old": (python(version="3.8.10"), "python", "fail", "3.8.10: h15", "ssh.python="),
+    "python missing": ({"python": {"error": "python3 is not there"}}, "python", "fail", "not there: h15", "ssh.python"),
+    "NCCL differs": (python(nccl="2.21.5"), "NCCL", "fail", "2.27.5: h0-h14 | 2.21.5: h15", "ssh h15 "),
+    "kernel differs": ({"kernel": "5.15.0-1"}, "kernel", "warn", "5.15.0-1: h15", "ssh -t h15 "),
+    "processor differs": ({"machine": "aarch64"}, "processor", "warn", "aarch64: h15", "ssh.hosts"),
+    "cores": ({"cores": 4}, "cores", "warn", "4 cores: h15", "distributed.nproc_per_node=4"),
+    "GPU missing": (gpus(*EIGHT[:7]), "GPUs", "fail", "8 are planned, usable are 7: h15", "accelerators: A100:7"),
+    "GPU broken": (gpus(gpu(0, fault="name is ERR!"), *EIGHT[1:]), "GPUs", "fail", "GPU 0: name is ERR!: h15", "-i 0"),
+    "GPU model": (gpus(*[{**g, "name": "Tesla V100"} for g in EIGHT]), "GPUs", "warn", "8 x Tesla V100: h15", "hosts"),
+    "driver differs": (gpus(*[{**g, "driver": "535.1"} for g in EIGHT]), "driver", "warn", "535.1: h15", "ssh -t h15 "),
+    "driver too old": (gpus(*[{**g, "driver": "470.1"} for g in EIGHT]), "driver", "fail", "needs 525.60: h15", "h15"),
+    "driver mismatch": (gpus(fault=MISMATCH), "GPUs", "fail", "version mismatch: h15", "ssh -t h15 'sudo reboot'"),
+    "GPU busy": (
+        {"gpu_processes": BUSY},
+        "free",
+        "fail",
+        "h15: GPU 3: pid 4321 of bob, python train.py",
+        "ps -fp 4321",
+    ),
+    "own name": (
+        {"own_name": {"name": "h15", "addresses": ["127.0.1.1"]}},
+        "own name",
+        "warn",
+        "127.0.1.1 there: h15",
+        "10.0.0.16 h15",
+    ),
+    "name unknown": (
+        {"own_name": {"name": "h15", "addresses": []}},
+        "own name",
+        "warn",
+        "does not resolve",
+        "/etc/hosts",
+    ),
+    "disk full": (
+        {"disk": {"path": "/w", "free_mb": 30, "inodes": None}},
+        "disk",
+        "fail",
+        "30 MB free in /w: h15",
+        "du -xh",
+    ),
+    "inodes": ({"disk": {"path": "/w", "free_mb": 99999, "inodes": 12}}, "disk", "fail", "12 files more", "df -ih /w"),
+    "shm small": (
+        {"shm": {"size_mb": 4096, "free_mb": 4000}},
+        "/dev/shm",
+        "warn",
+        "4000 MB of 4096 MB free: h15",
+        "size=8G",
+    ),
+    "shm tiny": ({"shm": {"size_mb": 63, "free_mb": 63}}, "/dev/shm", "fail", "63 MB of 63 MB free: h15", "remount"),
+    "shm full": ({"shm": {"size_mb": 65536, "free_mb": 9}}, "/dev/shm", "fail", "9 MB of 65536 MB free", "ls -lhS"),
+    "open files": (
+        {"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}},
+        "open files",
+        "warn",
+        "1024: h15",
+        "limits.d",
+    ),
+    "memlock": (
+        {"limits": {"nofile": [-1, -1], "memlock": [65536, 65536]}},
+        "locked memory",
+        "warn",
+        "64 kB",
+        "unlimited",
+    ),
+    "clock off": (
+        {"ahead_s": -1.4},
+        "clock",
+        "warn",
+        "1.4 s behind: h15",
+        "ssh -t h15 'sudo timedatectl set-ntp true'",
+    ),
+    "clock far off": ({"ahead_s": 40.0}, "clock", "fail", "40.0 s ahead: h15", "set-ntp"),
+    "MTU": (
+        {"interfaces": [{"name": "eth1", "address": "10.0.0.16", "mtu": 1500}]},
+        "MTU",
+        "warn",
+        "1500: h15",
+        "eth1 mtu 9000",
+    ),
+    "not writable": (
+        {"write": {"error": "/w: Permission denied"}},
+        "workdir",
+        "fail",
+        "Permission denied: h15",
+        "install -d -o alice",
+    ),
+    "leftovers": (
+        {"leftovers": [{"pid": 7, "job": "x-1", "command": "a"}]},
+        "processes",
+        "warn",
+        "of job x-1",
+        "ssh h15 'kill -9 7'",
+    ),
+    "logout": (
+        {"logind": {"kills": True, "lingers": True}},
+        "logout",
+        "fail",
+        "when ssh logs out: h15",
+        "KillExcludeUsers",
+    ),
+    "silent probe": ({"gpus": None, "errors": {"gpus": "no answer"}}, "gpus", "fail", "no answer: h15", "ssh h15 "),
+    "twice": (
+        {"boot_id": "boot-0", "name": "h0", "interfaces": fit(0)["interfaces"]},
+        "hosts",
+        "fail",
+        "h0, h15",
+        "ssh -G",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_seeded_defect_is_named_with_host_and_cure(defect: str) -> None:
+    """Fifteen hosts are fit: one line, that names the sixteenth and what to type."""
+    changes, name, verdict, found, cure = DEFECTS[defect]
+    checks = told(with_one(**changes))
+    line = next(check for check in checks if check.name == name and check.verdict == verdict)
+    assert found in line.found
+    assert "h15" in line.found
+    assert cure in line.cure
+    assert all(check.cure for check in checks)
+    assert "h3" not in " ".join(check.found for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "cure"),
+    [
+        ("No ED25519 host key is known for h3 and you have requested strict checking.\nHost key verification failed.",
+         "its host key is not known here: h3", "ssh h3"),
+        ("@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@\nHost key verification failed.",
+         "its host key has changed: h3", "ssh-keygen -R h3"),
+        ("alice@h3: Permission denied (publickey,password).", "it lets this login not in: h3", "ssh-copy-id h3"),
+        ("ssh: Could not resolve hostname h3: Name or service not known", "nobody knows its name: h3", "ssh -G h3"),
+        ("ssh: connect to host h3 port 22: Connection timed out", "it does not answer: h3", "ping -c 3 h3"),
+        ("ssh: connect to host h3 port 22: Connection refused", "nothing listens on its port: h3", "systemctl start"),
+        ("sh: 1: python3: not found", "has no Python: h3", "ssh -t h3 'sudo apt install python3'"),
+        ("h3 has no interpreter `/opt/py`: Permission denied\n  hint: name one", "has no Python: h3", "ssh.python"),
+        ("kex_exchange_identification: Connection closed by remote host", "it closes the connection: h3", "MaxStart"),
+        ("h3: something new\n  hint: none", "something new: h3", "ssh -v h3 true"),
+    ],
+)  # fmt: skip
+def test_host_that_cannot_be_asked_says_why(words: str, found: str, cure: str) -> None:
+    """In few words, whatever ssh says."""
+    facts = {**with_one(8), "h3": words}
+    line = told(facts)[0]
+    assert (line.name, line.verdict, line.found) == ("reachable", "fail", found)
+    assert cure in line.cure
+    assert "2.13.0: h0-h2, h4-h7" in [check.found for check in preflight.checks(facts, WISH)]
+
+
+def test_cures_of_ssh_faults_know_our_own_words_too() -> None:
+    """The transport says the same in its own sentences."""
+    from cloudtrain.backends.ssh.sshfaults import fault_of
+
+    for words, found in (
+        ("Host key verification failed.", "its host key is not known here"),
+        ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "its host key has changed"),
+        ("Permission denied (publickey).", "it lets this login not in"),
+        ("Could not resolve hostname h0", "nobody knows its name"),
+        ("Connection refused", "nothing listens on its port"),
+        ("Connection timed out", "it does not answer"),
+    ):
+        assert told({"h0": str(fault_of(words, "h0", "ssh h0"))})[0].found == f"{found}: h0"
+
+
+def test_what_a_host_says_itself_is_no_fault_of_ssh() -> None:
+    """A start file's "Permission denied" is no login that was refused; its own cure is kept."""
+    words = "h0 does not run our first program; its login has ended: Permission denied\n  hint: mend its .bashrc"
+    line = told({"h0": words})[0]
+    assert line.found == "does not run our first program; its login has ended: Permission denied: h0"
+    assert line.cure == "mend its .bashrc"
+
+
+def test_cure_of_an_own_name_mends_it(tmp_path: Path) -> None:
+    """Debian's line for 127.0.1.1 goes, also where it is the last, and the address that others know comes."""
+    line = told(with_one(own_name={"name": "h15", "addresses": ["127.0.1.1"]}))[0]
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 h15.lab h15\n")
+    command = shlex.split(line.cure)[-1].replace("sudo ", "").replace("/etc/hosts", str(hosts))
+    subprocess.run(["sh", "-c", command], check=True)
+    assert hosts.read_text() == "127.0.0.1 localhost\n10.0.0.16 h15\n"
+
+
+def test_same_trouble_everywhere_is_one_line() -> None:
+    """Sixteen hosts with a low limit, two that do not let us in."""
+    low = {"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}}
+    facts: dict[str, Fact | str] = {f"h{number}": fit(number, **low) for number in range(14)}
+    facts |= {"h14": "Permission denied (publickey).", "h15": "Permission denied (publickey)."}
+    checks = told(facts)
+    assert [check.found for check in checks] == ["it lets this login not in: h14, h15", "1024: h0-h13"]
+    assert checks[0].cure.startswith("for h in h14 h15; do ssh-copy-id $h; done")
+    assert "for h in $(seq -f h%g 0 13); do ssh -t $h " in checks[1].cure
+
+
+def test_sixty_four_hosts_fit_on_a_screen() -> None:
+    """Whatever their number there is a line a check, and it is short."""
+    facts = with_one(64, bad=40, kernel="5.4.0")
+    start = time.monotonic()
+    found = preflight.checks(facts, WISH)
+    assert time.monotonic() - start < 1.0
+    assert len(found) < 20
+    assert max(len(check.found) for check in found) < 120
+    kernel = next(check for check in found if check.name == "kernel")
+    assert kernel.found == "6.1.0-25-amd64: h0-h39, h41-h63 | 5.4.0: h40"
+
+
+def test_gpus_without_a_plan_are_refused() -> None:
+    """The line to add is said; who has chosen the ranks is only told."""
+    facts = with_one(2)
+    line = next(check for check in told(facts, Wish(1, 0)) if check.name == "GPUs")
+    assert line.verdict == "fail"
+    assert line.found == "the job is planned without them: 8 x NVIDIA A100-SXM4-80GB: h0, h1"
+    assert "resources: {accelerators: A100:8}" in line.cure
+    assert [check.verdict for check in told(facts, Wish(1, 0, ranks_are_chosen=True)) if check.name == "GPUs"] == [
+        "warn"
+    ]
+
+
+def test_hosts_without_gpus_train_on_the_cpu() -> None:
+    """Nothing is said of what they do not have."""
+    bare = {
+        f"h{number}": fit(number, gpus={"gpus": [], "fault": None}, python=python(cuda=None)["python"])
+        for number in (0, 1)
+    }
+    assert told(bare, Wish(2, 0)) == []
+
+
+def test_locked_gpus_name_the_job_and_who_may_end_it() -> None:
+    """One's own job is stopped, another's holder is asked; allow_busy does not share with our own jobs."""
+    mine = {"user": "alice", "owner": "alice", "job": "x-abcde", "pid": 5, "since_s": time.time() - 7300}
+    locks = [{**mine, "name": f"GPU-h1-{index}"} for index in range(4)]
+    line = told(with_one(2, 1, holders=locks), Wish(8, 8, allow_busy=True))[0]
+    assert line.verdict == "fail"
+    assert line.name in preflight.TAKEN
+    assert line.found == "4 of 8 GPUs are free, 8 wanted: h1: GPU 0-3: alice's job x-abcde, since 2 h"
+    assert line.cure == "cloudtrain stop x-abcde"
+    theirs = [{**lock, "user": "bob", "owner": "bob"} for lock in locks]
+    assert told(with_one(2, 1, holders=theirs))[0].cure == "ask bob: cloudtrain hosts"
+    assert told(with_one(2, 1, holders=locks), Wish(4, 4)) == []  # the others are enough
+
+
+def test_busy_gpus_are_shared_when_told_to() -> None:
+    """Then it is a warning; one's own process has a command that ends it."""
+    own = [{**BUSY[0], "owner": "alice"}]
+    line = told(with_one(gpu_processes=own))[0]
+    assert (line.verdict, line.cure) == (
+        "fail",
+        "ssh h15 'kill 4321'; to share all the same: --set ssh.allow_busy=true",
+    )
+    assert [check.verdict for check in told(with_one(gpu_processes=BUSY), Wish(8, 8, allow_busy=True))] == ["warn"]
+
+
+def test_machine_that_a_job_holds_is_taken() -> None:
+    """Jobs without GPUs take the machine as a whole."""
+    lock = {"name": "machine", "user": "bob", "owner": "bob", "job": "y-1", "since_s": time.time() - 60}
+    bare = fit(1, gpus={"gpus": [], "fault": None}, holders=[lock])
+    line = told({"h1": bare}, Wish(2, 0))[0]
+    assert (line.name, line.verdict, line.found) == ("free", "fail", "bob's job y-1, since 1 min holds the machine: h1")
+
+
+def test_slices_of_a_gpu_count_and_are_told() -> None:
+    """A rank can take one, but NCCL joins no two."""
+    cut = gpu(0, mig=True, slices=["MIG-a", "MIG-b"])
+    facts = {"h0": fit(0, gpus={"gpus": [cut], "fault": None})}
+    assert told(facts, Wish(1, 1)) == []
+    assert ["cut into MIG slices" in check.found for check in told(facts, Wish(2, 2))] == [True]
+
+
+def test_other_gpus_than_the_config_says_are_told() -> None:
+    """The price and the plan are for others."""
+    assert told(with_one(2), Wish(8, 8, gpu_model="a100")) == []
+    line = told(with_one(2), Wish(8, 8, gpu_model="H100"))[0]
+    assert "the config says H100: NVIDIA A100-SXM4-80GB: h0, h1" in line.found
+    assert line.cure.endswith("--set resources.accelerators=A100:8")
+
+
+def test_clock_that_differs_from_all_hosts_is_our_own() -> None:
+    """Then no host is to blame."""
+    facts: dict[str, Fact | str] = {f"h{number}": fit(number, ahead_s=40.0 + number / 100) for number in range(4)}
+    line = told(facts)[0]
+    assert (line.verdict, line.found) == ("warn", "this machine is 40.0 s behind all hosts")
+
+
+def test_terminal_does_not_obey_what_a_stranger_has_named() -> None:
+    """A process may be called anything."""
+    evil = [{**BUSY[0], "name": "a\x1b]0;x\x07\n"}]
+    line = told(with_one(gpu_processes=evil))[0]
+    assert "a?]0;x??" in line.found
+
+
+def _call(name: str, how: str = "timeout") -> Fact:
+    return {"name": name, "how": how, "text": f"10.0.0.9 port 20001 ({how})"}
+
+
+def _round(failed: Callable[[str, str], bool], count: int = 8, how: str = "timeout") -> Fact:
+    hosts = [f"h{number}" for number in range(count)]
+    return {"failed": {a: [_call(b, how) for b in hosts if a != b and failed(a, b)] for a in hosts}, "unheard": {}}
+
+
+def test_peers_that_reach_each_other_are_one_line() -> None:
+    """And where nobody was dialled there is none."""
+    checks = preflight.dialled(_round(lambda a, b: False))
+    assert [(check.verdict, check.found) for check in checks] == [("ok", "each is reached: all 8 hosts")]
+    assert preflight.dialled({}) == []
+
+
+@pytest.mark.parametrize(
+    ("failed", "found"),
+    [
+        (lambda a, b: b == "h3", ["h3 cannot be reached by all others"]),
+        (lambda a, b: a == "h3", ["h3 reaches no other host"]),
+        (lambda a, b: "h3" in (a, b), ["h3 and the others do not reach each other"]),
+        (lambda a, b: b in ("h3", "h5"), ["h3 cannot be reached by all others", "h5 cannot be reached by all others"]),
+        (lambda a, b: (a, b) == ("h1", "h2"), ["h1 -> h2"]),
+        (lambda a, b: {a, b} == {"h1", "h2"}, ["h1 <-> h2"]),
+        (lambda a, b: a in ("h1", "h2") and b == "h5", ["h1, h2 -> h5"]),
+        (lambda a, b: (a < "h4") != (b < "h4"), ["h0-h3 <-> h4-h7"]),
+    ],
+)
+def test_host_that_is_the_cause_is_named_alone(failed: Callable[[str, str], bool], found: list[str]) -> None:
+    """Of 56 pairs only what tells them apart."""
+    checks = preflight.dialled(_round(failed), [20000, 27999])
+    assert [check.found.partition(" (")[0] for check in checks] == found
+    assert all(check.verdict == "fail" and "ufw allow 20000:27999/tcp" in check.cure for check in checks)
+
+
+def test_one_blocked_host_of_sixty_four_is_one_line() -> None:
+    """63 callers fail, and one cure mends it."""
+    checks = preflight.dialled(_round(lambda a, b: b == "h40", 64))
+    assert len(checks) == 1
+    assert checks[0].found.startswith("h40 cannot be reached by all others (timeout: from h0, ")
+    assert "ssh -t h40 " in checks[0].cure
+
+
+def test_way_that_a_call_failed_decides_the_cure() -> None:
+    """A firewall, no route, another machine at that address, a host that cannot listen."""
+    cures = [
+        preflight.dialled(_round(lambda a, b: a == "h0", 2, how))[0].cure for how in ("unreachable", "wrong answer")
+    ]
+    assert "ssh h0 'ip route get 10.0.0.9'" in cures[0]
+    assert "set `address` of h1 in ssh.hosts" in cures[1]
+    line = preflight.dialled({"unheard": {"h1": "cannot listen on 10.0.0.9: no such address"}, "failed": {"h0": []}})[0]
+    assert line.found == "cannot listen on 10.0.0.9: no such address: h1"
+
+
+def test_names_fold_and_commands_unfold() -> None:
+    """Neighbours become ranges, by the number of the first label; a shell sees every name."""
+    assert ranges(["n08", "n09", "n10", "n12", "head"]) == "head, n08-n10, n12"
+    assert ranges(["gpu1.lab2", "gpu2.lab2", "gpu3.lab2"]) == "gpu1.lab2-gpu3.lab2"
+    assert ranges(["10.0.0.9", "10.0.0.10", "10.0.0.11"]) == "10.0.0.9-10.0.0.11"
+    assert fold({"a": "x", "b": "x"}, 2) == "x: all 2 hosts"
+    assert fold({"a": "x"}, 1) == "x: a"
+    names = [f"n{number:03}.lab" for number in range(7, 12)]
+    typed = local([*names, "head"], "echo {}")
+    assert subprocess.run(["sh", "-c", typed], capture_output=True, text=True, check=True).stdout.split() == [
+        "head",
+        *names,
+    ]
+    assert remote(["a b"], "it's") == """ssh 'a b' 'it'"'"'s'"""
+
+
+def test_this_very_machine_can_be_judged(tmp_path: Path) -> None:
+    """What the survey tells is what the checks read."""
+    facts = json.loads(json.dumps(survey.facts({"workdir": str(tmp_path), "python": "python3"})))
+    found = preflight.checks({"here": facts}, Wish(1, 0, ranks_are_chosen=True))
+    assert {"reachable", "python", "kernel", "workdir", "/dev/shm", "open files"} <= {check.name for check in found}
+    assert all(check.cure for check in found if check.verdict != "ok")

@@ -1,0 +1,381 @@
+"""Ways to a host that are bad: what is said of each, where and how to mend it; and ways that look bad and are not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.ssh import channel, masters
+from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.errors import CloudtrainError
+from doubles.sshhosts import host as sshhost
+from doubles.sshhosts.cluster import Cluster
+
+CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
+
+
+@pytest.fixture
+def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Return two hosts that this very process reaches; its masters end with the test."""
+    ssh_pair.apply(monkeypatch)
+    fleet.cache_clear()
+    yield ssh_pair
+    forget(home)
+
+
+def forget(home: Path) -> None:
+    """End this process's channels and masters: what comes next is a new command."""
+    fleet().run(fleet()._close())
+    fleet.cache_clear()
+    for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
+        processes.kill(pid, signal.SIGKILL)
+
+
+def to(cluster: Cluster, name: str = "h0", **more: Any) -> Host:
+    """Return a host of the cluster, as a config would name it."""
+    return Host(**{"name": name, "ssh_config": str(cluster.ssh_config), "python": sys.executable, **more})
+
+
+def ask(target: Host) -> Answer:
+    """Ask for the time."""
+    return fleet().ask({target: Call("clock", {})}, is_urgent=True)[target]
+
+
+def error_of(target: Host) -> CloudtrainError:
+    """Return why the host does not answer."""
+    answer = ask(target)
+    assert answer.error is not None, f"it answers: {answer.told}"
+    assert answer.error.hint or "; set " in answer.error.message or "name one" in answer.error.message, answer.error
+    return answer.error
+
+
+def new_command() -> None:
+    """End the channels, and leave the masters, as a command's end does."""
+    fleet().run(fleet()._close())
+
+
+def master_of(target: Host) -> int:
+    """Return the process of the host's master."""
+    socket = fleet().masters.socket(target)
+    argv = ["ssh", "-S", str(socket), "-O", "check", *target.target]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=30).stderr
+    found = re.search(r"pid=(\d+)", said)
+    assert found, said
+    return int(found[1])
+
+
+def configure(host: sshhost.Host, lines: str) -> None:
+    """Put lines before the others of the server's configuration, where they win."""
+    path = host.folder / "etc/ssh/sshd_config"
+    path.write_text(lines + path.read_text())
+    host.kill_sshd()
+    host.start_sshd()
+
+
+def script(host: sshhost.Host, name: str, text: str) -> None:
+    """Put a program into the PATH of the host's sessions."""
+    (host.bin / name).write_text(text)
+    (host.bin / name).chmod(0o755)
+
+
+# -- what ssh itself says ---------------------------------------------------------------------------------------------
+
+
+def test_login_that_is_refused_says_how_to_get_in(pair: Cluster) -> None:
+    """Exit code 4, with the very command to try."""
+    error = error_of(to(pair, user="carol"))
+    assert (error.exit_code, "Permission denied" in error.message) == (LOGIN, True)
+    assert f"ssh -F {pair.ssh_config} -l carol h0" in str(error.hint)
+
+
+def test_host_key_that_is_unknown_or_changed_is_not_trusted(pair: Cluster) -> None:
+    """Exit code 4; a changed one neither where new ones are taken."""
+    known = pair.client_folder / "known_hosts"
+    before = known.read_text()
+    first, second = (line.split() for line in before.splitlines()[:2])
+    try:
+        known.write_text("")
+        unknown = error_of(to(pair))
+        known.write_text(f"{first[0]} {first[1]} {second[2]}\n")
+        changed = [error_of(to(pair)), error_of(to(pair, accepts_new_keys=True))]
+    finally:
+        known.write_text(before)
+    assert (unknown.exit_code, "fingerprint" in str(unknown.hint)) == (LOGIN, True)
+    assert {(error.exit_code, "another one than before" in error.message) for error in changed} == {(LOGIN, True)}
+    assert ask(to(pair)).error is None
+
+
+def test_wrong_port_and_wrong_name(pair: Cluster) -> None:
+    """Nothing listens: 7; nobody knows the name: 3, for it is the config's."""
+    assert (error_of(to(pair, port=2222)).exit_code, error_of(to(pair, name="nosuch")).exit_code) == (7, 3)
+    assert error_of(to(pair, ssh_config="/no/such/config")).exit_code == CONFIG
+
+
+def test_machine_without_ssh(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, and what to install."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    error = error_of(to(pair))
+    assert (error.exit_code, "OpenSSH" in str(error.hint)) == (CONFIG, True)
+
+
+def test_users_config_may_begin_with_the_home(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the shell would read `ssh -F ~/config`."""
+    monkeypatch.setenv("HOME", str(pair.client_folder))
+    assert ask(to(pair, ssh_config="~/ssh_config")).error is None
+
+
+# -- what the host's side does ----------------------------------------------------------------------------------------
+
+NOISE = {
+    "a banner": "echo welcome; printf 'and no newline'",
+    "much": "head -c 300000 /dev/zero | tr '\\0' x; echo",
+    "a complaint": "echo 'bash: /opt/x: Permission denied' >&2",
+    "our own words": 'echo ::cloudtrain; echo \'{"refused": "x"}\'',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", NOISE)
+def test_start_up_files_may_print(pair: Cluster, noise: str) -> None:
+    """Common, and of no harm."""
+    (pair.hosts[0].home_of("alice") / ".bashrc").write_text(NOISE[noise] + "\n")
+    target = to(pair, user="alice")
+    for _ in range(2):
+        assert ask(target).error is None
+        new_command()
+
+
+LOGINS = {
+    "exec cat /etc/hostname": "code 0: h0",
+    "echo no jobs here; echo Permission denied >&2; exit 3": "code 3: Permission denied",
+    "yes": "y y",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("login", LOGINS)
+def test_login_that_runs_something_else_is_shown(pair: Cluster, login: str) -> None:
+    """What it printed and how it ended; and it is not taken for a refused login, whatever it says."""
+    (pair.hosts[0].home_of("alice") / ".bashrc").write_text(f"{login}\n")
+    error = error_of(to(pair, user="alice"))
+    assert (error.exit_code, LOGINS[login] in error.message, "ForceCommand" in str(error.hint)) == (3, True, True)
+
+
+def test_login_that_hangs_is_said_and_not_waited_for(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose start-up file asks something."""
+    monkeypatch.setattr(channel, "CALL_S", 1.0)
+    (pair.hosts[0].home_of("alice") / ".bashrc").write_text("echo which project?; sleep 30 < /dev/null\n")
+    error = error_of(to(pair, user="alice"))
+    assert (error.exit_code, "within 1 s, after `which project?`" in error.message) == (UNREACHABLE, True)
+
+
+@pytest.mark.slow
+def test_command_that_sshd_forces_is_named_as_the_cause(pair: Cluster) -> None:
+    """`ForceCommand`: exit code 3, and where to look."""
+    configure(pair.hosts[0], "ForceCommand echo this account is for backups\n")
+    error = error_of(to(pair))
+    assert (error.exit_code, "this account is for backups" in error.message) == (CONFIG, True)
+
+
+PYTHONS = {
+    "absent": ("nosuch-python", "has no interpreter `nosuch-python`"),
+    "not to be run": ("/etc/passwd", "has no interpreter `/etc/passwd`"),
+    "3.8": ("old", "its Python is 3.8"),
+    "2.7": ("two", "`two` is no Python 3.10 or newer"),
+    "no Python": ("true", "does not run our first program"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", PYTHONS)
+def test_interpreter_that_cannot_serve_is_named(pair: Cluster, which: str) -> None:
+    """Exit code 3."""
+    name, said = PYTHONS[which]
+    as_old = "import sys; sys.version_info = (3, 8, 10, 'final', 0); exec(sys.argv[1])"
+    script(pair.hosts[0], "old", f'#!/bin/sh\nshift 3\nexec {sys.executable} -IS -c "{as_old}" "$1"\n')
+    script(pair.hosts[0], "two", "#!/bin/sh\necho 'Unknown option: -I' >&2\nexit 2\n")
+    error = error_of(to(pair, python=name))
+    assert (error.exit_code, said in error.message) == (CONFIG, True), error
+
+
+@pytest.mark.slow
+def test_workdir_that_cannot_be_written_or_is_full(pair: Cluster) -> None:
+    """The folder, the system's word, and which key to change; exit code 3."""
+    (pair.hosts[0].folder / "home/bob").chmod(0o700)
+    pair.hosts[0].run(["sh", "-c", "cat /dev/zero > /data/fill || true"])
+    errors = {
+        "Permission denied": error_of(to(pair, user="alice", workdir="/home/bob/jobs")),
+        "Read-only": error_of(to(pair, workdir="/etc/jobs")),
+        "No space left": error_of(to(pair, workdir="/data/jobs")),
+        "Not a directory": error_of(to(pair, workdir="/etc/hostname/jobs")),
+    }
+    for said, error in errors.items():
+        assert (error.exit_code, said in error.message, "ssh.workdir" in str(error)) == (CONFIG, True, True), error
+
+
+@pytest.mark.slow
+def test_server_that_allows_one_session_and_no_terminal(pair: Cluster) -> None:
+    """`MaxSessions 1`, `PermitTTY no`: commands at once, each with the connection that it needs."""
+    configure(pair.hosts[0], "MaxSessions 1\nPermitTTY no\n")
+    targets = [to(pair, workdir=f"~/w{number}") for number in range(4)]
+    answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
+    assert [answer.error for answer in answers.values()] == [None] * 4
+    command = [*masters.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True), *targets[0].target]
+    done = subprocess.run([*command, "echo here"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
+
+
+# -- masters ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_master_that_was_killed_is_replaced(pair: Cluster) -> None:
+    """Its socket is still there; the next command makes a new one."""
+    target = to(pair)
+    assert ask(target).error is None
+    new_command()
+    first = master_of(target)
+    os.kill(first, signal.SIGKILL)
+    _gone(first)
+    assert fleet().masters.socket(target).exists()
+    assert ask(target).error is None
+    assert master_of(target) != first
+
+
+@pytest.mark.slow
+def test_master_that_hangs_is_left(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, and does not answer: it is not asked again."""
+    target = to(pair)
+    assert ask(target).error is None
+    new_command()
+    stopped = master_of(target)
+    os.kill(stopped, signal.SIGSTOP)
+    monkeypatch.setattr(channel, "CALL_S", 2.0)
+    monkeypatch.setattr("cloudtrain.backends.ssh.sessions.OPEN_S", 2.0)
+    try:
+        answers = [ask(target) for _ in range(2)]
+    finally:
+        os.kill(stopped, signal.SIGKILL)
+    assert answers[-1].error is None, answers
+
+
+@pytest.mark.slow
+def test_masters_of_killed_commands_do_not_pile_up(pair: Cluster, home: Path) -> None:
+    """A socket is taken over by the next master; none hides that it could not listen, and all end by themselves."""
+    target = to(pair)
+    socket = fleet().masters.socket(target)
+    for _ in range(3):
+        assert ask(target).error is None
+        new_command()
+        socket.unlink()  # as if its maker had died before it was renamed
+    found = processes.with_environment(CLOUDTRAIN_HOME=str(home))
+    lines = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found]
+    waiting = [line for line in lines if b"ControlMaster=yes" in line]
+    assert len(waiting) == 3
+    assert all(f"ControlPersist={masters.PERSIST_S}".encode() in line for line in waiting)
+    assert len({line[line.index(b"-S") + 1] for line in waiting}) == 3
+
+
+@pytest.mark.slow
+def test_line_that_comes_back_is_taken_up_by_the_same_command(pair: Cluster) -> None:
+    """A new session over a master whose line is silent for some seconds."""
+    target = to(pair)
+    assert ask(target).error is None
+    new_command()
+    pair.client.blackhole()
+    back = threading.Timer(4.0, pair.client.join)
+    back.start()
+    begin_s = time.monotonic()
+    answer = ask(target)
+    back.join()
+    assert answer.error is None
+    assert time.monotonic() - begin_s < 20
+
+
+@pytest.mark.slow
+def test_half_open_line_is_said_within_half_a_minute(pair: Cluster) -> None:
+    """A master that believes to be connected: exit code 7; and once the line is good, the next command works."""
+    target = to(pair)
+    assert ask(target).error is None
+    new_command()
+    pair.client.blackhole()
+    begin_s = time.monotonic()
+    error = error_of(target)
+    seconds = time.monotonic() - begin_s
+    pair.client.join()
+    assert (error.exit_code, seconds < 35) == (UNREACHABLE, True), (error, seconds)
+    assert ask(target).error is None
+
+
+@pytest.mark.slow
+def test_host_that_goes_down_in_the_middle_of_a_call(pair: Cluster) -> None:
+    """The connection breaks, which is 7 and no other code; another host is asked on."""
+    both = [to(pair), to(pair, "h1")]
+    assert all(ask(target).error is None for target in both)
+    off = threading.Timer(0.2, pair.hosts[1].power_off)
+    off.start()
+    begin_s = time.monotonic()
+    answers = fleet().ask({target: Call("clock", {}) for target in both}, is_urgent=True)
+    off.join()
+    while answers[both[1]].error is None and time.monotonic() - begin_s < 30:
+        answers = fleet().ask({target: Call("clock", {}) for target in both}, is_urgent=True)
+    error = answers[both[1]].error
+    assert error is not None
+    assert error.exit_code == UNREACHABLE
+    assert answers[both[0]].error is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["sh", "csh", "fish", "zsh"])
+def test_sixteen_hosts_through_a_bastion(
+    cluster: Callable[..., Cluster], home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
+) -> None:
+    """None fails at sshd's stock limits; the way there is read by this machine's own shell, whichever it is.
+
+    The configuration lies in a folder whose name shells and ssh would read as more than letters.
+    """
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed here")
+    many = cluster(17 if shell == "sh" else 3)
+    many.apply(monkeypatch)
+    monkeypatch.setenv("SHELL", path)
+    folder = tmp_path / "a b%h'$(touch pwned)"
+    folder.mkdir()
+    config = folder / "config"
+    config.write_text(many.jump_config().read_text())
+    fleet.cache_clear()
+    targets = [Host(host.name, ssh_config=str(config), python=sys.executable) for host in many.hosts]
+    answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
+    errors = {target.name: str(answer.error) for target, answer in answers.items() if answer.error is not None}
+    forget(home)
+    assert errors == {}
+    assert not Path("pwned").exists()
+
+
+def _gone(pid: int) -> None:
+    end_s = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end_s:
+        if (fields := processes._stat(pid)) is None or fields[0] == "Z":
+            return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("path", "is_good"), [("~/.ssh/config", True), ("/x/config", True), ("config", False)])
+def test_config_of_ssh_is_a_whole_path(cli: Any, project: Callable[..., Path], path: str, is_good: bool) -> None:
+    """Later commands, called from other folders, read it too."""
+    done = cli("validate", cwd=project(f"backend: ssh\nssh: {{hosts: [h0], ssh_config: {path}}}\n"))
+    assert (done.code == 0, "ssh.ssh_config" in done.stderr) == (is_good, not is_good), done.stderr

@@ -1,0 +1,147 @@
+"""One host from a test's side: what is on it, and what can happen to it and to its line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from doubles.sshhosts.disks import USERS
+from doubles.sshhosts.machine import BIN, SSHD, SSHD_PID, SYSTEM_PATH
+
+__all__ = ["Ask", "Host", "Port"]
+
+Ask = Callable[..., dict[str, Any]]  # of the keeper: what to do, and with what
+END_S = 10.0
+SSHD_LINES = ("sshd:", "sshd-session:", "sshd-auth:", "/usr/sbin/sshd", "/usr/lib/openssh/sshd")  # the last: from 9.8
+
+
+class Port:
+    """A plug in the bridge: a host's, or that of the client."""
+
+    def __init__(self, ask: Ask, port: str) -> None:
+        self._ask, self._port = ask, port
+
+    def cut(self) -> None:
+        """Pull the cable: nothing passes, and the interface has no carrier."""
+        self._ip(f"link set {self._port} down\n")
+
+    def blackhole(self) -> None:
+        """Lose every frame while the interface looks well: connections are half open."""
+        self._ask("straighten", port=self._port)
+        self._ip(f"link set {self._port} up nomaster\n")
+
+    def isolate(self) -> None:
+        """Lose every frame to and from other isolated ports; the client, not isolated, is reached as ever."""
+        self._ip(f"link set {self._port} type bridge_slave isolated on\n")
+
+    def slow(self, delay_ms: float = 0.0, loss: float = 0.0, rate_mbit_s: float | None = None) -> None:
+        """Make the line bad, each way: a delay, a share of frames lost (0 to 1), a rate in megabits per second."""
+        rate = None if rate_mbit_s is None else rate_mbit_s * 1e6
+        self._ask("slow", port=self._port, quality={"delay_s": delay_ms / 1e3, "loss": loss, "rate_bit_s": rate})
+
+    def join(self) -> None:
+        """Make the line a good one again, whatever was done to it."""
+        self._ask("straighten", port=self._port)
+        self._ip(f"link set {self._port} up master br0\nlink set {self._port} type bridge_slave isolated off\n")
+
+    def _ip(self, orders: str) -> None:
+        self._ask("ip", orders=orders)
+
+
+class Host(Port):
+    """A host of a cluster. Its disks are in `folder`, as is its part of /etc."""
+
+    def __init__(self, ask: Ask, number: int, folder: Path, address: str) -> None:
+        super().__init__(ask, f"v{number}")
+        self.number, self.name, self.address, self.folder = number, folder.name, address, folder
+        self.home = self.home_of("root")
+        self.bin = folder / "opt/bin"  # first in the PATH of every session: for programs that stand for others
+        self.pid: int | None = None  # of its first process, None while it is off
+
+    def __repr__(self) -> str:
+        return f"Host({self.name})"
+
+    def home_of(self, user: str) -> Path:
+        """Return the home folder of root, alice or bob, as seen from here."""
+        return self.folder / USERS[user][1].lstrip("/")
+
+    def path(self, inside: str) -> Path:
+        """Return where a path of the host is seen from here, while it runs (and as long as this boot lasts)."""
+        return Path(f"/proc/{self._first()}/root", inside.lstrip("/"))
+
+    def run(self, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = 60) -> str:
+        """Return what a command prints there, run by root past sshd; CalledProcessError if it fails."""
+        done = subprocess.run(
+            [*self._inside(), "sh", "-c", 'cd && exec "$@"', "sh", *argv],
+            env={"PATH": f"{BIN}:{SYSTEM_PATH}", "HOME": USERS["root"][1]},
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, [*argv], done.stdout, done.stderr)
+        return done.stdout
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Return number (the host's) and command line of what runs there, without its init and sshd's processes."""
+        return [(pid, line) for pid, line, is_sshd in self._all() if not is_sshd]
+
+    def kill(self, pid: int, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to a process, by the number it has on the host."""
+        self.run(["/bin/kill", f"-{int(signum)}", str(pid)])
+
+    def power_off(self) -> None:
+        """Take the link away, then everything that runs; the disks stay."""
+        self._ask("power_off", hosts=[self.number])
+        self.pid = None
+
+    def boot(self) -> None:
+        """Start it again, with a good line; return when sshd listens."""
+        self.pid = self._ask("boot", hosts=[self.number])["pids"][str(self.number)]
+
+    def kill_sshd(self, *, with_sessions: bool = False) -> None:
+        """Kill the server, so that connections are refused; its sessions live on, unless told otherwise."""
+        listener = int(self.path(SSHD_PID).read_text())
+        pids = [pid for pid, _, is_sshd in self._all() if is_sshd] if with_sessions else [listener]
+        self.run(["sh", "-c", 'kill -9 "$@" || true', "sh", *map(str, pids)])  # a session may be ending by itself
+        self.path(SSHD_PID).unlink()
+
+    def start_sshd(self) -> None:
+        """Start the server, if it does not run; return when it listens. Its configuration is in folder/etc/ssh."""
+        if self.path(SSHD_PID).exists():
+            return
+        self.run(SSHD)
+        end = time.monotonic() + END_S
+        while not self.path(SSHD_PID).exists():
+            assert time.monotonic() < end, (self.folder / "var/log/sshd.log").read_text()
+            time.sleep(0.005)
+
+    def resize(self, place: str, mib: int) -> None:
+        """Give /dev/shm or /data another size, until the next boot or for good."""
+        self.run(["mount", "-o", f"remount,size={mib}m", place])
+
+    def _first(self) -> int:
+        assert self.pid is not None, f"{self.name} is off"
+        return self.pid
+
+    def _inside(self) -> list[str]:
+        return ["nsenter", "-t", str(self._first()), "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def _all(self) -> list[tuple[int, str, bool]]:
+        """Return what runs: number, command line, and whether it is sshd's."""
+        proc, found = self.path("/proc"), []
+        for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
+            try:
+                line = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            except OSError:
+                continue
+            if line and pid != 1:  # without one: a zombie
+                found.append((pid, line, line.startswith(SSHD_LINES)))
+        return found

@@ -1,0 +1,42 @@
+"""An interpreter for hosts that is real but for torchrun: a script runs in its place, without torch's seconds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from doubles.sshhosts.host import Host
+
+__all__ = ["PATH", "install"]
+
+PATH = "/opt/light/bin/python"  # on each host
+# Python runs this at its start. One process a node is all that there is of the job: its only rank.
+SITE = """\
+import sys
+if "cloudtrain.entrypoints.elastic" in sys.orig_argv:
+    import os, signal
+    os.environ["RANK"] = os.environ["CLOUDTRAIN_NODE_RANK"]
+    os.environ["WORLD_SIZE"] = os.environ["CLOUDTRAIN_NUM_NODES"]
+    os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
+    os.execv(sys.executable, [sys.executable, "-u", "-c", {program!r}])
+"""
+
+
+def install(host: Host, program: str | None = None) -> str:
+    """Make it on the host, with a `program` in place of torchrun (None: the code's train.py); return its path there."""
+    folder = host.folder / "opt/light"
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    site.mkdir(parents=True, exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
+    base = Path(sys.base_prefix) / "bin" / version
+    if not (folder / "bin/python").is_symlink():
+        (folder / "bin/python").symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    (site / "torch").mkdir(exist_ok=True)  # which is looked for, and never imported
+    (site / "torch/__init__.py").write_text("raise ImportError('a stand-in')\n")
+    (site / "torch/version.py").write_text("__version__ = '2.13.0+cu128'\ncuda = '12.8'\n")
+    (site / "torch-2.13.0.dist-info").mkdir(exist_ok=True)
+    program = "exec(compile(open('train.py').read(), 'train.py', 'exec'))" if program is None else program
+    (site / "sitecustomize.py").write_text(SITE.format(program=program))
+    return PATH

@@ -1,0 +1,352 @@
+"""Hosts with real sshd: what they are, that their faults are faults, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles import process
+from doubles.sshhosts.cluster import Cluster, missing
+
+PYTHON = sys.executable
+QUICK = ("-o", "ConnectTimeout=1")
+HELLO = "import socket; print(socket.create_connection(('h1', 22), {}).recv(7).decode())"
+
+# Starts hosts in another process, which is killed: argv is their folder.
+START = """
+import sys, time
+from pathlib import Path
+from doubles.sshhosts.cluster import Cluster
+cluster = Cluster.start(2, Path(sys.argv[1]))
+cluster.ssh("h0", "setsid sleep 600 >/dev/null 2>&1 &")
+print(*(host.pid for host in cluster.hosts), flush=True)
+time.sleep(600)
+"""
+# Asks whether there can be hosts, as a root who may not make namespaces: without CAP_SYS_ADMIN, by PR_CAPBSET_DROP.
+UNPRIVILEGED = """
+import ctypes
+ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)
+from doubles.sshhosts.cluster import missing
+print(missing())
+"""
+
+
+def test_hosts_answer_over_ssh_under_their_own_names(ssh_pair: Cluster) -> None:
+    """With the system's Python and the tests' own, where cloudtrain is not."""
+    assert [ssh_pair.ssh(name, "hostname").stdout for name in ("h0", "h1")] == ["h0\n", "h1\n"]
+    find = "from importlib.util import find_spec as f; print(bool(f('torch')), bool(f('cloudtrain')))"
+    assert ssh_pair.ssh("h0", f'{PYTHON} -c "{find}"').stdout == "True False\n"
+    assert ssh_pair.ssh("h0", "python3 -IS -c 'import os; print(os.getcwd())'").stdout == "/home/root\n"
+
+
+def test_hosts_have_keys_of_their_own(ssh_pair: Cluster) -> None:
+    """A host with the other's key is refused by the client, as is a host that is not known."""
+    known = ssh_pair.client_folder / "known_hosts"
+    lines = known.read_text()
+    try:
+        known.write_text(lines.replace("h0,10.214.0.10 ", "h1,10.214.0.11 ", 1))
+        refused = [ssh_pair.ssh(name, "true") for name in ("h0", "h1")]
+    finally:
+        known.write_text(lines)
+    assert [done.returncode for done in refused] == [255, 0]  # h1 has shown its own as well
+    assert "Host key verification failed" in refused[0].stderr
+
+
+def own(names: list[str]) -> list[str]:
+    """Return the names without the folder below /tmp that holds the test's Python, which every host sees."""
+    prefixes = [Path(prefix).parts[2] for prefix in (sys.prefix, sys.base_prefix) if prefix.startswith("/tmp/")]
+    return [name for name in names if name not in prefixes]
+
+
+def test_hosts_have_places_of_their_own(ssh_pair: Cluster) -> None:
+    """What one writes the other has not, and a test sees it; of the machine's files none can be changed."""
+    one, other = ssh_pair.hosts
+    told = ssh_pair.ssh("h0", "touch ~/a /tmp/b /dev/shm/c /data/d /run/e && touch /usr/f; ls /root /tmp")
+    assert "Read-only file system" in told.stderr
+    assert own(told.stdout.split()) == ["/root:", "/tmp:", "b"]
+    assert (one.home / "a").exists()
+    places = ("/home/root/a", "/tmp/b", "/dev/shm/c", "/data/d", "/run/e")
+    assert [one.path(place).exists() for place in places] == [True] * 5
+    assert [other.path(place).exists() for place in places] == [False] * 5
+    assert not Path("/tmp/b").exists()
+
+
+def test_small_places_have_the_size_asked_for(cluster: Callable[..., Cluster]) -> None:
+    """And a full disk is full."""
+    host = cluster(1, shm_mib=8, data_mib=2).hosts[0]
+    assert host.run(["df", "--output=size", "/dev/shm", "/data"]).split()[1:] == ["8192", "2048"]
+    with pytest.raises(OSError, match="No space left"):
+        host.path("/data/fill").write_bytes(bytes(3 << 20))
+    host.resize("/dev/shm", 4)
+    assert host.run(["df", "--output=size", "/dev/shm"]).split()[1:] == ["4096"]
+
+
+def test_users_have_homes_that_others_cannot_read(ssh_pair: Cluster) -> None:
+    """With the same Python, whoever's folder it lies in."""
+    done = ssh_pair.ssh("alice@h0", f"whoami; pwd; touch mine; {PYTHON} -c 'print(1)'; ls /home/bob")
+    assert done.stdout.split() == ["alice", "/home/alice", "1"]
+    assert "Permission denied" in done.stderr
+    assert (ssh_pair.hosts[0].home_of("alice") / "mine").stat().st_uid == 2001
+
+
+def test_programs_of_a_hosts_own_come_first(ssh_pair: Cluster) -> None:
+    """So that a test can say what `nvidia-smi` says."""
+    tool = ssh_pair.hosts[1].bin / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho no devices were found\n")
+    tool.chmod(0o755)
+    assert ssh_pair.ssh("h1", "nvidia-smi").stdout == "no devices were found\n"
+    assert ssh_pair.ssh("h0", "nvidia-smi").returncode == 127
+
+
+def test_homes_can_be_one_folder(cluster: Callable[..., Cluster]) -> None:
+    """As with NFS."""
+    shared = cluster(2, is_home_shared=True)
+    shared.ssh("h0", "touch a")
+    assert shared.ssh("h1", "ls").stdout == "a\n"
+    shared.reset()
+    assert shared.ssh("h1", "ls").stdout == ""
+
+
+def test_cut_host_is_not_reached_until_it_joins(ssh_pair: Cluster) -> None:
+    """It sees that its cable is out."""
+    host = ssh_pair.hosts[1]
+    host.cut()
+    assert ssh_pair.ssh("h1", "true", *QUICK).returncode == 255
+    assert host.run(["cat", "/sys/class/net/eth0/carrier"]) == "0\n"
+    host.join()
+    assert ssh_pair.ssh("h1", "cat /sys/class/net/eth0/carrier").stdout == "1\n"
+
+
+def test_blackholed_connection_is_half_open(ssh_pair: Cluster) -> None:
+    """Neither end hears of it, and what was written arrives when the line is back."""
+    with _cat(ssh_pair, "h0") as session:
+        assert _echo(session, b"before\n", 20) == b"before\n"
+        ssh_pair.hosts[0].blackhole()
+        assert ssh_pair.hosts[0].run(["cat", "/sys/class/net/eth0/carrier"]) == "1\n"
+        assert _echo(session, b"between\n", 0.3) == b""
+        assert session.poll() is None
+        ssh_pair.hosts[0].join()
+        assert _echo(session, b"", 20) == b"between\n"
+        session.kill()
+
+
+def test_clients_own_line_can_be_cut(ssh_pair: Cluster) -> None:
+    """The hosts reach each other all the same."""
+    ssh_pair.client.blackhole()
+    assert ssh_pair.ssh("h1", "true", *QUICK).returncode == 255
+    assert ssh_pair.hosts[0].run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
+    ssh_pair.client.join()
+    assert ssh_pair.ssh("h1", "true").returncode == 0
+
+
+def test_isolated_hosts_are_reached_by_the_client_alone(ssh_pair: Cluster) -> None:
+    """Until they join again."""
+    hosts = ssh_pair.hosts
+    for host in hosts:
+        host.isolate()
+    with pytest.raises(subprocess.CalledProcessError, match="returned non-zero"):
+        hosts[0].run([PYTHON, "-ISc", HELLO.format(0.5)])
+    assert [ssh_pair.ssh(host.name, "true").returncode for host in hosts] == [0, 0]
+    hosts[0].join()
+    assert hosts[0].run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
+
+
+def test_power_off_ends_everything_and_boot_brings_the_disks_back(
+    ssh_pair: Cluster, wait_until: Callable[..., Any]
+) -> None:
+    """A boot has an id of its own; memory is lost, disks are not."""
+    host, boot_id = ssh_pair.hosts[0], "cat /proc/sys/kernel/random/boot_id"
+    ssh_pair.ssh("h0", "touch ~/a /data/b /dev/shm/c; setsid sleep 6543 >/dev/null 2>&1 &")
+    wait_until(lambda: [line for _, line in host.processes()] == ["sleep 6543"])
+    first, living = ssh_pair.ssh("h0", boot_id).stdout, _in_namespace(_namespaces(host.pid))
+    host.power_off()
+    assert not [pid for pid in living if Path(f"/proc/{pid}").exists()]
+    assert ssh_pair.ssh("h0", "true", *QUICK).returncode == 255
+    host.boot()
+    assert host.processes() == []
+    assert ssh_pair.ssh("h0", "ls ~ /data /dev/shm").stdout.split() == ["/data:", "b", "/dev/shm:", "/home/root:", "a"]
+    second = ssh_pair.ssh("h0", boot_id).stdout
+    assert len(first) == len(second) == 37
+    assert first != second != Path("/proc/sys/kernel/random/boot_id").read_text()
+
+
+def test_killed_sshd_refuses_and_leaves_sessions(ssh_pair: Cluster) -> None:
+    """Until it is started again."""
+    host = ssh_pair.hosts[0]
+    with _cat(ssh_pair, "h0") as session:
+        assert _echo(session, b"before\n", 20) == b"before\n"
+        host.kill_sshd()
+        assert "Connection refused" in ssh_pair.ssh("h0", "true").stderr
+        assert _echo(session, b"after\n", 20) == b"after\n"
+        host.start_sshd()
+        assert ssh_pair.ssh("h0", "true").returncode == 0
+        host.kill_sshd(with_sessions=True)
+        assert session.wait(20) == 255
+
+
+def test_host_behind_a_bastion_is_reached_through_it_alone(ssh_pair: Cluster) -> None:
+    """Its name is one that only the bastion knows."""
+    config = ssh_pair.jump_config()
+    through = ssh_pair.ssh("h1", "hostname; echo $SSH_CLIENT", "-F", str(config))
+    assert through.stdout.split()[:2] == ["h1", ssh_pair.hosts[0].address]
+    direct = ssh_pair.ssh("h1", "true", "-F", str(config), "-o", "ProxyJump=none")
+    assert "Could not resolve hostname h1" in direct.stderr
+
+
+def test_slow_line_is_late_and_good_again_after(ssh_pair: Cluster) -> None:
+    """The delay is each way, and whole frames arrive unhurt."""
+    host = ssh_pair.hosts[0]
+    before = _connect_s(ssh_pair)
+    host.slow(delay_ms=100)
+    assert _connect_s(ssh_pair) > 0.2 > before
+    host.slow(delay_ms=5)
+    sent = os.urandom(300_000)
+    (host.home / "blob").write_bytes(sent)
+    argv = [*ssh_pair.inside, "ssh", "-F", str(ssh_pair.ssh_config), "h0", "cat blob"]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == sent
+    host.join()
+    assert _connect_s(ssh_pair) < 0.2
+
+
+@pytest.mark.slow
+def test_slow_line_keeps_its_rate_and_loses_its_share(ssh_pair: Cluster) -> None:
+    """A megabyte at 8 Mbit/s takes a second; of 200 datagrams, half are lost."""
+    host = ssh_pair.hosts[0]
+    (host.home / "blob").write_bytes(os.urandom(1_000_000))
+    host.slow(rate_mbit_s=8)
+    start = time.monotonic()
+    argv = [*ssh_pair.inside, "ssh", "-F", str(ssh_pair.ssh_config), "h0", "cat blob"]
+    assert len(subprocess.run(argv, capture_output=True, check=True).stdout) == 1_000_000
+    assert time.monotonic() - start > 0.95
+    host.slow(loss=0.5)
+    send = "s = socket.socket(type=2); [s.sendto(b'x', ('10.214.0.10', 4000)) for _ in range(200)]"
+    count = "import socket; s = socket.socket(type=2); s.bind(('', 4000)); s.settimeout(1); n = 0\n"
+    count += "print('ready', flush=True)\ntry:\n  while True: s.recv(9); n += 1\nexcept TimeoutError: print(n)"
+    argv = ["nsenter", "-t", str(host.pid), "-n", PYTHON, "-c", count]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as counter:
+        assert counter.stdout is not None
+        assert counter.stdout.readline() == b"ready\n"
+        subprocess.run([*ssh_pair.inside, PYTHON, "-c", f"import socket; {send}"], check=True)
+        assert 50 < int(counter.stdout.readline()) < 150
+
+
+def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
+    """Whatever was done to them."""
+    one, other = ssh_pair.hosts
+    ssh_pair.ssh("h0", "touch ~/a /tmp/b /data/c /opt/bin/d; setsid sleep 6543 >/dev/null 2>&1 &")
+    (one.folder / "etc/hosts").write_text("")
+    one.slow(delay_ms=500)
+    other.power_off()
+    ssh_pair.client.cut()
+    ssh_pair.reset()
+    assert own(ssh_pair.ssh("h0", "ls -A ~ /tmp /data /opt/bin | grep -v :").stdout.split()) == []
+    assert one.processes() == []
+    assert one.run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
+    assert ssh_pair.ssh("h1", "true").returncode == 0
+
+
+def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """Even if it is killed."""
+    env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
+    argv = [PYTHON, "-c", START, str(tmp_path / "hosts")]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pids = [int(pid) for pid in starter.stdout.readline().split()]
+        if len(pids) != 2:
+            pytest.skip("hosts need root and the packages openssh-server and iproute2")
+        spaces = {space for pid in pids for space in _namespaces(pid)}
+        assert len(_in_namespace(spaces)) >= 5  # two inits, two sshd, a sleep
+        starter.send_signal(signal.SIGKILL)
+    wait_until(lambda: not _in_namespace(spaces))
+
+
+def test_host_that_cannot_start_says_why_and_can_be_mended(ssh_pair: Cluster) -> None:
+    """As its administrator would."""
+    host = ssh_pair.hosts[0]
+    config = host.folder / "etc/ssh/sshd_config"
+    host.power_off()
+    good = config.read_text()
+    config.write_text("Nonsense yes\n")
+    with pytest.raises(RuntimeError, match="h0 did not start"):
+        host.boot()
+    config.write_text(good)
+    host.boot()
+    assert ssh_pair.ssh("h0", "hostname").stdout == "h0\n"
+
+
+def test_machine_without_rights_or_packages_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests that are passed over there."""
+    env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
+    done = subprocess.run([PYTHON, "-c", UNPRIVILEGED], env=env, capture_output=True, text=True)
+    assert done.stdout.startswith(
+        ("hosts in namespaces need the right to make them: ", "hosts in namespaces need root")
+    )
+    monkeypatch.setattr("doubles.sshhosts.cluster.SYSTEM_PATH", "/nowhere")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert missing() == "hosts in namespaces need the packages openssh-server openssh-client iproute2 util-linux"
+
+
+@pytest.mark.slow
+def test_sixteen_hosts_leave_nothing(cluster: Callable[..., Cluster]) -> None:
+    """No process, namespace, link or file; and so many answer at once."""
+    links = os.listdir("/sys/class/net")
+    many = cluster(16)
+    argv = ["ssh", "-F", str(many.ssh_config)]
+    env = {**os.environ, **many.environ}
+    asked = [
+        subprocess.Popen([*argv, host.name, "hostname"], env=env, stdout=subprocess.PIPE, text=True)
+        for host in many.hosts
+    ]
+    assert [one.communicate()[0] for one in asked] == [f"h{number}\n" for number in range(16)]
+    spaces = {space for host in many.hosts for space in _namespaces(host.pid)}
+    assert len(spaces) == 3 * 16
+    assert os.listdir("/sys/class/net") == links
+    many.stop()
+    assert not _in_namespace(spaces)
+    assert not many.root.exists()
+    assert os.listdir("/sys/class/net") == links
+
+
+def _namespaces(pid: int | None) -> set[str]:
+    return {str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in ("pid", "net", "mnt")}
+
+
+def _in_namespace(spaces: set[str]) -> list[int]:
+    """Return the processes that are in one of these."""
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError):
+            if spaces & _namespaces(pid):
+                found.append(pid)
+    return found
+
+
+def _cat(cluster: Cluster, host: str) -> subprocess.Popen[bytes]:
+    """Return a session that sends back what it is sent."""
+    argv = ["ssh", "-F", str(cluster.ssh_config), host, "cat"]
+    env = {**os.environ, **cluster.environ}
+    return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+
+
+def _echo(session: subprocess.Popen[bytes], sent: bytes, within_s: float) -> bytes:
+    assert session.stdin is not None
+    assert session.stdout is not None
+    session.stdin.write(sent)
+    return session.stdout.read(100) if select.select([session.stdout], [], [], within_s)[0] else b""
+
+
+def _connect_s(cluster: Cluster) -> float:
+    """Return the time a TCP connection from the client to h0 takes to make, in seconds."""
+    code = "import socket, time; t = time.monotonic(); socket.create_connection(('10.214.0.10', 22)).close()"
+    argv = [*cluster.inside, PYTHON, "-IS", "-c", f"{code}; print(time.monotonic() - t)"]
+    return float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)

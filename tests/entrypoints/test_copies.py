@@ -1,0 +1,974 @@
+"""Copies from node to node, over real sockets on loopback: what arrives, what never does, what a fault leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.host import copying
+from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.replication import copies, copywire, entries, landing
+from cloudtrain.entrypoints.replication.copies import CopyError
+from cloudtrain.entrypoints.replication.copywire import Wire
+
+TOKEN = "a" * 64
+MIB = 1 << 20
+HOST = "127.0.0.1"
+Serve = Callable[..., int]
+Talk = Callable[[Callable[[Wire], None]], int]
+Wait = Callable[..., Any]
+
+
+class Relay:
+    """A line to the server on which, after so many bytes of what it sends, something happens; counted per connection.
+
+    `flip`: the next byte is altered; `cut`: the line ends; `hold`: nothing more comes before `let_go`.
+    """
+
+    def __init__(self, port: int, after: int, then: str) -> None:
+        self.port_there, self.after, self.then = port, after, then
+        self.let_go = threading.Event()
+        self.listening = socket.create_server((HOST, 0))
+        self.port = self.listening.getsockname()[1]
+        self.open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here = self.listening.accept()[0]
+                there = socket.create_connection((HOST, self.port_there))
+                for sock in (here, there):  # so that what is held does not lie in buffers
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                self.open += [here, there]
+                threading.Thread(target=self._pass, args=(here, there, None), daemon=True).start()
+                threading.Thread(target=self._pass, args=(there, here, self.after), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(1 << 16 if left is None else max(min(left, 1 << 16), 1))):
+                if left == 0:
+                    if self.then == "cut":
+                        break
+                    if self.then == "hold":
+                        self.let_go.wait(20)
+                    data[0] ^= self.then == "flip"
+                    left = None
+                left = None if left is None else left - len(data)
+                target.sendall(data)
+        for sock in (source, target):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all lines."""
+        self.let_go.set()
+        with contextlib.suppress(OSError):
+            self.listening.shutdown(socket.SHUT_RDWR)
+        for sock in [self.listening, *self.open]:
+            sock.close()
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return the folder that is offered."""
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return the folder that is copied to; it is not made yet."""
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def serve(there: Path) -> Iterator[Serve]:
+    """Return a function that offers a folder and returns the port."""
+    made: list[copies.Server] = []
+
+    def serve(folder: Path = there, **options: Any) -> int:
+        made.append(copies.serve(folder, HOST, 0, TOKEN, **options))
+        return made[-1].address[1]
+
+    yield serve
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def relay() -> Iterator[Callable[..., Relay]]:
+    """Return a function that puts something on the line."""
+    made: list[Relay] = []
+
+    def put(port: int, after: int, then: str) -> Relay:
+        made.append(Relay(port, after, then))
+        return made[-1]
+
+    yield put
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    """Return a function that starts a server which knows the token and then says what it is told to, to one client."""
+    made: list[tuple[socket.socket, threading.Thread]] = []
+
+    def start(say: Callable[[Wire], None]) -> int:
+        listening = socket.create_server((HOST, 0))
+
+        def run() -> None:
+            with contextlib.suppress(OSError), listening.accept()[0] as sock:
+                wire = Wire(sock, 10)
+                copywire.greet(wire, TOKEN)
+                wire.receive()
+                say(wire)
+                sock.recv(1)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        made.append((listening, thread))
+        return listening.getsockname()[1]
+
+    yield start
+    for listening, thread in made:
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(5)
+
+
+def checkpoint(folder: Path, step: int, size: int = 3 * MIB) -> Path:
+    """Save a checkpoint as the trainer does."""
+    partial = checkpoints.begin(folder, step, size)
+    files = {
+        name: checkpoints.write_bytes(partial / name, os.urandom(count))
+        for name, count in (("model-0-of-1.pt", size), ("plain.pt", 100), ("trainer.json", 10))
+    }
+    return checkpoints.finish(folder, step, files)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files by their path."""
+    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))} if folder.exists() else {}
+    return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+
+
+def fetch(port: int, name: str, into: Path, **options: Any) -> copies.Fetched:
+    """Fetch with the right token."""
+    return copies.fetch(HOST, port, TOKEN, name, into, **options)
+
+
+def hostile_entry(**changes: Any) -> dict[str, Any]:
+    """Return an entry as a server would tell of it."""
+    usual = {"name": "x", "fingerprint": "f", "bytes": 3, "files": 1, "written_ns": 1, "step": None}
+    return {**usual, "is_folder": True, "is_ours": False, **changes}
+
+
+def test_folders_and_files_arrive_as_they_are(serve: Serve, there: Path, here: Path) -> None:
+    """Bytes, names, times and fingerprints are the same; what is half written or set aside is not offered."""
+    checkpoint(there, 120)
+    (there / "run" / "deep" / "er").mkdir(parents=True)
+    (there / "run" / "deep" / "er" / "ä \udc80").write_bytes(b"")
+    (there / "run" / "large").write_bytes(os.urandom(2 * MIB + 17))
+    (there / "best.json").write_text("{}")
+    os.utime(there / "best.json", ns=(1, 123456789123456789))
+    for name in ("step-00000121.tmp", ".hidden", "first-start.json", "step-00000001.old-1"):
+        (there / name).write_text("no")
+    port = serve()
+    found = copies.entries(HOST, port, TOKEN)
+    assert [entry.name for entry in found] == ["step-00000120", "run", "best.json"]
+    assert [fetch(port, entry.name, here).bytes for entry in found] == [entry.bytes for entry in found]
+    assert contents(here) == {
+        name: data
+        for name, data in contents(there).items()
+        if name[:3] in ("ste", "run", "bes") and "." not in name.partition("/")[0].removesuffix(".json")
+    }
+    assert entries.list_entries(here) == found
+
+
+def test_copy_that_is_here_is_not_fetched_again(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
+    """The very same costs nothing, and one that was fetched gives way to the next; another is set aside if told to."""
+    note = tmp_path / "fetched.json"
+    checkpoint(there, 120)
+    port = serve()
+    assert fetch(port, "step-00000120", here, note=note).bytes > 3 * MIB
+    assert fetch(port, "step-00000120", here, note=note).bytes == 0
+    checkpoint(there, 120)
+    assert fetch(port, "step-00000120", here, note=note).bytes > 3 * MIB
+    assert os.listdir(here) == ["step-00000120"]
+    checkpoint(there, 120)
+    fetch(port, "step-00000120", here, sets_aside=True)
+    assert sorted(name[:17] for name in os.listdir(here)) == ["step-00000120", "step-00000120.old"]
+    assert contents(here / "step-00000120") == contents(there / "step-00000120")
+
+
+def test_what_was_saved_here_itself_stays(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
+    """Neither another of the name, nor a copy that was written to since, nor a link gives way; the words say so."""
+    port, options = serve(), {"note": tmp_path / "fetched.json"}
+    here.mkdir()
+    for name in ("own", "written", "link"):
+        (there / name).write_text("theirs")
+    fetch(port, "written", here, **options)
+    for name in ("own", "written"):
+        (here / name).write_text("mine")
+    (here / "link").symlink_to("own")
+    (there / "written").write_text("theirs, later")
+    for name in ("own", "written", "link"):
+        with pytest.raises(copies.Taken, match="something else has that name here, and is left as it is"):
+            fetch(port, name, here, **options)
+    assert contents(here) == dict.fromkeys(("own", "written", "link"), b"mine")
+
+
+def test_copy_stays_one_where_the_next_came_to_nothing(
+    serve: Serve, there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended between its note and its rename has not made the old copy somebody's own."""
+    port, options = serve(), {"note": tmp_path / "fetched.json"}
+
+    def end(*args: Any, **options: Any) -> None:
+        raise OSError("killed")
+
+    (there / "run").write_text("old")
+    fetch(port, "run", here, **options)
+    (there / "run").write_text("newer")
+    with monkeypatch.context() as patch:
+        patch.setattr(landing, "place", end)
+        with pytest.raises(CopyError, match="killed"):
+            fetch(port, "run", here, **options)
+    assert contents(here) == {"run": b"old"}
+    fetch(port, "run", here, **options)
+    assert contents(here) == {"run": b"newer"}
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "empty folder", "instead of a copy"])
+def test_what_is_saved_meanwhile_stays(
+    serve: Serve, there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A copy that took long never takes the place of what was written while it was under way."""
+    entry, mine = there / "run" / "x" if "folder" in kind else there / "run", here / entry_path(kind)
+    port, options = serve(), {"note": tmp_path / "fetched.json"}
+
+    def save() -> None:
+        entry.parent.mkdir(exist_ok=True)
+        entry.write_bytes(os.urandom(10))
+
+    save()
+    if kind == "instead of a copy":
+        fetch(port, "run", here, **options)
+        save()
+    plain = landing.sync
+
+    def sync(*args: Any) -> None:
+        plain(*args)
+        mine.parent.mkdir(exist_ok=True)
+        mine.mkdir() if kind == "empty folder" else mine.write_text("mine")
+
+    monkeypatch.setattr(landing, "sync", sync)
+    with pytest.raises(copies.Taken, match="left as it is"):
+        fetch(port, "run", here, **options)
+    assert contents(here) == ({} if kind == "empty folder" else {entry_path(kind): b"mine"})
+    assert os.listdir(here) == ["run"]
+
+
+def entry_path(kind: str) -> str:
+    """Return what a rank writes."""
+    return "run/y" if kind == "folder" else "run"
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_name_that_is_taken_in_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    """What gets the name after the last look keeps it all the same."""
+    partial, final = tmp_path / ".x.tmp", tmp_path / "x"
+    for path, text in ((partial, "copy"), (final, "mine")):
+        if is_folder:
+            path.mkdir()
+        (path / "f" if is_folder else path).write_text(text)
+    before = contents(tmp_path)
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    with pytest.raises(landing.Taken):
+        landing.place(partial, final)
+    assert contents(tmp_path) == before
+
+
+def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a file gets its name all the same, and what has it keeps it."""
+
+    def link(*args: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    (tmp_path / ".x.tmp").write_text("copy")
+    landing.place(tmp_path / ".x.tmp", tmp_path / "x")
+    (tmp_path / ".x.tmp").write_text("another")
+    with pytest.raises(landing.Taken):
+        landing.place(tmp_path / ".x.tmp", tmp_path / "x")
+    assert contents(tmp_path) == {".x.tmp": b"another", "x": b"copy"}
+
+
+def test_thousand_small_files(serve: Serve, there: Path, here: Path) -> None:
+    """Many files are no trouble."""
+    (there / "many").mkdir()
+    for number in range(1000):
+        (there / "many" / str(number)).write_text(f"{number}")
+    fetch(serve(), "many", here)
+    assert contents(here) == contents(there)
+
+
+def test_many_at_once(serve: Serve, there: Path, tmp_path: Path) -> None:
+    """More clients than the server takes at once wait for their turn."""
+    checkpoint(there, 1)
+    port = serve(connections=3)
+    faults: list[Exception] = []
+
+    def one(number: int) -> None:
+        try:
+            fetch(port, "step-00000001", tmp_path / f"host-{number}")
+        except CopyError as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert all(contents(tmp_path / f"host-{number}") == contents(there) for number in range(12))
+
+
+def test_same_copy_twice_at_once_is_waited_for(
+    serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait
+) -> None:
+    """Two copies of one entry to one folder would write into each other: the second has the first one's."""
+    checkpoint(there, 1)
+    line, done = relay(serve(), MIB, "hold"), list[int]()
+    threads = [
+        threading.Thread(target=lambda: done.append(fetch(line.port, "step-00000001", here).bytes)) for _ in range(2)
+    ]
+    threads[0].start()
+    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    threads[1].start()
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(copies.Halted):
+        fetch(line.port, "step-00000001", here, stop=stop)
+    line.let_go.set()
+    for thread in threads:
+        thread.join()
+    assert sorted(done)[0] == 0 < sorted(done)[1]
+    assert contents(here) == contents(there)
+
+
+def test_wrong_token_learns_nothing(serve: Serve, there: Path, here: Path) -> None:
+    """Neither a list nor an entry; the words say why."""
+    checkpoint(there, 1)
+    port = serve()
+    with pytest.raises(CopyError, match=rf"cannot learn what {HOST}:{port} has: it does not take this token"):
+        copies.entries(HOST, port, "b" * 64)
+    with pytest.raises(CopyError, match="does not take this token"):
+        copies.fetch(HOST, port, "", "step-00000001", here)
+    assert contents(here) == {}
+    with pytest.raises(ValueError, match="token"):
+        copies.serve(there, HOST, 0, "")
+
+
+def test_token_is_never_sent(serve: Serve, there: Path) -> None:
+    """Neither end ever writes it to the line."""
+    checkpoint(there, 1)
+    port = serve()
+    sent: list[bytes] = []
+    plain = Wire.write
+
+    def listen(wire: Wire, block: memoryview) -> None:
+        sent.append(bytes(block))
+        plain(wire, block)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Wire, "write", listen)
+        assert copies.entries(HOST, port, TOKEN)
+    assert len(sent) >= 5
+    assert TOKEN.encode() not in b"".join(sent)
+
+
+@pytest.mark.parametrize("purpose", [b"copies", b"line", None])
+def test_key_is_made_for_copies_alone(serve: Serve, purpose: bytes | None) -> None:
+    """Who has another key that is made of the token, or takes the token itself for the key, is a stranger."""
+    key = TOKEN.encode() if purpose is None else hmac.digest(TOKEN.encode(), purpose, "sha256")
+    with socket.create_connection((HOST, serve())) as sock:
+        wire = Wire(sock, 5)
+        text = f"cloudtrain copies 1 client {wire.receive()['nonce']} {'0' * 32}"
+        wire.send({"nonce": "0" * 32, "proof": hmac.new(key, text.encode(), "sha256").hexdigest()})
+        assert ("proof" in wire.receive()) == (purpose == b"copies")
+
+
+def test_server_without_the_token_is_not_trusted(here: Path) -> None:
+    """Whoever took the port over does not know the token, and nothing of its is taken."""
+    listening = socket.create_server((HOST, 0))
+
+    def pretend() -> None:
+        with listening.accept()[0] as sock:
+            wire = Wire(sock, 5)
+            wire.send({"nonce": "0" * 32})
+            wire.receive()
+            wire.send({"proof": "0" * 64})
+            with contextlib.suppress(OSError):
+                wire.receive()
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(CopyError, match="not the server that this job has started"):
+        fetch(listening.getsockname()[1], "x", here)
+    thread.join()
+    listening.close()
+
+
+STRANGE = [
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"\0\0\0\2{]",
+    b"\0\0\0\2[]",
+    b"\0\0\0\1\xff",
+    b"\0\0\4\0" + b"[" * 1024,
+    b"\0\0\4\0" + b'{"nonce":%s}' % (b"9" * 1014),
+    b"\0\1\0\0" + b" " * 65536,
+    b'\0\0\0\x0c{"nonce":""}',
+]
+
+
+@pytest.mark.parametrize("said", STRANGE, ids=range(len(STRANGE)))
+def test_stranger_on_the_port(said: bytes, here: Path) -> None:
+    """Something else that listens there is called that."""
+    listening = socket.create_server((HOST, 0))
+
+    def speak() -> None:
+        with contextlib.suppress(OSError), listening.accept()[0] as sock:
+            sock.sendall(said)
+            sock.recv(1)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    with pytest.raises(CopyError, match="something else than cloudtrain talks there"):
+        fetch(listening.getsockname()[1], "x", here)
+    thread.join()
+    listening.close()
+
+
+def test_nobody_on_the_port(here: Path) -> None:
+    """A refused connection is said with the place and what it was for."""
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(CopyError, match=rf"cannot copy x from {HOST}:{port} to .* on .*: Connection refused"):
+        fetch(port, "x", here)
+
+
+HOSTILE = [
+    "..",
+    ".",
+    "",
+    "/etc/passwd",
+    "../secret",
+    "x/../../secret",
+    "a/b",
+    ".hidden",
+    "x\0y",
+    "step-1.tmp",
+    None,
+    7,
+    ["x"],
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("want", ["get", "sees", "put"])
+def test_hostile_client_gets_nothing(serve: Serve, there: Path, want: str, name: Any) -> None:
+    """Whoever has the token, and asks for what is no entry, gets none, and the server lives on."""
+    (there.parent / "secret").write_text("secret")
+    (there / ".hidden").write_text("secret")
+    port = serve()
+    with socket.create_connection((HOST, port)) as sock:
+        wire = Wire(sock, 5)
+        copywire.introduce(wire, TOKEN)
+        wire.send({"want": want, "name": name})
+        assert wire.receive() == {"fault": "it offers nothing of that name"}
+    assert copies.entries(HOST, port, TOKEN) == []
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0\0\0\0", b"\xff" * 100, *STRANGE], ids=range(3 + len(STRANGE)))
+def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes) -> None:
+    """Strangers are let go, and others are still served."""
+    port = serve(connections=1)
+    for _ in range(3):
+        with socket.create_connection((HOST, port)) as sock:
+            sock.sendall(garbage)
+    assert copies.entries(HOST, port, TOKEN) == []
+
+
+def test_links_are_not_followed(serve: Serve, there: Path, here: Path) -> None:
+    """Neither a linked entry nor a link in one is offered, nor what takes a file's place meanwhile."""
+    (there.parent / "secret").write_text("secret")
+    (there / "out").symlink_to(there.parent / "secret")
+    (there / "up").symlink_to(there.parent)
+    (there / "run").mkdir()
+    (there / "run" / "plain").write_text("plain")
+    (there / "run" / "out").symlink_to(there.parent / "secret")
+    (there / "run" / "up").symlink_to("../..")
+    os.mkfifo(there / "run" / "pipe")
+    port = serve()
+    assert [entry.name for entry in copies.entries(HOST, port, TOKEN)] == ["run"]
+    for name in ("out", "up"):
+        with pytest.raises(copies.Gone):
+            fetch(port, name, here)
+    fetch(port, "run", here)
+    assert contents(here) == {"run/plain": b"plain"}
+    with entries.open_root(there) as root:
+        for path in ("out", "up/secret", "pipe"):
+            with pytest.raises(OSError):  # noqa: PT011  # its words are the system's
+                entries.open_file(root, "run", path)
+
+
+@pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "", ".", "a//b", "a/./b", "a\0b", 3])
+def test_hostile_server_cannot_leave_the_folder(talk: Talk, here: Path, path: Any) -> None:
+    """A path that leads elsewhere ends the copy, and nothing is left of it."""
+
+    def say(wire: Wire) -> None:
+        wire.send({"entry": hostile_entry()})
+        wire.send({"file": {"path": path, "size": 3, "written_ns": 1}})
+        wire.write(memoryview(b"bad"))
+        wire.send({"sha256": hashlib.sha256(b"bad").hexdigest()})
+
+    with pytest.raises(CopyError, match=r"has no place in x|another version's"):
+        fetch(talk(say), "x", here)
+    assert sorted(path.name for path in here.parent.rglob("*")) == ["here", "there"][: len(os.listdir(here.parent))]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "y"},
+        {"name": "../x"},
+        {"bytes": -1},
+        {"bytes": 2},
+        {"bytes": 4},
+        {"files": 2},
+        {"files": "1"},
+        {"step": 5},
+        {"more": 1},
+        {"is_folder": False},
+        {"is_ours": True},
+        {"fingerprint": "other"},
+        {"bytes": 1 << 70},
+    ],
+)
+def test_hostile_server_must_keep_its_word(talk: Talk, here: Path, changes: dict[str, Any]) -> None:
+    """What differs from what was announced, or is nonsense, never gets a name."""
+
+    def say(wire: Wire) -> None:
+        file = entries.File("f", 3, 1)
+        wire.send({"entry": {**hostile_entry(fingerprint=entries.fingerprint_of([file], None)), **changes}})
+        wire.send({"file": {"path": "f", "size": 3, "written_ns": 1}})
+        wire.write(memoryview(b"bad"))
+        wire.send({"sha256": hashlib.sha256(b"bad").hexdigest()})
+        wire.send({"end": entries.fingerprint_of([file], None)})
+
+    with pytest.raises(CopyError):
+        fetch(talk(say), "x", here, stall_s=2)
+    assert contents(here) == {}
+
+
+def test_files_of_one_name_are_refused(talk: Talk, here: Path) -> None:
+    """No file is written twice, nor is one a folder as well."""
+
+    def say(wire: Wire) -> None:
+        wire.send({"entry": hostile_entry(files=2, bytes=6)})
+        for path in ("f", "f/g"):
+            wire.send({"file": {"path": path, "size": 3, "written_ns": 1}})
+            wire.write(memoryview(b"bad"))
+            wire.send({"sha256": hashlib.sha256(b"bad").hexdigest()})
+
+    with pytest.raises(CopyError, match="File exists"):
+        fetch(talk(say), "x", here)
+    assert contents(here) == {}
+
+
+def test_links_here_are_not_written_through(serve: Serve, there: Path, here: Path) -> None:
+    """A link of the entry's name stays, and so does what it leads to."""
+    checkpoint(there, 1)
+    elsewhere = checkpoint(here.parent / "elsewhere", 1)
+    before = contents(elsewhere)
+    here.mkdir()
+    (here / "step-00000001").symlink_to(elsewhere)
+    with pytest.raises(copies.Taken):
+        fetch(serve(), "step-00000001", here, sets_aside=True)
+    assert contents(elsewhere) == before
+    assert (here / "step-00000001").readlink() == elsewhere
+
+
+@pytest.mark.parametrize("fate", ["altered", "repeated", "left out", "sent back"])
+def test_message_that_was_tampered_with_is_refused(fate: str) -> None:
+    """Whoever sits on the line can neither write, repeat, drop nor reflect a message."""
+    with (
+        socket.create_server((HOST, 0)) as listening,
+        socket.create_connection(listening.getsockname()) as sender,
+        listening.accept()[0] as receiver,
+    ):
+        one, other = _Tapped(sender, 2), Wire(receiver, 2)
+        one.seal(b"up" if fate == "sent back" else b"down", b"-")
+        other.seal(b"up", b"down")
+        first, second = one.said({"sha256": "00"}), one.said({"end": 1})
+        good = {"altered": first, "repeated": first, "left out": second, "sent back": first}[fate]
+        if fate == "repeated":
+            sender.sendall(first)
+            assert other.receive() == {"sha256": "00"}
+        sender.sendall(good.replace(b"00", b"01") if fate == "altered" else good)
+        with pytest.raises(copywire.WireError, match="altered on the way"):
+            other.receive()
+
+
+class _Tapped(Wire):
+    """A line whose messages can be had as bytes."""
+
+    last = b""
+
+    def write(self, block: memoryview) -> None:
+        """Keep it."""
+        self.last = bytes(block)
+
+    def said(self, message: dict[str, Any]) -> bytes:
+        """Return the message's bytes."""
+        self.send(message)
+        return self.last
+
+
+@pytest.mark.parametrize("after", [20, 400, MIB, 3 * MIB + 1500])
+def test_flipped_byte_is_found(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
+    """One altered byte, of a message or of the content, and the entry is absent; the next try has it."""
+    checkpoint(there, 1)
+    port = serve()
+    with pytest.raises(CopyError):
+        fetch(relay(port, after, "flip").port, "step-00000001", here, stall_s=3)
+    assert contents(here) == {}
+    fetch(port, "step-00000001", here)
+    assert contents(here) == contents(there)
+
+
+def test_altered_content_is_called_that(serve: Serve, there: Path, here: Path, relay: Any) -> None:
+    """The words name the file."""
+    checkpoint(there, 1)
+    with pytest.raises(CopyError, match=r"model-0-of-1\.pt was altered on the way"):
+        fetch(relay(serve(), MIB, "flip").port, "step-00000001", here)
+
+
+@pytest.mark.parametrize("after", [0, 10, 300, MIB])
+def test_cut_line_leaves_nothing(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
+    """Wherever the line ends, the entry is absent."""
+    checkpoint(there, 1)
+    with pytest.raises(CopyError, match=r"closed the connection|reset"):
+        fetch(relay(serve(), after, "cut").port, "step-00000001", here)
+    assert contents(here) == {}
+
+
+@pytest.mark.parametrize("after", [0, 300, MIB])
+def test_stalled_server_is_given_up(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
+    """A line that stands still ends the copy after its time."""
+    checkpoint(there, 1)
+    begin_s = time.monotonic()
+    with pytest.raises(CopyError, match="stands still"):
+        fetch(relay(serve(), after, "hold").port, "step-00000001", here, stall_s=0.3)
+    assert 0.3 <= time.monotonic() - begin_s < 5
+    assert contents(here) == {}
+
+
+def test_slow_drip_is_given_up(talk: Talk, here: Path) -> None:
+    """A byte now and then does not hold a copy up for ever."""
+    over = threading.Event()
+
+    def drip(wire: Wire) -> None:
+        wire.send({"entry": hostile_entry(bytes=MIB)})
+        wire.send({"file": {"path": "f", "size": MIB, "written_ns": 1}})
+        while not over.wait(0.05):
+            wire.write(memoryview(b"x"))
+
+    with pytest.raises(CopyError, match="stands still"):
+        fetch(talk(drip), "x", here, stall_s=0.4)
+    over.set()
+
+
+def test_stalled_client_is_let_go(serve: Serve, there: Path, wait_until: Wait) -> None:
+    """A client that does not read, or says nothing at all, does not keep its place."""
+    checkpoint(there, 1, 12 * MIB)
+    port = serve(connections=1, stall_s=0.3)
+    with socket.create_connection((HOST, port)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        wire = Wire(sock, 5)
+        copywire.introduce(wire, TOKEN)
+        wire.send({"want": "get", "name": "step-00000001"})
+        assert wait_until(lambda: copies.entries(HOST, port, TOKEN))
+
+
+def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+    """A copy under way is given up, and nothing is left."""
+    checkpoint(there, 1)
+    stop = threading.Event()
+    ended: list[float] = []
+
+    def run() -> None:
+        with pytest.raises(copies.Halted):
+            fetch(relay(serve(), MIB, "hold").port, "step-00000001", here, stop=stop)
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    begin_s = time.monotonic()
+    stop.set()
+    thread.join()
+    assert ended[0] - begin_s < 1
+    assert contents(here) == {}
+
+
+def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+    """A server that closes lets go of the port, and of who is being served."""
+    checkpoint(there, 1, 12 * MIB)
+    server = copies.serve(there, HOST, 0, TOKEN)
+    line = relay(server.address[1], MIB, "hold")
+    faults: list[CopyError] = []
+
+    def run() -> None:
+        try:
+            fetch(line.port, "step-00000001", here)
+        except CopyError as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    server.close()
+    with contextlib.closing(socket.create_server((HOST, server.address[1]))):
+        line.let_go.set()
+        thread.join()
+    assert len(faults) == 1
+    assert contents(here) == {}
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[Path]:
+    """Return a disk of 4 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a small disk needs the right to mount: {made.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_full_disk_is_told_beforehand(serve: Serve, there: Path, full: Path) -> None:
+    """What does not fit is not begun; the words give both figures and the folder."""
+    checkpoint(there, 1, 6 * MIB)
+    with pytest.raises(copies.NoRoom, match=rf"to {full} on .*: 0.01 GB are needed there, and 0.00 GB are free"):
+        fetch(serve(), "step-00000001", full, margin_bytes=0)
+    assert os.listdir(full) == []
+
+
+def test_disk_that_fills_up_meanwhile(serve: Serve, there: Path, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and the disk is left as it was."""
+    checkpoint(there, 1, 6 * MIB)
+    monkeypatch.setattr(landing, "check_room", lambda into, needed: None)
+    with pytest.raises(copies.NoRoom, match="No space left on device"):
+        fetch(serve(), "step-00000001", full)
+    assert os.listdir(full) == []
+    checkpoint(there, 2, MIB)
+    fetch(serve(), "step-00000002", full)
+    assert contents(full / "step-00000002") == contents(there / "step-00000002")
+
+
+@pytest.fixture
+def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts a process of ours, which ends with the test."""
+    made: list[subprocess.Popen[str]] = []
+
+    def run(text: str, *args: str | Path) -> subprocess.Popen[str]:
+        text = f"import sys; from pathlib import Path; from cloudtrain.entrypoints.replication import copies; {text}"
+        command = [sys.executable, "-c", text, *map(str, args)]
+        made.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return made[-1]
+
+    yield run
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait) -> None:
+    """kill -9 of the server in the midst: the copy is absent, and said to be."""
+    checkpoint(there, 1, 12 * MIB)
+    text = "s = copies.serve(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
+    process = run_python(text, there)
+    assert process.stdout is not None
+    line = relay(int(process.stdout.readline()), 2 * MIB, "hold")
+    faults: list[str] = []
+
+    def run() -> None:
+        try:
+            fetch(line.port, "step-00000001", here)
+        except CopyError as error:
+            faults.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    process.kill()
+    process.wait()
+    line.let_go.set()
+    thread.join()
+    assert len(faults) == 1
+    assert "step-00000001" in faults[0]
+    assert contents(here) == {}
+
+
+def test_killed_client_leaves_what_the_next_removes(
+    serve: Serve, there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait
+) -> None:
+    """kill -9 of the client in the midst: only an unfinished copy is left, and the next one clears it away."""
+    checkpoint(there, 1)
+    (there / "other").write_text("other")
+    port = serve()
+    line = relay(port, 2 * MIB, "hold")
+    text = "copies.fetch('127.0.0.1', int(sys.argv[1]), 'a' * 64, 'step-00000001', Path(sys.argv[2]))"
+    process = run_python(text, str(line.port), here)
+    wait_until(lambda: list(here.glob(".*.tmp/model*")))
+    process.kill()
+    process.wait()
+    assert os.listdir(here) == [f".step-00000001.{socket.gethostname()}-{process.pid}.tmp"]
+    assert entries.list_entries(here) == []
+    (here / ".step-00000001.another-host-1.tmp").mkdir()
+    fetch(port, "other", here)
+    assert sorted(os.listdir(here)) == [".step-00000001.another-host-1.tmp", "other"]
+
+
+def test_damaged_checkpoint_is_not_passed_on(serve: Serve, there: Path, here: Path) -> None:
+    """What is not as its manifest says is no copy to go on from; an older one may be."""
+    path = checkpoint(there, 1)
+    with (path / "plain.pt").open("r+b") as file:
+        file.write(b"\0\0\0\0")
+    with pytest.raises(CopyError, match=r"it is damaged there: plain\.pt is not as it was when it was saved"):
+        fetch(serve(), "step-00000001", here)
+    assert contents(here) == {}
+
+
+def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
+    """A file that is written to meanwhile is given up as gone, not mixed of old and new."""
+    (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
+    line = relay(serve(), MIB, "hold")
+    ended: list[type[BaseException]] = []
+
+    def run() -> None:
+        try:
+            fetch(line.port, "last.ckpt", here)
+        except CopyError as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: list(here.glob(".*.tmp")))
+    (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
+    line.let_go.set()
+    thread.join()
+    assert ended == [copies.Gone]
+    assert contents(here) == {}
+
+
+def test_shared_folder_is_known(serve: Serve, there: Path, here: Path) -> None:
+    """A folder that both ends see is told from one that only has the same entries; nothing is left of the question."""
+    port = serve()
+    assert copies.shares(HOST, port, TOKEN, there)
+    assert not copies.shares(HOST, port, TOKEN, here)
+    assert os.listdir(there) == os.listdir(here) == []
+
+
+def test_newest_is_whole(there: Path) -> None:
+    """The highest step that has all its files; without steps, what was written last."""
+    assert copying.newest({"folder": str(there / "none")}) == {}
+    (there / "a.pt").write_text("a")
+    (there / "b.pt").write_text("b")
+    os.utime(there / "a.pt", (3e9, 3e9))
+    assert copying.newest({"folder": str(there)})["name"] == "a.pt"
+    checkpoint(there, 2, 10)
+    checkpoint(there, 30, 10)
+    (checkpoint(there, 40, 10) / "plain.pt").unlink()
+    told = copying.newest({"folder": str(there)})
+    assert (told["name"], told["step"]) == ("step-00000030", 30)
+    assert abs(told["mtime"] - time.time()) < 60
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
+    """A host offers its folder by a token drawn there; another fetches one entry, or all."""
+    checkpoint(there, 1)
+    (there / "last.ckpt").write_text("last")
+    told = copying.offer({"folder": str(there), "address": HOST})
+    assert len(told["token"]) == 64
+    asked = {**told, "name": "step-00000001", "into": str(here)}
+    assert copying.fetch(asked)["bytes"] > 3 * MIB
+    assert copying.fetch(asked)["bytes"] == 0
+    assert copying.fetch({**asked, "name": None})["bytes"] == 4
+    assert contents(here) == contents(there)
+    with pytest.raises(Refused, match="cannot copy none from"):
+        copying.fetch({**asked, "name": "none"})
+    copying._offers.pop().close()
+
+
+def test_all_entries_leave_what_was_saved_here(there: Path, here: Path, tmp_path: Path) -> None:
+    """What is lacking comes, what was fetched is brought up to date; own and newer ones are left, and told of."""
+    for name in ("lacking", "fetched", "own", "later"):
+        (there / name).write_text("old")
+    told = copying.offer({"folder": str(there), "address": HOST})
+    asked = {**told, "name": None, "into": str(here), "note": str(tmp_path / "fetched.json")}
+    assert copying.fetch(asked)["left"] == []
+    (here / "lacking").unlink()
+    (here / "own").write_text("mine")
+    for name in ("fetched", "own"):
+        (there / name).write_text("theirs")
+        os.utime(there / name, (3e9, 3e9))
+    os.utime(there / "later", (1, 1))
+    done = copying.fetch(asked)
+    assert (sorted(done["names"]), sorted(done["left"])) == (["fetched", "lacking"], ["later", "own"])
+    assert contents(here) == {"lacking": b"old", "fetched": b"theirs", "own": b"mine", "later": b"old"}
+    assert copying.fetch({**asked, "note": None})["bytes"] == 0
+    copying._offers.pop().close()
+
+
+def test_offer_keeps_to_its_ports(there: Path) -> None:
+    """A port of the range is taken; without a free one, or an address of this host, the words say so."""
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Refused, match=f"all ports from {port} to {port} are taken; allow others"):
+            copying.offer({"folder": str(there), "address": HOST, "ports": [port, port]})
+    assert copying.offer({"folder": str(there), "address": HOST, "ports": [port, port]})["port"] == port
+    copying._offers.pop().close()
+    with pytest.raises(Refused, match="is it an address of this host"):
+        copying.offer({"folder": str(there), "address": "192.0.2.1", "ports": [port, port]})
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """Agents keep these modules for as long as a job runs: no torch, nothing of other packages."""
+    modules = "cloudtrain.entrypoints.replication.replicas, cloudtrain.entrypoints.host.copying"
+    text = f"import {modules}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

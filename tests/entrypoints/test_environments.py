@@ -1,0 +1,389 @@
+"""What a job runs in on a host: interpreters, venvs from tiny wheels, folders of a conda environment's shape.
+
+Conda itself is not to be had in the tests: the folders are what it leaves, an interpreter and its conda-meta.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.environments import builds, condaenvs, interpreter, prepare, venvs
+from cloudtrain.entrypoints.host.refused import Refused
+
+REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\n"
+PREPARE = """
+import json, sys
+from cloudtrain.entrypoints.environments import prepare
+print(json.dumps(prepare.prepare(json.load(sys.stdin))))
+"""
+
+
+def wheel(folder: Path, version: str = "1.0", body: str = "") -> None:
+    """Make a wheel of a package `tiny` of one module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = f"tiny-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"tiny-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr("tiny.py", f"VERSION = {version!r}\n{body}")
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> dict[str, Any]:
+    """Return what is asked for a venv with the tiny package, from a wheel in the code's folder."""
+    wheel(tmp_path / "code" / "wheels")
+    return {
+        "kind": "venv",
+        "python": sys.executable,
+        "requirements": REQUIREMENTS,
+        "system_site_packages": False,
+        "workdir": str(tmp_path / "work"),
+        "code": str(tmp_path / "code"),
+    }
+
+
+def start(ask: dict[str, Any]) -> subprocess.Popen[str]:
+    """Start a `prepare` in a process of its own."""
+    child = subprocess.Popen([sys.executable, "-c", PREPARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None
+    json.dump(ask, child.stdin)
+    child.stdin.close()
+    child.stdin = None
+    return child
+
+
+def until(what: Any, patience_s: float = 60.0) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + patience_s
+    while not what():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+def run_in(made: dict[str, Any], program: str) -> str:
+    """Return what a program prints in the environment."""
+    done = subprocess.run([made["python"], "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@functools.cache
+def own() -> interpreter.Interpreter:
+    """Return the interpreter of the tests, asked once."""
+    return interpreter.find(sys.executable)
+
+
+def key_of(ask: dict[str, Any], **changes: Any) -> str:
+    """Return the key of what is asked."""
+    asked = {**ask, **changes}
+    return venvs.key(asked["requirements"], Path(asked["code"]), own(), asked["system_site_packages"])
+
+
+def test_none_finds_the_interpreter() -> None:
+    """A name is looked up on the path, and what is returned is absolute."""
+    made = prepare.prepare({"kind": "none", "python": Path(sys.executable).name})
+    assert Path(made["python"]).is_absolute()
+    assert made["detail"].startswith(f"Python {sys.version.split()[0]}")
+    assert (made["environment"], made["container"], made["lock"]) == ({}, None, None)
+
+
+def test_none_keeps_a_venvs_own_path() -> None:
+    """The interpreter's link is not followed: behind it the venv's packages would be missing."""
+    assert prepare.prepare({"kind": "none", "python": sys.executable})["python"] == sys.executable
+
+
+def test_none_without_such_an_interpreter_is_refused() -> None:
+    """The message names the key to set."""
+    with pytest.raises(Refused, match=r"no interpreter `python9\.9` here; set `python`"):
+        prepare.prepare({"kind": "none", "python": "python9.9"})
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo '{}'", "does not work"),
+        ("echo 'No module named encodings' >&2; exit 1", "does not work: No module named encodings"),
+        ('exec {python} -c "import sys; sys.version_info = (3, 8, 1); exec(sys.argv[1])" "$3"', r"3\.8\.1 .*older"),
+    ],
+)
+def test_none_with_a_broken_interpreter_is_refused(tmp_path: Path, script: str, words: str) -> None:
+    """What does not run, and what is too old, is found before the job starts."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\n" + script.replace("{python}", sys.executable))
+    broken.chmod(0o755)
+    with pytest.raises(Refused, match=words):
+        prepare.prepare({"kind": "none", "python": str(broken)})
+
+
+def test_unknown_kind_is_refused() -> None:
+    """The kinds are listed."""
+    with pytest.raises(Refused, match="one of none, venv, conda, docker, podman"):
+        prepare.prepare({"kind": "nix"})
+
+
+def test_key_ignores_comments_and_the_codes_place(ask: dict[str, Any], tmp_path: Path) -> None:
+    """Another job with the same requirements has the same environment."""
+    wheel(tmp_path / "other" / "wheels")
+    noted = "# what we need\n--no-index\n--find-links   wheels\n\ntiny==1.0  # pinned\n"
+    assert key_of(ask, requirements=noted, code=str(tmp_path / "other")) == key_of(ask)
+
+
+@pytest.mark.parametrize("changes", [{"requirements": "tiny"}, {"system_site_packages": True}])
+def test_key_differs_by_what_is_asked(ask: dict[str, Any], changes: dict[str, Any]) -> None:
+    """A changed requirement or flag is another environment."""
+    assert key_of(ask, **changes) != key_of(ask)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--find-links=wheels", "-f wheels", "-fwheels", "./lib", "lib/", "-r more.txt", "-cmore.txt", "tiny @ file:lib"],
+)
+def test_key_differs_by_local_content(ask: dict[str, Any], tmp_path: Path, line: str) -> None:
+    """What the requirements name in the code counts by its content, however it is named."""
+    code = tmp_path / "code"
+    (code / "lib").mkdir()
+    (code / "lib" / "setup.py").write_text("1")
+    (code / "more.txt").write_text("-r deeper.txt\n-r more.txt\n")
+    (code / "deeper.txt").write_text("tiny")
+    before = key_of(ask, requirements=line)
+    assert key_of(ask, requirements=line) == before
+    wheel(code / "wheels", body="x = 1")
+    (code / "lib" / "setup.py").write_text("2")
+    (code / "deeper.txt").write_text("tiny>0")
+    assert key_of(ask, requirements=line) != before
+
+
+@pytest.mark.parametrize(
+    "line", ["torch", "a/b @ git+https://x/y", "git+https://x/a/b.git", "https://x/a.whl", "a>=1;b"]
+)
+def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -> None:
+    """Nothing local is looked for."""
+    assert venvs.key(line, None, own(), False)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("-e .", "outlives its folder"), ("-r gone.txt", "left out"), ("./gone.whl", "left out")]
+)
+def test_key_refuses_what_cannot_be(ask: dict[str, Any], line: str, words: str) -> None:
+    """An editable install and a missing file are refused with the line."""
+    with pytest.raises(Refused, match=words) as refused:
+        key_of(ask, requirements=line)
+    assert f"`{line}`" in str(refused.value)
+
+
+def test_key_refuses_a_path_without_code() -> None:
+    """A relative path means nothing where no code is shipped."""
+    with pytest.raises(Refused, match="no code is shipped"):
+        venvs.key("./lib", None, own(), False)
+
+
+@pytest.mark.slow
+def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) -> None:
+    """Two processes get the same environment, of which one built it; a later call finds it.
+
+    It is made with a venv, and sees that one's packages, which `--system-site-packages` alone would not show.
+    """
+    asked = {**ask, "system_site_packages": True}
+    made = [json.loads(child.communicate()[0]) for child in [start(asked), start(asked)]]
+    assert made[0]["python"] == made[1]["python"]
+    assert sorted("built in" in each["detail"] for each in made) == [False, True]
+    assert run_in(made[0], "import tiny, pytest; print(pytest.__file__)") == pytest.__file__
+    assert made[0]["environment"]["PATH"].split(":")[0] == str(Path(made[0]["python"]).parent)
+    again = prepare.prepare(asked)
+    assert "found as built before" in again["detail"]
+    assert prepare.progress(asked) == {"line": None}
+    log = Path(again["lock"]).with_suffix(".log").read_text()
+    assert log.count(" -m venv ") == log.count(" pip install ") == 1
+    assert [path.name for path in (tmp_path / "code").iterdir()] == ["wheels"]
+
+
+@pytest.mark.slow
+def test_venv_of_a_killed_builder_is_built_anew(ask: dict[str, Any], tmp_path: Path) -> None:
+    """What it was running dies with it, and what it left is removed by the next one, which need not wait."""
+    place = tmp_path / "work" / "env" / key_of(ask)
+    child = start(ask)
+    until(lambda: (place / "bin" / "python").exists())
+    (place / "junk").touch()
+    assert prepare.progress(ask)["line"]
+    below = processes.descendants(child.pid)
+    assert below
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    until(lambda: not any(processes.stamp(pid) for pid in below))
+    made = prepare.prepare(ask)
+    assert run_in(made, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert not (place / "junk").exists()
+
+
+def test_venv_that_takes_too_long_is_refused(ask: dict[str, Any]) -> None:
+    """The limit ends what is run; the message has where to read all."""
+    before = set(processes.descendants(os.getpid()))  # other tests' helpers, which they share
+    with pytest.raises(Refused, match=r"could not be made: not done after 0 s, .*raise the limit.* All of it: .*\.log"):
+        prepare.prepare({**ask, "limit_s": 0.1})
+    assert set(processes.descendants(os.getpid())) <= before
+
+
+def test_venv_built_by_another_for_too_long_is_refused(ask: dict[str, Any], tmp_path: Path) -> None:
+    """Who waits is told for whom, and does not wait for ever."""
+    lock = tmp_path / "work" / "env" / f"{key_of(ask)}.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("process 7 on gpu3")
+    held = builds.try_lock(lock, fcntl.LOCK_EX)
+    assert held is not None
+    with pytest.raises(Refused, match="process 7 on gpu3 is at it, for over 0 s"):
+        prepare.prepare({**ask, "limit_s": 0.2})
+    os.close(held)
+
+
+@pytest.mark.slow
+def test_venv_failure_is_in_pips_words_with_the_cure(ask: dict[str, Any]) -> None:
+    """What is not there is named, with what to do."""
+    with pytest.raises(Refused) as refused:
+        prepare.prepare({**ask, "requirements": "--no-index\n--find-links wheels\nhuge==3"})
+    assert "No matching distribution found for huge==3; check name and version" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "free some space"),
+        (
+            "WARNING: Retrying: NewConnectionError\nERROR: No matching distribution found for a",
+            "does not reach the index",
+        ),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES do not match the hashes from", "correct the hashes"),
+        ("The virtual environment was not created successfully because ensurepip is not\navailable.", "python3-venv"),
+        ("ERROR: Cannot install a and b because these package versions have conflicting dependencies.", "loosen"),
+        ("error: subprocess-exited-with-error\n× Building wheel for a did not run", "a version that has a wheel"),
+        ("Segmentation fault", "see the log"),
+    ],
+)
+def test_cure_follows_from_what_pip_says(said: str, words: str) -> None:
+    """The first cause counts: an index out of reach is also a distribution not found."""
+    assert words in builds.cure(said, venvs.CURES, "see the log")
+
+
+def test_prune_removes_the_unused_and_none_in_use(tmp_path: Path) -> None:
+    """An environment goes 30 days after its last use, unless a job holds it."""
+    folder = tmp_path / "env"
+    folder.mkdir()
+    old_s = time.time() - 31 * 86400
+    for name, used_s in (("fresh", time.time()), ("held", old_s), ("old", old_s)):
+        (folder / name).mkdir()
+        for path in (folder / name / "used", folder / f"{name}.lock", folder / f"{name}.log"):
+            path.touch()
+            os.utime(path, (used_s, used_s))
+    held = venvs.hold(str(folder / "held.lock"))
+    assert venvs.prune({"workdir": str(tmp_path)}) == {"removed": ["old"]}
+    assert not list(folder.glob("old*"))
+    os.close(held)
+    assert venvs.prune({"workdir": str(tmp_path)}) == {"removed": ["held"]}
+    assert (folder / "fresh" / "used").exists()
+
+
+@pytest.fixture
+def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a root of conda's shape in a home of the test's own, with the environments `train` and `bare`."""
+    for name in ("CONDA_EXE", "MAMBA_EXE", "MAMBA_ROOT_PREFIX", "CONDA_ROOT", "CONDA_ENVS_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(condaenvs, "SYSTEM_ROOTS", ())
+    root = tmp_path / "miniforge3"
+    (root / "condabin").mkdir(parents=True)
+    for prefix in (root, root / "envs" / "train", root / "envs" / "bare"):
+        (prefix / "conda-meta").mkdir(parents=True)
+        (prefix / "bin").mkdir()
+        if prefix.name != "bare":
+            (prefix / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    (root / "envs" / "not-one").mkdir()
+    return root
+
+
+def find(wanted: str) -> dict[str, Any]:
+    """Return what `prepare` makes of a conda environment."""
+    return prepare.prepare({"kind": "conda", "conda": wanted})
+
+
+def test_conda_by_name(conda: Path) -> None:
+    """The interpreter and the variables are those that activating would give, with what was set for it by conda."""
+    prefix = conda / "envs" / "train"
+    state = {"env_vars": {"HF_HOME": "/data/hf", "GONE": "***unset***"}}
+    (prefix / "conda-meta" / "state").write_text(json.dumps(state))
+    made = find("train")
+    assert made["python"] == str(prefix / "bin" / "python")
+    assert made["environment"].pop("PATH").startswith(f"{prefix}/bin:")
+    assert made["environment"] == {
+        "CONDA_PREFIX": str(prefix),
+        "CONDA_DEFAULT_ENV": "train",
+        "CONDA_SHLVL": "1",
+        "HF_HOME": "/data/hf",
+    }
+
+
+def test_conda_base_by_name_and_any_by_prefix(conda: Path) -> None:
+    """`base` is the root; a prefix may lie anywhere, and begin with ~."""
+    assert find("base")["environment"]["CONDA_DEFAULT_ENV"] == "base"
+    assert find("~/miniforge3/envs/train")["python"] == find("train")["python"]
+
+
+def test_conda_listed_by_conda_alone(conda: Path, tmp_path: Path) -> None:
+    """An environment outside all roots is found by conda's own list."""
+    elsewhere = tmp_path / "data" / "lab"
+    elsewhere.parent.mkdir()
+    (conda / "envs" / "train").rename(elsewhere)
+    (tmp_path / ".conda").mkdir()
+    (tmp_path / ".conda" / "environments.txt").write_text(f"{elsewhere}\n{tmp_path}/removed\n")
+    assert find("lab")["environment"]["CONDA_DEFAULT_ENV"] == str(elsewhere)
+
+
+def test_conda_asked_for_what_is_listed_nowhere(conda: Path, tmp_path: Path) -> None:
+    """Where neither list nor roots know a name, `conda info` is asked."""
+    elsewhere = tmp_path / "data" / "lab"
+    elsewhere.parent.mkdir()
+    (conda / "envs" / "train").rename(elsewhere)
+    tool = conda / "bin" / "conda"
+    tool.write_text(f"#!/bin/sh\ntest \"$*\" = 'info --json' && echo '{json.dumps({'envs': [str(elsewhere)]})}'\n")
+    tool.chmod(0o755)
+    assert find("lab")["python"] == str(elsewhere / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("trian", "did you mean `train`.*`base`.*`train`"),
+        ("bare", "has no Python; `conda install"),
+        ("~/miniforge3/envs/not-one", "no conda-meta"),
+    ],
+)
+def test_conda_unknown_is_refused(conda: Path, wanted: str, words: str) -> None:
+    """What there is instead is listed."""
+    with pytest.raises(Refused, match=words):
+        find(wanted)
+
+
+def test_conda_twice_is_refused(conda: Path, tmp_path: Path) -> None:
+    """Two of one name are told by their prefixes."""
+    (tmp_path / "miniconda3" / "envs" / "train" / "conda-meta").mkdir(parents=True)
+    with pytest.raises(Refused, match=r"several conda environments `train`; give the prefix.*miniconda3.*miniforge3"):
+        find("train")
+
+
+def test_conda_scripts_that_do_not_run_are_told(conda: Path) -> None:
+    """Activation scripts need a shell, so the user is told which are left out."""
+    scripts = conda / "envs" / "train" / "etc" / "conda" / "activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "cuda-nvcc.sh").touch()
+    assert "not run, because no shell is: activate.d/cuda-nvcc.sh" in find("train")["detail"]

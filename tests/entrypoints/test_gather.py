@@ -1,0 +1,203 @@
+"""What a start of the job brings from other nodes' disks: what comes, what stays, and what is said to be missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.replication import copies, entries
+from cloudtrain.entrypoints.replication.gather import Gathering
+from cloudtrain.entrypoints.replication.replicas import Replicas
+
+TOKEN = "a" * 64
+HOST = "127.0.0.1"
+Source = tuple[str, int]
+Wait = Callable[..., Any]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return this node's folder."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
+    """Return a function that starts another node, and returns its folder and address."""
+    made: list[copies.Server] = []
+
+    def start() -> tuple[Path, Source]:
+        folder = tmp_path / f"node-{len(made) + 1}"
+        folder.mkdir()
+        made.append(copies.serve(folder, HOST, 0, TOKEN))
+        return folder, made[-1].address
+
+    yield start
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
+    """Return a function that gathers, and returns what is missing."""
+
+    def run(*sources: Source, newest_alone: bool = True) -> tuple[str, ...]:
+        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone)
+        wait_until(lambda: gathering.is_done)
+        return gathering.missing
+
+    return run
+
+
+def note_of(here: Path) -> Path:
+    """Return where it is noted what was fetched."""
+    return here.with_name("fetched.json")
+
+
+def checkpoint(folder: Path, step: int, *, is_damaged: bool = False) -> Path:
+    """Save a checkpoint as the trainer does."""
+    partial = checkpoints.begin(folder, step, 100)
+    files = {name: checkpoints.write_bytes(partial / name, os.urandom(50)) for name in ("plain.pt", "trainer.json")}
+    final = checkpoints.finish(folder, step, files)
+    if is_damaged:
+        (final / "plain.pt").write_bytes(b"\0" * 50)
+    return final
+
+
+def names(folder: Path) -> list[str]:
+    """Return the whole entries, the newest first."""
+    return [entry.name for entry in entries.list_entries(folder)]
+
+
+def closed() -> Source:
+    """Return where nobody listens."""
+    with socket.create_server((HOST, 0)) as free:
+        return HOST, free.getsockname()[1]
+
+
+def test_newest_of_all_comes_alone(node: Any, gather: Any, here: Path) -> None:
+    """Of several nodes, the highest step; nothing where this node has it, or a later one."""
+    (one, at_one), (other, at_other) = node(), node()
+    for folder, step in ((one, 1), (other, 2), (one, 3)):
+        checkpoint(folder, step)
+    assert gather(at_other, at_one) == ()
+    assert names(here) == ["step-00000003"]
+    checkpoint(here, 4)
+    checkpoint(other, 4)
+    before = entries.list_entries(here)
+    assert gather(at_other, at_one) == ()
+    assert entries.list_entries(here) == before
+
+
+def test_next_older_comes_where_the_newest_cannot(node: Any, gather: Any, here: Path) -> None:
+    """What is damaged at its source is missing, in words, and the start has the newest that is intact."""
+    there, source = node()
+    checkpoint(there, 1)
+    checkpoint(there, 2)
+    checkpoint(there, 3, is_damaged=True)
+    (missing,) = gather(source)
+    assert "cannot copy step-00000003" in missing
+    assert "damaged there" in missing
+    assert names(here) == ["step-00000002"]
+
+
+def test_same_entry_comes_from_the_next_node(node: Any, gather: Any, here: Path) -> None:
+    """Another node's intact copy does, and nothing is missing."""
+    (one, at_one), (other, at_other) = node(), node()
+    checkpoint(other, 2)
+    checkpoint(one, 2, is_damaged=True)  # the later, which is tried first
+    assert gather(at_one, at_other) == ()
+    assert names(here) == ["step-00000002"]
+    assert checkpoints.verify(here / "step-00000002") is None
+
+
+def test_node_that_cannot_be_asked_is_missing(node: Any, gather: Any, here: Path) -> None:
+    """What it has is not known; what the others have comes."""
+    there, source = node()
+    checkpoint(there, 1)
+    gone = closed()
+    (missing,) = gather(gone, source)
+    assert f"{gone[0]}:{gone[1]}" in missing
+    assert names(here) == ["step-00000001"]
+
+
+def test_own_that_is_not_whole_is_set_aside(node: Any, gather: Any, here: Path) -> None:
+    """The newest has a file less on this node's disk, and another node has it whole."""
+    there, source = node()
+    checkpoint(there, 2)
+    (checkpoint(here, 2) / "plain.pt").unlink()
+    assert gather(source) == ()
+    assert names(here) == ["step-00000002"]
+    assert checkpoints.verify(here / "step-00000002") is None
+    assert len(list(here.glob("step-00000002.old-*"))) == 1
+
+
+def test_script_gets_all_but_never_for_its_own(node: Any, gather: Any, here: Path) -> None:
+    """All that others have comes, the latest of each name; neither own ones nor later copies give way."""
+    (one, at_one), (other, at_other) = node(), node()
+    for folder, when in ((one, 1e9), (other, 2e9)):
+        for name in ("mine", "both", f"of {folder.name}"):
+            (folder / name).write_text(folder.name)
+            os.utime(folder / name, (when, when))
+    (here / "mine").write_text("mine")
+    os.utime(here / "mine", (1, 1))
+    assert gather(at_one, at_other, newest_alone=False) == ()
+    expected = {"mine": "mine", "both": "node-2", "of node-1": "node-1", "of node-2": "node-2"}
+    assert {path.name: path.read_text() for path in here.iterdir()} == expected
+    assert gather(at_one, newest_alone=False) == ()
+    assert {path.name: path.read_text() for path in here.iterdir()} == expected
+
+
+def test_replica_under_way_is_waited_for(
+    node: Any, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The copy that a replica is making of the same entry is the one that the start has."""
+    there, source = node()
+    checkpoint(there, 1)
+    held, plain = threading.Event(), copies._send_bytes
+
+    def hold(*args: Any) -> None:
+        held.wait(20)
+        plain(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_send_bytes", hold)
+        replicas = Replicas(here, lambda: source, TOKEN, note_of(here), every_s=0.02)
+        replicas.start()
+        with contextlib.ExitStack() as ends:
+            ends.callback(replicas.finish)
+            ends.callback(held.set)
+            wait_until(lambda: list(here.glob(".*.tmp/*")))
+            gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
+            gathering._thread.join(0.3)
+            assert not gathering.is_done
+            held.set()
+            wait_until(lambda: gathering.is_done)
+    assert gathering.missing == ()
+    assert names(here) == ["step-00000001"]
+    assert capsys.readouterr().out == ""
+
+
+def test_cancel_ends_it_in_the_midst(node: Any, here: Path, wait_until: Wait) -> None:
+    """The copy under way is absent, and is not called missing."""
+    there, source = node()
+    checkpoint(there, 1)
+    held = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_send_bytes", lambda *args: held.wait(20))
+        gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
+        wait_until(lambda: list(here.glob(".*.tmp/*")))
+        gathering.cancel()
+        held.set()
+    wait_until(lambda: gathering.is_done)
+    assert gathering.missing == ()
+    assert os.listdir(here) == []

@@ -1,0 +1,353 @@
+"""A replica of a job's checkpoints that another node keeps: what comes, what goes, and what is never touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.replication import copies, entries, fetchednote, landing
+from cloudtrain.entrypoints.replication.replicas import Replicas
+
+TOKEN = "a" * 64
+HOST = "127.0.0.1"
+Wait = Callable[..., Any]
+Keep = Callable[..., Replicas]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return node 0's folder."""
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return the next node's folder."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def server(there: Path) -> Iterator[copies.Server]:
+    """Return node 0's server."""
+    server = copies.serve(there, HOST, 0, TOKEN)
+    yield server
+    server.close()
+
+
+def note_of(folder: Path) -> Path:
+    """Return where it is noted what was fetched."""
+    return folder.with_name(f"{folder.name}-fetched.json")
+
+
+@pytest.fixture
+def keep(here: Path, server: copies.Server) -> Iterator[Keep]:
+    """Return a function that begins to keep a replica, many times a second, until the test's end."""
+    made: list[Replicas] = []
+
+    def start(source: Any = None, folder: Path = here, token: str = TOKEN, **options: Any) -> Replicas:
+        quick = {"every_s": 0.02, "quiet_s": 0.3, "pause_s": 0.05, **options}
+        made.append(Replicas(folder, source or (lambda: server.address), token, note_of(folder), **quick))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.finish()
+
+
+def checkpoint(folder: Path, step: int, size: int = 1000) -> Path:
+    """Save a checkpoint as the trainer does."""
+    partial = checkpoints.begin(folder, step, size)
+    data = {"model-0-of-1.pt": os.urandom(size), "plain.pt": os.urandom(50), "trainer.json": b"{}"}
+    files = {name: checkpoints.write_bytes(partial / name, each) for name, each in data.items()}
+    return checkpoints.finish(folder, step, files)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the whole entries, the newest first."""
+    return [entry.name for entry in entries.list_entries(folder)]
+
+
+def equal(one: Path, other: Path) -> bool:
+    """Return whether both folders have the same entries."""
+    return entries.list_entries(one) == entries.list_entries(other)
+
+
+def test_replica_follows_the_trainer(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """What is saved comes, what is retired goes, and at every moment the replica has a whole checkpoint."""
+    checkpoint(there, 1)
+    keep()
+    wait_until(lambda: equal(there, here))
+    for step in range(2, 8):
+        checkpoint(there, step)
+        checkpoints.retain(there, 2)
+        assert names(here)
+        wait_until(lambda: equal(there, here))
+    assert names(here) == ["step-00000007", "step-00000006"]
+    assert checkpoints.verify(here / "step-00000007") is None
+
+
+def test_newest_comes_first(keep: Keep, there: Path, here: Path, wait_until: Wait, monkeypatch: Any) -> None:
+    """Steps by their number, whatever their names' or times' order; then the rest. Each is noted before it is here."""
+    for step in (100000000, 3, 20):
+        checkpoint(there, step)
+    (there / "best.json").write_text("{}")
+    came: list[str] = []
+    plain = landing.place
+
+    def place(partial: Path, final: Path, *args: Any, **options: Any) -> None:
+        if final.name in fetchednote.read(note_of(here)):
+            came.append(final.name)
+        plain(partial, final, *args, **options)
+
+    monkeypatch.setattr(landing, "place", place)
+    keep()
+    wait_until(lambda: equal(there, here))
+    assert came == ["step-100000000", "step-00000020", "step-00000003", "best.json"]
+
+
+def test_what_was_not_fetched_is_never_touched(
+    keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither removed, nor replaced by node 0's of the same name, which is said."""
+    mine = checkpoint(here, 1), checkpoint(here, 2)
+    before = [(path / "plain.pt").read_bytes() for path in mine]
+    checkpoint(there, 2)
+    checkpoint(there, 3)
+    keep()
+    wait_until(lambda: "step-00000003" in names(here))
+    checkpoint(there, 4)
+    checkpoints.retain(there, 1)
+    wait_until(lambda: names(here) == ["step-00000004", "step-00000002", "step-00000001"])
+    assert [(path / "plain.pt").read_bytes() for path in mine] == before
+    told = capsys.readouterr().out
+    assert told.count("step-00000002 differs from node 0's, and was not copied: it is left as it is") == 1
+
+
+def test_fetched_and_written_to_since_is_not_removed(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """What this node's own trainer has saved in a copy's place is no copy any more."""
+    checkpoint(there, 1)
+    first = keep()
+    wait_until(lambda: equal(there, here))
+    first.finish()
+    mine = checkpoint(here, 1)
+    checkpoint(there, 2)
+    checkpoints.retain(there, 1)
+    keep()
+    wait_until(lambda: "step-00000002" in names(here))
+    checkpoint(there, 3)
+    wait_until(lambda: "step-00000003" in names(here))
+    assert mine.exists()
+
+
+def test_copy_that_lost_a_file_is_fetched_again(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """A manifest alone does not make a copy."""
+    path = checkpoint(there, 1)
+    keep()
+    wait_until(lambda: equal(there, here))
+    (here / path.name / "plain.pt").unlink()
+    wait_until(lambda: equal(there, here))
+
+
+def test_emptied_source_takes_nothing_away(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """A node 0 with a new disk has nothing: then the replica is all there is, and stays."""
+    checkpoint(there, 1)
+    checkpoint(there, 2)
+    replicas = keep()
+    wait_until(lambda: equal(there, here))
+    for path in there.iterdir():
+        path.rename(path.with_name(f"{path.name}.tmp"))
+    asked = threading.Event()
+    plain = replicas._retire
+    replicas._retire = lambda *args: (asked.set(), plain(*args))[1]  # type: ignore[method-assign]
+    assert asked.wait(10)
+    asked.clear()
+    assert asked.wait(10)
+    assert names(here) == ["step-00000002", "step-00000001"]
+
+
+def test_run_taken_up_again_replaces_copies(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """A step that node 0 saved anew comes anew, in a later life of this process too."""
+    checkpoint(there, 5)
+    first = keep()
+    wait_until(lambda: equal(there, here))
+    first.finish()
+    checkpoint(there, 5)
+    keep()
+    wait_until(lambda: equal(there, here))
+    assert [name for name in os.listdir(here) if name.startswith("step")] == ["step-00000005"]
+
+
+def test_shared_folder_is_left_alone(
+    there: Path, server: copies.Server, keep: Keep, wait_until: Wait, monkeypatch: Any, capsys: Any
+) -> None:
+    """On a disk that both see nothing is copied, noted or removed, whatever this end's caches do not show yet."""
+    rounds: list[int] = []
+    monkeypatch.setattr(copies, "entries", lambda *args, **options: pytest.fail("there is nothing to ask for"))
+
+    def source() -> tuple[str, int]:
+        rounds.append(1)
+        return server.address
+
+    checkpoint(there, 1)
+    keep(source, there)
+    wait_until(lambda: len(rounds) > 3)
+    checkpoint(there, 2)
+    checkpoints.retain(there, 1)
+    before = len(rounds)
+    wait_until(lambda: len(rounds) > before + 3)
+    assert os.listdir(there) == ["step-00000002"]
+    assert capsys.readouterr().out == ""
+
+
+def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """What is here with the same fingerprint, as on a disk that others fill too, is no copy of ours."""
+    copied = checkpoint(there, 1)
+    shutil.copytree(copied, here / copied.name)
+    keep()
+    checkpoint(there, 2)
+    wait_until(lambda: equal(there, here))
+    assert list(fetchednote.read(note_of(here))) == ["step-00000002"]
+
+
+def test_half_written_file_does_not_take_a_good_copys_place(
+    keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait
+) -> None:
+    """A job's own code may write in place: what changes is fetched when it has come to rest."""
+    rounds: list[int] = []
+
+    def source() -> tuple[str, int]:
+        rounds.append(1)
+        return server.address
+
+    (there / "last.ckpt").write_text("good")
+    replicas = keep(source, quiet_s=0.0)
+    wait_until(lambda: equal(there, here))
+    replicas._quiet_s = 60.0
+    for _ in range(3):
+        with (there / "last.ckpt").open("a") as file:
+            file.write("bad")
+        before = len(rounds)
+        wait_until(lambda before=before: len(rounds) > before + 2)
+    assert (here / "last.ckpt").read_text() == "good"
+    replicas._quiet_s = 0.0
+    wait_until(lambda: equal(there, here))
+
+
+def test_source_that_comes_late_or_goes(
+    keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that is gone is said once, and taken up again wherever it comes back; there may be none as well."""
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    where: list[tuple[str, int] | None] = [None]
+    asked = threading.Semaphore(0)
+
+    def source() -> tuple[str, int] | None:
+        asked.release()
+        return where[0]
+
+    checkpoint(there, 1)
+    keep(source)
+    assert asked.acquire(timeout=10)
+    where[0] = (HOST, port)
+    for _ in range(40):
+        assert asked.acquire(timeout=10)
+    told = capsys.readouterr().out
+    assert told.count("\n") == 1
+    assert f"{HOST}:{port}" in told
+    assert "Connection refused" in told
+    with_it = copies.serve(there, HOST, port, TOKEN)
+    wait_until(lambda: equal(there, here))
+    with_it.close()
+    assert capsys.readouterr().out.count("all is well again") == 1
+    checkpoint(there, 2)
+    elsewhere = copies.serve(there, HOST, 0, TOKEN)
+    where[0] = elsewhere.address
+    wait_until(lambda: equal(there, here))
+    elsewhere.close()
+
+
+def test_source_that_raises_ends_nothing(
+    keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever goes wrong in this thread is said, and tried again."""
+    checkpoint(there, 1)
+    calls: list[int] = []
+
+    def source() -> tuple[str, int]:
+        calls.append(1)
+        if len(calls) < 3:
+            raise ZeroDivisionError("by the test")
+        return server.address
+
+    keep(source)
+    wait_until(lambda: equal(there, here))
+    assert capsys.readouterr().out.count("by the test") == 1
+
+
+def test_wrong_token_is_said_once(keep: Keep, wait_until: Wait, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server of another job is no source."""
+    replicas = keep(token="b" * 64)
+    wait_until(lambda: replicas._faults.get("", (0, 0))[0] >= 3)
+    assert capsys.readouterr().out.count("does not take this token") == 1
+
+
+def test_damaged_checkpoint_does_not_hold_up_others(
+    keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest is damaged at its source: the older one comes, and the fault is said once."""
+    checkpoint(there, 1)
+    (checkpoint(there, 2) / "plain.pt").write_bytes(b"\0" * 50)
+    replicas = keep()
+    wait_until(lambda: names(here) == ["step-00000001"])
+    wait_until(lambda: replicas._faults.get("step-00000002", (0, 0))[0] >= 2)
+    assert capsys.readouterr().out.count("it is damaged there") == 1
+
+
+def test_full_disk_is_said_once_and_mended(
+    keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Too little room: one line, whatever does not fit, until there is room again."""
+    for step in (1, 2, 3):
+        checkpoint(there, step)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=500))
+    replicas = keep(margin_bytes=0)
+    wait_until(lambda: replicas._faults.get("/room", (0, 0))[0] >= 3)
+    assert capsys.readouterr().out.count("make room") == 1
+    monkeypatch.undo()
+    wait_until(lambda: equal(there, here))
+
+
+def test_finish_ends_a_copy_at_once(there: Path, here: Path, keep: Keep, wait_until: Wait) -> None:
+    """In the midst of a copy, from a server that stands still, too; nothing is taken for whole afterwards."""
+    checkpoint(there, 1, 1 << 20)
+    still = threading.Event()
+    plain = copies._send_bytes
+
+    def stand_still(*args: Any) -> None:
+        still.wait(20)
+        plain(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_send_bytes", stand_still)
+        replicas = keep()
+        wait_until(lambda: list(here.glob(".*.tmp/*")))
+        begin_s = time.monotonic()
+        replicas.finish()
+        assert time.monotonic() - begin_s < 1
+        still.set()
+    assert not replicas._thread.is_alive()
+    assert names(here) == []

@@ -1,0 +1,373 @@
+"""What a host tells of itself: on this machine, and where nvidia-smi answers as it does elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import gpulocks, processes
+from cloudtrain.entrypoints.host import dialling, gpus, jobpython, probes, survey
+from cloudtrain.entrypoints.host.refused import Refused
+
+A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
+TWO = f"""\
+0, {A}, NVIDIA A100-SXM4-80GB, 81920, 535.104.05, Disabled
+1, {B}, NVIDIA A100-SXM4-80GB, 81920, 535.104.05, Disabled
+"""
+NO_DRIVER = """\
+NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. \
+Make sure that the latest NVIDIA driver is installed and running.
+
+"""
+
+Answers = Callable[..., None]
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Return a function that makes nvidia-smi answer: what it prints to each question, and its exit code."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def answer(query: str = "", apps: str = "", listing: str = "", code: int = 0, body: str = "") -> None:
+        script = folder / "nvidia-smi"
+        cases = f"""case "$1" in
+          {body}
+          --query-gpu=*) printf %s {shlex.quote(query)};;
+          --query-compute-apps=*) printf %s {shlex.quote(apps)};;
+          -L) printf %s {shlex.quote(listing)};;
+        esac
+        exit {code}"""
+        script.write_text(f"#!/bin/sh\n{cases}\n")
+        script.chmod(0o755)
+
+    return answer
+
+
+@pytest.fixture
+def no_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no nvidia-smi."""
+    monkeypatch.setattr(gpus, "_tool", lambda: None)
+
+
+def test_gpus_are_told_one_by_one(nvidia_smi: Answers) -> None:
+    """Index, UUID, model, memory and driver of each."""
+    nvidia_smi(TWO)
+    found = gpus.found()
+    assert found["fault"] is None
+    assert found["gpus"][1] == {
+        "index": 1,
+        "uuid": B,
+        "name": "NVIDIA A100-SXM4-80GB",
+        "memory_mb": 81920,
+        "driver": "535.104.05",
+        "mig": False,
+        "slices": [],
+        "fault": None,
+    }
+
+
+def test_field_that_a_gpu_does_not_have_is_no_fault(nvidia_smi: Answers) -> None:
+    """[N/A] stands for a feature that this model lacks, as memory of its own or MIG."""
+    nvidia_smi(f"0, {A}, NVIDIA GB10, [N/A], 580.95.05, [N/A]\n")
+    gpu = gpus.found()["gpus"][0]
+    assert (gpu["memory_mb"], gpu["mig"], gpu["fault"]) == (None, False, None)
+
+
+@pytest.mark.parametrize("said", ["ERR!", "[Unknown Error]", "[GPU is lost]"])
+def test_broken_gpu_is_a_fault_of_its_own(nvidia_smi: Answers, said: str) -> None:
+    """The others can still be used."""
+    nvidia_smi(f"0, {A}, NVIDIA A100-SXM4-80GB, {said}, 535.104.05, Disabled\n{TWO.splitlines()[1]}\n")
+    assert [gpu["fault"] for gpu in gpus.found()["gpus"]] == [f"memory.total is {said}", None]
+
+
+def test_gpu_cut_into_slices_names_them(nvidia_smi: Answers) -> None:
+    """The UUIDs of MIG devices stand only in the listing."""
+    listing = f"""\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: {A})
+  MIG 3g.40gb     Device  0: (UUID: MIG-aaaa1111-0000-1111-2222-333344445555)
+  MIG 2g.20gb     Device  1: (UUID: MIG-bbbb2222-0000-1111-2222-333344445555)
+GPU 1: NVIDIA A100-SXM4-80GB (UUID: {B})
+"""
+    nvidia_smi(TWO.replace("Disabled", "Enabled", 1), listing=listing)
+    first, second = gpus.found()["gpus"]
+    assert first["mig"]
+    assert [uuid[:12] for uuid in first["slices"]] == ["MIG-aaaa1111", "MIG-bbbb2222"]
+    assert (second["mig"], second["slices"]) == (False, [])
+
+
+def test_old_driver_is_asked_without_mig(nvidia_smi: Answers) -> None:
+    """It knows no such field, and says so with exit code 2."""
+    old = "".join(f"{line.rpartition(',')[0]}\n" for line in TWO.splitlines())
+    unknown = 'Field "mig.mode.current" is not a valid field to query.\n'
+    nvidia_smi(old, body=f"--query-gpu=*mig*) printf %s {shlex.quote(unknown)}; exit 2;;")
+    found = gpus.found()
+    assert found["fault"] is None
+    assert [gpu["mig"] for gpu in found["gpus"]] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "kind"),
+    [
+        ("Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.104\n", 18, "mismatch"),
+        ("Failed to initialize NVML: Unknown Error\n", 255, "driver"),
+        (NO_DRIVER, 9, "driver"),
+        ("Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n", 255, "lost"),
+        ("Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system\n", 15, "lost"),
+        ("", 1, "unreadable"),
+    ],
+)
+def test_driver_that_fails_is_told_in_its_own_words(nvidia_smi: Answers, said: str, code: int, kind: str) -> None:
+    """No GPU is not the same as a GPU that cannot be used."""
+    nvidia_smi(said, code=code)
+    found = gpus.found()
+    assert found["gpus"] == []
+    assert found["fault"]["kind"] == kind
+    assert " ".join(said.split()) in found["fault"]["text"]
+
+
+def test_one_lost_gpu_hides_no_other(nvidia_smi: Answers) -> None:
+    """The lines of the others come with the error."""
+    nvidia_smi(f"{TWO}Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n", code=255)
+    found = gpus.found()
+    assert len(found["gpus"]) == 2
+    assert found["fault"]["kind"] == "lost"
+
+
+def test_machine_without_gpus_has_no_fault(nvidia_smi: Answers) -> None:
+    """The tool may be installed all the same."""
+    nvidia_smi("No devices were found\n", code=6)
+    assert gpus.found() == {"gpus": [], "fault": None}
+
+
+def test_gpu_without_its_tool_is_a_fault(no_nvidia_smi: None, tmp_path: Path) -> None:
+    """The device is there, or at least the card."""
+    assert gpus.found(tmp_path, tmp_path) == {"gpus": [], "fault": None}
+    card = tmp_path / "0000:3b:00.0"
+    card.mkdir()
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x020000\n")
+    assert gpus.found(tmp_path, tmp_path)["fault"] is None  # a network card of the same vendor's
+    (card / "class").write_text("0x030200\n")
+    assert gpus.found(tmp_path, tmp_path)["fault"]["kind"] == "no-driver"
+    (tmp_path / "nvidia0").touch()
+    assert gpus.found(tmp_path, tmp_path)["fault"]["kind"] == "no-tool"
+
+
+def test_tool_that_hangs_is_given_up(nvidia_smi: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that does not answer keeps nobody waiting."""
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.2)
+    nvidia_smi(body="*) exec sleep 60;;")
+    assert gpus.found()["fault"]["kind"] == "silent"
+
+
+def test_processes_on_gpus_are_told_with_their_owner(nvidia_smi: Answers) -> None:
+    """Also where the name has commas, and where the process is another container's."""
+    own = os.getpid()
+    nvidia_smi(apps=f"{own}, {A}, python train.py --a=1, 2, 512\n99999999, {B}, [Not Found], [N/A]\nnonsense\n")
+    mine, other = gpus.in_use()
+    assert mine["name"] == "python train.py --a=1, 2"
+    assert (mine["pid"], mine["gpu"], mine["memory_mb"], mine["owner"]) == (own, A, 512, probes.user())
+    assert (other["owner"], other["memory_mb"], other["job"]) == (None, None, None)
+
+
+def test_facts_are_json_and_whole(tmp_path: Path, nvidia_smi: Answers) -> None:
+    """Every fact is there, and the folder was written to and left clean."""
+    nvidia_smi(TWO)
+    ask = {"python": sys.executable, "workdir": str(tmp_path / "work"), "checkpoint": str(tmp_path / "no" / "such")}
+    facts = json.loads(json.dumps(survey.facts({**ask, "lock_folder": str(tmp_path / "locks")})))
+    assert facts["errors"] == {}
+    assert len(facts["gpus"]["gpus"]) == 2
+    assert facts["write"] == {"error": None}
+    assert list((tmp_path / "work").iterdir()) == []
+    assert not (tmp_path / "locks").exists()
+    assert facts["checkpoint_disk"]["free_mb"] > 0
+    assert facts["python"]["version"].startswith("3.")
+    assert any(interface["name"] == "lo" and interface["mtu"] > 1000 for interface in facts["interfaces"])
+    assert abs(facts["now_s"] - time.time()) < 60
+
+
+def test_probe_that_fails_or_hangs_leaves_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are told all the same, and in time."""
+    over = threading.Event()
+    monkeypatch.setattr(probes, "own_name", lambda: over.wait(30))
+    monkeypatch.setattr(probes, "tools", lambda: os.listdir(tmp_path / "missing"))
+    start = time.monotonic()
+    facts = survey.facts({"workdir": str(tmp_path), "patience_s": 1.5})
+    over.set()
+    assert time.monotonic() - start < 5
+    assert facts["errors"] == {"own_name": "no answer within 1.5 s", "tools": "No such file or directory"}
+    assert (facts["own_name"], facts["tools"]) == (None, None)
+    assert facts["limits"]["nofile"][0] > 0
+
+
+def test_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+    """A file where the folder should be."""
+    (tmp_path / "file").touch()
+    assert probes.write(tmp_path / "file" / "work")["error"] == f"{tmp_path / 'file' / 'work'}: Not a directory"
+
+
+def test_interpreter_is_asked_without_importing_torch(tmp_path: Path) -> None:
+    """Version, CUDA build and NCCL stand in files; importing this torch would fail."""
+    site = tmp_path / "site"
+    for name, version in (("torch", "2.13.0"), ("nvidia_nccl_cu12", "2.27.5")):
+        (site / f"{name}-{version}.dist-info").mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        (site / f"{name}-{version}.dist-info" / "METADATA").write_text(text)
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (site / "torch" / "version.py").write_text(
+        "__version__ = '2.13.0+cu128'\ncuda: Optional[str] = '12.8'\nhip = None\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    told = jobpython.look(str(python))
+    assert (told["torch"], told["cuda"], told["nccl"]) == ("2.13.0+cu128", "12.8", "2.27.5")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "is not there"),
+        ("#!/bin/sh\necho no >&2; exit 3\n", "is no Python: no"),
+        ("#!/no/such\n", "does not start"),
+    ],
+)
+def test_interpreter_that_is_none_says_why(tmp_path: Path, text: str | None, words: str) -> None:
+    """The path, and what is wrong with it."""
+    python = tmp_path / "python"
+    if text is not None:
+        python.write_text(text)
+        python.chmod(0o755)
+    error = jobpython.look(str(python))["error"]
+    assert str(python) in error
+    assert words in error
+
+
+def test_leftovers_are_what_a_dead_agent_left(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """A rank whose agent lives is none, nor is another folder's."""
+    node = tmp_path / "work" / "jobs" / "x-abcde" / "attempt-1" / "node-0"
+    (node / "log").mkdir(parents=True)
+    rank = subprocess.Popen(
+        ["sleep", "60"], env={**os.environ, "CLOUDTRAIN_LOG_DIR": str(node / "log"), "CLOUDTRAIN_JOB": "x-abcde"}
+    )
+    agent = subprocess.Popen(["sleep", "60"])
+    try:
+        wait_until(lambda: probes._command(rank.pid) == "sleep 60")
+        state = {"pid": agent.pid, "stamp": processes.stamp(agent.pid)}
+        (node / "state.json").write_text(json.dumps(state))
+        assert probes.leftovers(tmp_path / "work") == []
+        agent.kill()
+        agent.wait()
+        found = [{"pid": rank.pid, "job": "x-abcde", "command": "sleep 60"}]
+        assert probes.leftovers(tmp_path / "work") == found
+        assert probes.leftovers(tmp_path / "other") == []
+    finally:
+        for process in (rank, agent):
+            process.kill()
+            process.wait()
+
+
+def test_logind_that_ends_all_at_logout_is_found(tmp_path: Path) -> None:
+    """The last file by name wins; a user that is excluded is safe."""
+    folder = tmp_path / "etc/systemd/logind.conf.d"
+    folder.mkdir(parents=True)
+    (tmp_path / "etc/systemd/logind.conf").write_text("[Login]\n#KillUserProcesses=no\nKillUserProcesses=no\n")
+    (folder / "50-site.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n")
+    assert probes.logind(tmp_path)["kills"] is False  # no systemd runs here
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert probes.logind(tmp_path) == {"kills": True, "lingers": False}
+    (folder / "60-ours.conf").write_text(f"[Login]\nKillExcludeUsers=root {probes.user()}\n")
+    assert probes.logind(tmp_path)["kills"] is False
+
+
+def test_holders_name_who_holds_the_gpus(tmp_path: Path, nvidia_smi: Answers) -> None:
+    """As `cloudtrain hosts` shows them."""
+    nvidia_smi(TWO)
+    place = gpulocks.folder(str(tmp_path / "locks"))
+    taken = gpulocks.take(place, [A], {"job": "x-abcde"})
+    told = survey.holders({"lock_folder": str(place)})
+    taken.release()
+    assert [(holder["name"], holder["job"]) for holder in told["holders"]] == [(A, "x-abcde")]
+    assert len(told["gpus"]["gpus"]) == 2
+
+
+def test_own_address_is_that_which_leads_there() -> None:
+    """Towards this machine itself it is the loopback's."""
+    assert survey.address({"towards": "127.0.0.1"}) == {"address": "127.0.0.1", "interface": "lo"}
+    assert survey.address({"interface": "lo"})["address"] == "127.0.0.1"
+    with pytest.raises(Refused, match=r"nosuch0 has no IPv4 address here; there are .*lo"):
+        survey.address({"interface": "nosuch0"})
+
+
+@pytest.fixture
+def listening() -> Iterator[dict[str, Any]]:
+    """Return where a peer `h1` of the round `word` listens."""
+    yield dialling.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
+    dialling.hang_up({})
+
+
+def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
+    """On a port of the job's range, by name, in this round, as often as it is dialled."""
+    assert 20000 <= listening["port"] <= 28000
+    peers = [{"name": "h1", **listening}]
+    for _ in range(3):
+        assert dialling.dial({"peers": peers, "token": "word", "source": "127.0.0.1"}) == {"reached": 1, "failed": []}
+
+
+def test_each_way_to_fail_is_told(listening: dict[str, Any]) -> None:
+    """Refused, no answer, another machine, a stranger: all in the time of one."""
+    closed, silent = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    gone = closed.getsockname()[1]
+    closed.close()
+    peers = [
+        {"name": "h0", "address": "127.0.0.1", "port": gone},
+        {"name": "h2", "address": "127.0.0.1", "port": silent.getsockname()[1]},
+        {"name": "h3", **listening},
+        {"name": "h1", **listening},
+    ]
+    start = time.monotonic()
+    told = dialling.dial({"peers": peers, "token": "word", "limit_s": 0.5})
+    assert time.monotonic() - start < 1.9
+    silent.close()
+    assert told["reached"] == 1
+    assert [(failed["name"], failed["how"]) for failed in told["failed"]] == [
+        ("h0", "refused"),
+        ("h2", "timeout"),
+        ("h3", "wrong answer"),
+    ]
+    assert told["failed"][2]["text"].endswith("is h1")
+    stranger = dialling.dial({"peers": peers[3:], "token": "other", "limit_s": 0.5})["failed"]
+    assert [failed["text"].endswith("is no host of this job") for failed in stranger] == [True]
+
+
+def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
+    """Nothing of the round is left."""
+    dialling.hang_up({})
+    told = dialling.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
+    assert [failed["how"] for failed in told["failed"]] == ["refused"]
+
+
+def test_range_without_a_free_port_is_told() -> None:
+    """And so is an interface or an address that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = dialling.listen({"address": "127.0.0.1", "name": "h", "token": "t", "ports": [port, port]})
+    assert told == {"error": "cannot listen on 127.0.0.1: Address already in use"}
+    assert (
+        "nosuch0 has no IPv4 address" in dialling.listen({"interface": "nosuch0", "name": "h", "token": "t"})["error"]
+    )
+    assert "cannot listen" in dialling.listen({"address": "192.0.2.77", "name": "h", "token": "t"})["error"]

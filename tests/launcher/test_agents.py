@@ -1,0 +1,105 @@
+"""A job's state from what was seen of its nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cloudtrain.launcher.agents import STRAGGLER_S, fold
+
+LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
+
+
+def look(
+    *,
+    alive: bool = True,
+    ended: dict[str, Any] | None = None,
+    ago_s: float = 1.0,
+    asked: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return how a node is seen: it runs, or has ended so, or is gone (`alive` False) without a word."""
+    state = {"started_s": 100.0, "generation": 1, "detail": None, **more.pop("state", {})}
+    told = {"state": state, "alive": alive, "exit": ended, "asked": asked}
+    return {**told, **({"ended_ago_s": ago_s} if ended else {}), **more}
+
+
+def verdict(state: str = "succeeded", reason: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return what an agent writes at the end."""
+    times = {"started_s": 100.0, "ended_s": 160.0, "held_s": 61.5}
+    return {"state": state, "reason": reason, "resumable": False, "error": None, "restarts": 0, **times, **more}
+
+
+def gone(**more: Any) -> dict[str, Any]:
+    """Return how a node is seen whose agent was killed."""
+    return look(alive=False, saved=False, last_s=150.0, rebooted=False, **more)
+
+
+def state_of(looks: dict[int, dict[str, Any]], nodes: int = 2, **more: Any) -> tuple[str, str | None] | None:
+    """Return the job's state and reason."""
+    found = fold(looks, nodes, **more)
+    return None if found is None else (found.state, found.reason)
+
+
+def test_node_0_alone_tells_while_it_lives() -> None:
+    """Pending before the first start, running after it, stopping once it was asked."""
+    assert state_of({0: look(state={"generation": 0})}) == ("pending", None)
+    assert state_of({0: look()}) == ("running", None)
+    assert state_of({0: look(asked="user")}) == ("stopping", None)
+
+
+def test_verdict_of_node_0_stands() -> None:
+    """Also with a straggler, after a while; its time is what all were taken for."""
+    ended = look(alive=False, ended=verdict())
+    found = fold({0: ended}, 2)
+    assert found is not None
+    assert (found.state, found.started_s, found.ended_s, found.billed_s) == ("succeeded", 100.0, 160.0, 61.5)
+    assert state_of({0: ended, 1: look()}) == ("running", None)
+    late = look(alive=False, ended=verdict(), ago_s=STRAGGLER_S + 1)
+    assert state_of({0: late, 1: look()}) == ("succeeded", None)
+
+
+def test_restarts_and_detail_are_told_by_any_node() -> None:
+    """A node that was lost knows less than the others."""
+    found = fold({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
+    assert found is not None
+    assert (found.state, found.restarts, found.detail) == ("running", 2, "node 0 was lost")
+
+
+def test_node_that_was_cut_off_tells_only_of_itself() -> None:
+    """Others may go on unseen; where all must take part, or all were seen, its word is enough."""
+    fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
+    assert state_of({1: fenced}, 3) is None
+    assert state_of({0: fenced}, 3) is None
+    assert state_of({1: fenced}, 2, can_shrink=False) == ("failed", "node_failure")
+    assert state_of({0: fenced, 1: fenced}) == ("failed", "node_failure")
+    long_ago = {**fenced, "ended_ago_s": STRAGGLER_S + 1}
+    assert state_of({0: long_ago, 1: look(), 2: look()}, 3) == ("running", None)
+    ended = look(alive=False, ended=verdict())
+    assert state_of({0: fenced, 1: ended, 2: ended}, 3) == ("succeeded", None)
+
+
+def test_lost_only_when_all_were_seen() -> None:
+    """An agent that is gone says nothing of the others."""
+    assert state_of({0: gone()}) is None
+    assert state_of({0: gone(), 1: gone()}) == ("failed", "node_failure")
+    assert state_of({0: gone(asked="now"), 1: gone(asked="now")}) == ("stopped", "user")
+
+
+def test_what_any_node_has_saved_can_be_gone_on_from() -> None:
+    """The node that was lost may be the one that has it; of a job that is done nobody goes on."""
+    fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
+    found = fold({0: {**gone(), "saved": True}, 1: fenced}, 2)
+    assert found is not None
+    assert (found.state, found.resumable) == ("failed", True)
+    done = fold({0: look(alive=False, ended=verdict()), 1: {**gone(), "saved": True}}, 2)
+    assert done is not None
+    assert not done.resumable
+
+
+def test_loss_says_what_is_known_of_it() -> None:
+    """When the last line was written, whether there is something to go on from, and whether the machine was started."""
+    found = fold({0: gone(), 1: {**gone(), "saved": True, "last_s": 170.0, "rebooted": True}}, 2)
+    assert found is not None
+    assert (found.resumable, found.ended_s) == (True, 170.0)
+    assert found.error is not None
+    assert "machine was restarted" in found.error["message"]

@@ -1,0 +1,29 @@
+"""Other people's words in our sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.launcher import words
+
+
+def test_text_is_short_plain_and_lets_nobody_in() -> None:
+    """Line ends go, and so do keys and signatures in an address."""
+    assert words.one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
+        "a b https://x/?sig=...&token=...&x=1 password=..."
+    )
+    assert words.one_line("x" * 20, 10) == f"{'x' * 10}..."
+
+
+def test_root_of_an_error_is_told() -> None:
+    """Not the library's own wrapping; of one without words its kind."""
+
+    def wrap(inner: Exception) -> None:
+        try:
+            raise inner
+        except OSError as error:
+            raise RuntimeError("Max retries exceeded") from error
+
+    with pytest.raises(RuntimeError) as found:
+        wrap(ConnectionResetError())
+    assert words.cause(found.value) == "ConnectionResetError"
