@@ -1,4 +1,4 @@
-"""The jobs of this user on this machine: one SQLite file, safe for many processes, true after any crash.
+"""The jobs of this user on this machine, in the database that money and notices share.
 
 An attempt is journalled as an intent before anything is sent, and marked as sent after the backend has answered. What
 dies between the two leaves an intent whose submitter is gone; `refresh` settles it by asking the backend.
@@ -6,61 +6,22 @@ dies between the two leaves an intent whose submitter is gone; `refresh` settles
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import socket
 import sqlite3
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
-from cloudtrain.launcher.home import home
+from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
 
 __all__ = ["Registry", "submitter_lives", "this_process"]
-
-SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 60.0
-RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
-
-_SCHEMA = """
-CREATE TABLE jobs (
-    id TEXT PRIMARY KEY,
-    name TEXT NOT NULL,
-    backend TEXT NOT NULL,
-    created_s REAL NOT NULL,
-    config TEXT NOT NULL,
-    config_file TEXT NOT NULL,
-    bundle TEXT NOT NULL,
-    idempotency_key TEXT UNIQUE,
-    seq INTEGER NOT NULL UNIQUE
-);
-CREATE TABLE attempts (
-    job_id TEXT NOT NULL REFERENCES jobs(id),
-    number INTEGER NOT NULL,
-    phase TEXT NOT NULL,
-    plan TEXT NOT NULL,
-    request TEXT NOT NULL,
-    created_s REAL NOT NULL,
-    submitter TEXT NOT NULL,
-    ref TEXT,
-    state TEXT NOT NULL,
-    outcome TEXT NOT NULL,
-    progress TEXT NOT NULL DEFAULT '{}',
-    unreachable_since_s REAL,
-    PRIMARY KEY (job_id, number)
-);
-CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'stopping');
-CREATE INDEX by_name ON jobs(name);
-"""
 
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
@@ -71,25 +32,16 @@ WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 
 
 class Registry:
-    """The open file. Raises ConfigError where it cannot be opened."""
+    """Jobs and attempts in the open file. Raises ConfigError where it cannot be used."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or home()
-        self.path = self.folder / "registry.sqlite"
-        try:
-            self._open()
-        except (sqlite3.Error, OSError) as error:
-            # Even to read, SQLite writes beside the file: on a full disk nothing could be seen, nor stopped.
-            if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
-                raise self._unusable(error) from error
-            try:
-                self._open()
-            except (sqlite3.Error, OSError) as again:
-                raise self._unusable(again) from again
+        self.database = Database(folder)
+        self.folder = self.database.folder
+        self.path = self.database.path
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self.database.close()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -101,11 +53,11 @@ class Registry:
         the job that has it. A job that never ran holds neither its key nor its name: under that name the new job
         takes its place, with the next attempt, for what the platform knows by the earlier one's name is never reused.
         """
-        with self._transaction():
+        with self.database.transaction():
             if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
                 if not self.never_ran(known[0]):
                     return known[0], False
-                self._execute("UPDATE jobs SET idempotency_key = NULL WHERE id = ?", (known[0].id,))
+                self.database.execute("UPDATE jobs SET idempotency_key = NULL WHERE id = ?", (known[0].id,))
             if exclusive and (known := self._select("AND jobs.id = ?", name)) and self.never_ran(known[0]):
                 job = make(name, known[0].attempt.number + 1)
                 self._insert_job(job, key)
@@ -127,8 +79,8 @@ class Registry:
 
         Raises UsageError where the last one is still active.
         """
-        with self._transaction():
-            row = self._execute(
+        with self.database.transaction():
+            row = self.database.execute(
                 "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
             )[0]
             if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
@@ -136,7 +88,7 @@ class Registry:
                     f"`{attempt.job_id}` is being resumed already",
                     hint=f"cloudtrain logs -f {attempt.job_id}",
                 )
-            self._execute(
+            self.database.execute(
                 "UPDATE jobs SET config = ?, bundle = ? WHERE id = ?",
                 (json.dumps(config), json.dumps(bundle), attempt.job_id),
             )
@@ -153,7 +105,7 @@ class Registry:
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that nothing was sent, and never will be; unless it has been, meanwhile."""
-        self._execute(
+        self.database.execute(
             "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
             " WHERE job_id = ? AND number = ? AND phase = 'intent'",
             (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
@@ -206,7 +158,7 @@ class Registry:
 
     def attempt(self, job: Job, number: int) -> Attempt:
         """Return an earlier attempt. Raises NoSuchJobError."""
-        rows = self._execute(
+        rows = self.database.execute(
             "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
         )
         if not rows:
@@ -216,68 +168,21 @@ class Registry:
 
     def never_ran(self, job: Job) -> bool:
         """Return whether no attempt was ever sent."""
-        return not self._execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
+        return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
 
     def spent_usd(self, job: Job) -> float | None:
         """Return what all attempts have cost so far, None where a price is unknown."""
-        rows = self._execute("SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?", (job.id,))
+        rows = self.database.execute("SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?", (job.id,))
         costs = [_attempt(row, job.id).cost_usd(time.time()) for row in rows]
         return None if None in costs else round(sum(cost or 0.0 for cost in costs), 6)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        self._db.row_factory = sqlite3.Row
-        weakref.finalize(self, self._db.close)
-        self._prepare()
-
-    def _prepare(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            # SQLite's busy handler does not cover the switch to WAL, so the first of many processes does it alone.
-            with (self.folder / "registry.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                version = self._db.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0:
-                    self._db.execute("PRAGMA journal_mode = WAL")
-                    self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
-                    (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
-                    version = SCHEMA_VERSION
-        if version != SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(f"it was written by another version of cloudtrain (schema {version})")
-        # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-
-    def _unusable(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"the job registry cannot be used: {error}",
-            where=self.path,
-            hint="free some room, move the file away if it is damaged, or set CLOUDTRAIN_HOME to another folder",
-        )
-
-    def _execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        try:
-            return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:  # a damaged page, a full disk: seen only when it is touched
-            raise self._unusable(error) from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._execute("ROLLBACK")
-            raise
-        self._execute("COMMIT")
-
     def _insert_job(self, job: Job, key: str | None) -> None:
         """Write the job and its attempt as the newest; a row of that id, which never ran, becomes this one."""
-        seq = self._execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
+        seq = self.database.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
         columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
-        self._execute(
+        self.database.execute(
             f"INSERT INTO jobs (id, {', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
             f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in columns)}",
             (
@@ -288,7 +193,7 @@ class Registry:
         self._insert(job.attempt)
 
     def _insert(self, attempt: Attempt) -> None:
-        self._execute(
+        self.database.execute(
             "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -300,13 +205,13 @@ class Registry:
 
     def _update(self, attempt: Attempt, **columns: Any) -> None:
         names = ", ".join(f"{name} = ?" for name in columns)
-        self._execute(
+        self.database.execute(
             f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ?",
             (*columns.values(), attempt.job_id, attempt.number),
         )
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
-        return [_job(row) for row in self._execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+        return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
 
 
 def this_process() -> dict[str, Any]:
@@ -323,14 +228,6 @@ def submitter_lives(attempt: Attempt) -> bool:
     if who.get("host") != socket.gethostname():
         return time.time() - attempt.created_s < 600
     return processes.alive(who["pid"], who["stamp"])
-
-
-def _give_back(folder: Path) -> bool:
-    try:
-        (folder / RESERVE).unlink()
-    except OSError:
-        return False
-    return True
 
 
 def _job(row: sqlite3.Row) -> Job:

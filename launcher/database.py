@@ -1,0 +1,144 @@
+"""One SQLite file for everything this user's cloudtrain knows: safe for many processes, true after any crash.
+
+`registry` keeps jobs in it, `money` budgets and reservations, `notices` what was told: each in tables of its own, made
+by the migrations below, so that what belongs together is written in one transaction.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.home import home
+
+__all__ = ["Database"]
+
+BUSY_TIMEOUT_S = 60.0
+RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
+
+_JOBS = """
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    config TEXT NOT NULL,
+    config_file TEXT NOT NULL,
+    bundle TEXT NOT NULL,
+    idempotency_key TEXT UNIQUE,
+    seq INTEGER NOT NULL UNIQUE
+);
+CREATE TABLE attempts (
+    job_id TEXT NOT NULL REFERENCES jobs(id),
+    number INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    request TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    submitter TEXT NOT NULL,
+    ref TEXT,
+    state TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    progress TEXT NOT NULL DEFAULT '{}',
+    unreachable_since_s REAL,
+    PRIMARY KEY (job_id, number)
+);
+CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'stopping');
+CREATE INDEX by_name ON jobs(name);
+"""
+
+# The nth takes a file from version n to n + 1. One that has been released is never changed.
+_MIGRATIONS = (_JOBS,)
+
+
+class Database:
+    """The open file, `registry.sqlite` in the home folder. Raises ConfigError where it cannot be used."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home()
+        self.path = self.folder / "registry.sqlite"
+        try:
+            self._open()
+        except (sqlite3.Error, OSError) as error:
+            # Even to read, SQLite writes beside the file: on a full disk nothing could be seen, nor stopped.
+            if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
+                raise self._unusable(error) from error
+            try:
+                self._open()
+            except (sqlite3.Error, OSError) as again:
+                raise self._unusable(again) from again
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the statement's rows. Raises ConfigError where the file is damaged or the disk full."""
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:  # a damaged page, a full disk: seen only when it is touched
+            raise self._unusable(error) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the block alone among all writers; all of it is kept, or nothing. One inside another joins it."""
+        if self._db.in_transaction:
+            yield
+            return
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.execute("ROLLBACK")
+            raise
+        self.execute("COMMIT")
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        self._db.row_factory = sqlite3.Row
+        weakref.finalize(self, self._db.close)
+        if self._version() < len(_MIGRATIONS):
+            self._migrate()
+        if (version := self._version()) > len(_MIGRATIONS):
+            raise sqlite3.DatabaseError(f"it was written by a newer version of cloudtrain (schema {version})")
+        # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+
+    def _migrate(self) -> None:
+        # SQLite's busy handler does not cover the switch to WAL, so the first of many processes does it alone.
+        with (self.folder / "registry.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            version = self._version()
+            if version == 0:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
+            for number, script in enumerate(_MIGRATIONS[version:], version + 1):
+                self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {number};COMMIT;")
+
+    def _version(self) -> int:
+        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
+        return version
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the job registry cannot be used: {error}",
+            where=self.path,
+            hint="free some room, move the file away if it is damaged, or set CLOUDTRAIN_HOME to another folder",
+        )
+
+
+def _give_back(folder: Path) -> bool:
+    try:
+        (folder / RESERVE).unlink()
+    except OSError:
+        return False
+    return True

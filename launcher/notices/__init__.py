@@ -1,0 +1,1 @@
+"""Ways to tell people: webhook, Slack, e-mail, apprise."""
