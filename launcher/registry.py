@@ -166,14 +166,20 @@ class Registry:
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
         return _attempt(rows[0], job.id)
 
+    def attempts(self, job: Job) -> list[Attempt]:
+        """Return all attempts, the first one first."""
+        rows = self.database.execute(
+            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? ORDER BY number", (job.id,)
+        )
+        return [_attempt(row, job.id) for row in rows]
+
     def never_ran(self, job: Job) -> bool:
         """Return whether no attempt was ever sent."""
         return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
 
     def spent_usd(self, job: Job) -> float | None:
         """Return what all attempts have cost so far, None where a price is unknown."""
-        rows = self.database.execute("SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?", (job.id,))
-        costs = [_attempt(row, job.id).cost_usd(time.time()) for row in rows]
+        costs = [attempt.cost_usd(time.time()) for attempt in self.attempts(job)]
         return None if None in costs else round(sum(cost or 0.0 for cost in costs), 6)
 
     # -- inside -------------------------------------------------------------------------------------------------------
