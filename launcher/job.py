@@ -6,6 +6,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cloudtrain.launcher.money import meter
+
 __all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name"]
 
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
@@ -22,7 +24,9 @@ class State:
     `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words. `billed_s`: the
     seconds that each instance costs, where the platform counts them otherwise than from start to end; `idle_s` those
     that may follow, until the platform lets the machines go. `hourly_usd` is the price of all instances, where only the
-    platform knows which they are; `url` is where the platform shows the attempt to people.
+    platform knows which they are; `url` is where the platform shows the attempt to people. `told_s`: when it was told
+    how long a running attempt was billed, by our clock. `gone_s`: the nodes that it went on without, by number, and how
+    long each was taken; `billed_s` is then the mean of all.
     """
 
     state: JobState
@@ -37,6 +41,8 @@ class State:
     idle_s: float | None = None
     hourly_usd: float | None = None
     url: str | None = None
+    told_s: float | None = None
+    gone_s: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,8 @@ class Attempt:
 
     def cost_usd(self, now_s: float) -> float | None:
         """Return what its running time has cost until `now_s`, None where the price is unknown."""
-        hourly = self.hourly_usd
-        if hourly is not None and self.state.billed_s is not None:
-            return hourly * self.state.billed_s / 3600
-        if hourly is None or self.state.started_s is None:
-            return None if hourly is None else 0.0
-        return hourly * ((self.state.ended_s or now_s) - self.state.started_s) / 3600
+        spent = meter.spent_micro(meter.legs_of([self]), now_s)
+        return None if spent is None else spent / 1e6
 
 
 @dataclass(frozen=True)

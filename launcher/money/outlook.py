@@ -1,0 +1,71 @@
+"""What a running job will have cost, and when it ends: by its throughput, its price and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.units import parse_money
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+
+__all__ = ["Outlook", "limit_micro", "outlook"]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Money in micro-dollars, times in unix seconds; None is what is not known, or does not apply."""
+
+    spent_micro: int | None  # all attempts, until now
+    burn_micro_h: int | None  # what an hour costs now, all instances; 0 once nothing runs
+    limit_micro: int | None  # the job's budget
+    cap_at_s: float | None  # when the backend ends it
+    deadline_at_s: float | None  # from when on it saves and leaves
+    finish_at_s: float | None  # by its throughput
+    total_micro: int | None  # what it will have cost then
+    hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
+    stalled_s: float | None  # since the last step; None before the first
+
+
+def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
+    """Return how the job stands at `now_s`; `attempts` are all of its, of which the job's own is taken for the last."""
+    last = job.attempt
+    legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
+    spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
+    began_s = last.state.started_s if job.active else None
+    cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
+    if began_s is not None:
+        cap_at_s, deadline_at_s = began_s + last.plan["cap_s"], _deadline_at_s(began_s, last.plan)
+        finish_at_s = _finish_at_s(last.progress, now_s)
+        stepped_s = last.progress.get("stepped_s")
+        stalled_s = None if stepped_s is None else max(0.0, now_s - stepped_s)
+    total = spent if not job.active else None
+    if finish_at_s is not None and spent is not None and burn is not None:
+        total = spent + round(burn * (finish_at_s - now_s) / 3600)
+    hits_limit = None
+    if finish_at_s is not None and cap_at_s is not None:
+        is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
+        hits_limit = is_late or (limit is not None and total is not None and total > limit)
+    return Outlook(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
+
+
+def limit_micro(job: Job) -> int | None:
+    """Return the job's budget, None without one."""
+    limit = (job.config.get("budget") or {}).get("limit")
+    return None if limit is None else parse_money(limit)
+
+
+def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
+    deadline_s = plan.get("deadline_s")
+    return None if deadline_s is None else began_s + deadline_s
+
+
+def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
+    """Return when the steps that are left are done; a job that stands still has them all before it yet."""
+    eta_s = progress.get("eta_s")
+    if not isinstance(eta_s, float | int):
+        return None
+    return max(now_s, progress.get("stepped_s", now_s) + eta_s)
