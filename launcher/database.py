@@ -55,8 +55,27 @@ CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'st
 CREATE INDEX by_name ON jobs(name);
 """
 
+# One row for each thing that a channel is to be told of a job: written when it is first due, claimed by one of many
+# followers until `lease_s`, with `told_s` once the receiver has taken it.
+_NOTICES = """
+CREATE TABLE notices (
+    job_id TEXT NOT NULL REFERENCES jobs(id),
+    channel TEXT NOT NULL,
+    key TEXT NOT NULL,
+    due_s REAL NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    next_s REAL NOT NULL DEFAULT 0,
+    lease_s REAL NOT NULL DEFAULT 0,
+    claimer TEXT NOT NULL DEFAULT '',
+    told_s REAL,
+    error TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (job_id, channel, key)
+);
+CREATE INDEX untold ON notices(job_id) WHERE told_s IS NULL;
+"""
+
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
-_MIGRATIONS = (_JOBS,)
+_MIGRATIONS = (_JOBS, _NOTICES)
 
 
 class Database:
