@@ -27,7 +27,7 @@ from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EX
 from cloudtrain.entrypoints.coordinate import Desired, Report
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.line import Cut, Line
-from cloudtrain.entrypoints.places import EXIT, STATE, STOP, has_checkpoint
+from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpoint
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.gather import Gathering
 from cloudtrain.entrypoints.replication.replicas import Replicas
@@ -35,7 +35,6 @@ from cloudtrain.entrypoints.replication.replicas import Replicas
 __all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
-TELL_S = 60.0  # between two writings of the state: after a power cut it tells how long the node was taken
 MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
 
 
@@ -318,8 +317,9 @@ class Agent:
             self.replicas.finish()
         checkpoints = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         resumable = verdict["state"] != "succeeded" and has_checkpoint(checkpoints)
-        times = {"started_s": self.started_s, "ended_s": time.time(), "held_s": self.line.held_s()}
-        self.ended = {**verdict, "resumable": resumable, **times, "unkillable": stuck}
+        times = {"started_s": self.started_s, "ended_s": time.time()}
+        held = {"held_s": self.line.held_s(), "gone_s": self.line.gone_s()}
+        self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck}
         self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there
@@ -341,6 +341,8 @@ class Agent:
             "detail": self.note,
             "started_s": self.started_s,
             "held_s": self.line.now_s(),
+            "zero_s": self.line.zero_s,
+            "gone_s": self.line.gone_s(),
         }
         self.told_s = time.monotonic()
         self._write(STATE, state)

@@ -47,7 +47,7 @@ class Line:
         self.places: tuple[tuple[int, str, int, int], ...] = ()
         self._spec = spec
         self._fresh_port = fresh_port
-        self._zero_s = time.monotonic()
+        self.zero_s = time.monotonic()  # of the clock that counts how long the node is taken
         self._silence_s: float = spec.get("silence_s", peers.SILENCE_S)
         self._join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
         self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
@@ -61,6 +61,7 @@ class Line:
         self._took_over_s: float | None = None  # until the first decision of a node that took over
         self._tell_missing_s = WAITING_S
         self._gone_s: dict[int, float] = {}  # nodes that the job goes on without: when they were given up
+        self._left_out_s: dict[int, float] = {}  # nodes of which the newest generation has none: since when
         self._may_succeed = bool(spec.get("succeeds"))
         self._door = door
         self._turned_s = time.monotonic()
@@ -80,13 +81,17 @@ class Line:
 
     def now_s(self) -> float:
         """Return the seconds since this node's start."""
-        return time.monotonic() - self._zero_s
+        return time.monotonic() - self.zero_s
 
     def held_s(self) -> float:
         """Return how long each of the job's nodes was taken, in the mean, by a clock that nobody can set."""
         nodes, now_s = self._spec["spec"]["nodes"], self.now_s()
         held_s: float = sum(self._gone_s.get(node, now_s) for node in range(nodes)) / nodes
         return held_s
+
+    def gone_s(self) -> dict[str, float]:
+        """Return the nodes that the job went on without, and how long each was taken."""
+        return {str(node): self._gone_s[node] for node in sorted(self._gone_s)}
 
     def exchange(self, report: Report) -> Desired:
         """Say how this node is; return what should be. Raises Cut."""
@@ -99,6 +104,9 @@ class Line:
         else:
             found = self._decide(report)
         self.places = tuple(place for place in found.places if place[0] in found.nodes or not found.nodes)
+        if found.nodes:
+            left_out = set(range(self._spec["spec"]["nodes"])) - set(found.nodes)
+            self._left_out_s = {node: self._left_out_s.get(node, self.now_s()) for node in left_out}
         return found
 
     def listen(self, timeout_s: float) -> None:
@@ -195,6 +203,7 @@ class Line:
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
         coordinator.restarts = last.generation - 1
         coordinator.gone = set(range(self._spec["spec"]["nodes"])) - set(last.nodes)
+        self._gone_s |= {node: self._left_out_s[node] for node in coordinator.gone & self._left_out_s.keys()}
 
     def _known(self, reports: dict[int, Report]) -> tuple[tuple[int, str, int, int], ...]:
         """Return where everybody is, for the copies and for who takes over."""

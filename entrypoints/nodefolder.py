@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import durable, processes
 from cloudtrain.entrypoints.environments import dockerrun
-from cloudtrain.entrypoints.places import EXIT, STATE, STOP, has_checkpoint
+from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpoint
 
 __all__ = ["agent_pid", "ask_to_stop", "end", "look", "sweep"]
 
@@ -26,7 +26,8 @@ def look(root: Path, checkpoints: Path) -> dict[str, Any]:
     reason to stop that was left for it; `ended_ago_s` seconds since its end. Of an agent that is gone without a word,
     `saved`: whether there is something to go on from; `last_s`: when the job last wrote a line, in unix seconds, not
     the moment somebody asks; `rebooted`: whether the machine has been started since. `elsewhere`: the agent is another
-    machine's, in whose place this one answers, or whose disk it shares; then nothing is told of it.
+    machine's, in whose place this one answers, or whose disk it shares; then nothing is told of it. `held_s`: how long
+    an agent without an exit has had the node, by a clock that nobody can set.
     """
     state = durable.read_json(root / STATE)
     if _is_elsewhere(state):
@@ -38,10 +39,15 @@ def look(root: Path, checkpoints: Path) -> dict[str, Any]:
     told = {"state": state, "exit": ended, "alive": is_alive, "asked": asked and asked["reason"]}
     if ended is not None:
         return {**told, "ended_ago_s": time.time() - ended["ended_s"]}
-    if state is None or is_alive:
+    if state is None:
         return told
+    if is_alive:  # one clock for all processes, from the machine's start on
+        return {**told, **({"held_s": time.monotonic() - state["zero_s"]} if "zero_s" in state else {})}
     sweep(root)  # what its ranks had started may still be there
     lost = {"saved": has_checkpoint(checkpoints), "last_s": _last_sign_s(root, state["started_s"])}
+    if "held_s" in state:  # as last written, and up to the last line since
+        signs_s = lost["last_s"] - state["started_s"]
+        lost["held_s"] = min(max(signs_s, state["held_s"]), state["held_s"] + TELL_S)
     return {**told, **lost, "rebooted": not processes.is_of_this_boot(state["stamp"])}
 
 

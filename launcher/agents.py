@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudtrain.launcher.job import State
@@ -31,6 +31,7 @@ def fold(
         "detail": next((state.get("detail") for state in states if state.get("detail")), None),
     }
     verdict = _verdict(looks)
+    facts |= _held(seen, nodes)
     first = looks.get(0, {})
     is_told = bool(first.get("exit")) and not first["exit"].get("fenced") and first["ended_ago_s"] > STRAGGLER_S
     if any(look["alive"] for look in seen) and not is_told:
@@ -48,6 +49,7 @@ def fold(
     # Where each has a disk of its own, another node's may hold what the one that tells has not.
     is_saved = any(look.get("saved") or (look["exit"] or {}).get("resumable") for look in seen)
     told |= {"resumable": verdict["state"] != "succeeded" and is_saved, "billed_s": verdict.get("held_s")}
+    told["gone_s"] = verdict.get("gone_s") or None
     return State(state=verdict["state"], **{**facts, **told})
 
 
@@ -61,12 +63,25 @@ def _verdict(looks: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
     return None if best is None else ended[best]
 
 
+def _held(seen: Sequence[dict[str, Any]], nodes: int) -> dict[str, Any]:
+    """Return how long the nodes are taken by now, in the mean, and those that the job went on without.
+
+    As the node tells that knows of the newest generation: of two halves of a torn network the one that goes on.
+    """
+    told = [look for look in seen if look["state"] and "held_s" in look]
+    if not told:
+        return {}
+    best = max(told, key=lambda look: (look["state"]["generation"], look["alive"], look["held_s"]))
+    gone_s: dict[str, float] = best["state"].get("gone_s") or {}
+    billed_s = (best["held_s"] * (nodes - len(gone_s)) + sum(gone_s.values())) / nodes
+    return {"billed_s": billed_s, "gone_s": gone_s or None}
+
+
 def _lost(seen: list[dict[str, Any]], facts: dict[str, Any]) -> State:
     """Return the end of a job whose agents are all gone: killed by `stop --now`, or by something unknown."""
     is_saved = any(look.get("saved") for look in seen)
     ends_s = [look["exit"]["ended_s"] if look["exit"] else look.get("last_s", 0.0) for look in seen]
-    held_s = [state["held_s"] for look in seen if (state := look["state"]) and "held_s" in state]
-    facts = {**facts, "ended_s": max(ends_s, default=0.0) or time.time(), "billed_s": max(held_s, default=None)}
+    facts = {**facts, "ended_s": max(ends_s, default=0.0) or time.time()}
     if any(look["asked"] == "now" for look in seen):
         return State("stopped", "user", is_saved, **facts)
     rebooted = any(look.get("rebooted") for look in seen)
