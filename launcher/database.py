@@ -74,6 +74,41 @@ CREATE TABLE notices (
 CREATE INDEX untold ON notices(job_id) WHERE told_s IS NULL;
 """
 
+_MONEY = """
+CREATE TABLE budgets (
+    project TEXT NOT NULL,
+    period TEXT NOT NULL,
+    limit_micro INTEGER NOT NULL,
+    overcommit_percent INTEGER NOT NULL,
+    set_s REAL NOT NULL,
+    PRIMARY KEY (project, period)
+);
+CREATE TABLE reservations (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    project TEXT NOT NULL,
+    amount_micro INTEGER,
+    created_s REAL NOT NULL,
+    state TEXT NOT NULL,
+    spent_micro INTEGER,
+    ended_s REAL,
+    ledger TEXT,
+    told TEXT,
+    PRIMARY KEY (job_id, attempt)
+);
+CREATE INDEX held ON reservations(state) WHERE state = 'held';
+CREATE INDEX untold ON reservations(told) WHERE told = 'closing';
+CREATE TABLE spends (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    month TEXT NOT NULL,
+    project TEXT NOT NULL,
+    spent_micro INTEGER NOT NULL,
+    PRIMARY KEY (job_id, attempt, month)
+);
+CREATE TABLE ledgers (project TEXT PRIMARY KEY, uri TEXT NOT NULL);
+"""
+
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
 _MIGRATIONS = (_JOBS, _NOTICES)
 
@@ -116,7 +151,8 @@ class Database:
         try:
             yield
         except BaseException:
-            self.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite itself ends one that the disk has no room for
+                self.execute("ROLLBACK")
             raise
         self.execute("COMMIT")
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry, submitter_lives, this_process
@@ -283,13 +284,13 @@ def test_registry_believes_the_answer_more_than_the_guess(registry: Registry, ma
 def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where SQLite has no room for its own files, the reserve goes, and jobs can be seen and stopped."""
     registry.close()
-    opened = Registry._open
+    opened = Database._open
 
-    def open_when_there_is_room(self: Registry) -> None:
+    def open_when_there_is_room(self: Database) -> None:
         if (home / "registry.reserve").exists():
             raise sqlite3.OperationalError("disk I/O error")
         opened(self)
 
-    monkeypatch.setattr(Registry, "_open", open_when_there_is_room)
+    monkeypatch.setattr(Database, "_open", open_when_there_is_room)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     assert Registry().jobs() == []

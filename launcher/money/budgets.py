@@ -1,0 +1,206 @@
+"""What a budget is, what is left of it, and whether a job's worst case fits: pure, the same for every ledger.
+
+Money is whole micro-dollars. A budget covers all that its project, or all projects together, may ever cost, or may cost
+in a calendar month (UTC). All that runs counts at its worst case, and in the month of the question: whatever a job that
+runs into the next month costs there was held before it got there, so no month is exceeded by what was begun earlier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.units import format_money
+
+__all__ = [
+    "OVERALL",
+    "Budget",
+    "Held",
+    "Period",
+    "Standing",
+    "by_month",
+    "month_of",
+    "refusal",
+    "require_room",
+    "usd",
+]
+
+OVERALL = ""  # the project of a budget over all jobs, and of a job without one
+Period = Literal["all", "month"]
+LEAST_KNOWN = 3  # ended jobs from which a mean is told
+_NAMED = 3  # jobs that a refusal names
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A limit. `overcommit_percent` over 100: worst cases may add up to so much more than what is left of it."""
+
+    project: str
+    period: Period
+    limit_micro: int
+    overcommit_percent: int = 100
+    set_s: float = 0.0
+    set_by: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return whose it is: `project vision's monthly 100 USD`."""
+        monthly = "monthly " if self.period == "month" else ""
+        whose = f"project {self.project}'s" if self.project else "the overall"
+        more = f" (overcommitted {self.overcommit_percent / 100:g} times)" if self.overcommit_percent != 100 else ""
+        return f"{whose} {monthly}{usd(self.limit_micro)}{more}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A job's attempt that may still cost money; `amount_micro` is its worst case, None where nobody knows a price."""
+
+    job_id: str
+    attempt: int
+    project: str
+    amount_micro: int | None
+    created_s: float
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A budget at a moment. `settled_micro` and `expected_micro`: what ended jobs have cost, and what was held for them."""
+
+    budget: Budget
+    month: str
+    spent_micro: int
+    held: tuple[Held, ...] = ()
+    settled_micro: int = 0
+    expected_micro: int = 0
+    settled_count: int = 0
+
+    @property
+    def reserved_micro(self) -> int:
+        """All worst cases together; what has none is in `unknown`."""
+        return sum(each.amount_micro or 0 for each in self.held)
+
+    @property
+    def unknown(self) -> tuple[Held, ...]:
+        """What runs at a price that nobody knows."""
+        return tuple(each for each in self.held if each.amount_micro is None)
+
+    @property
+    def left_micro(self) -> int:
+        """What may still be reserved; negative where more is held or spent than the limit allows."""
+        unspent = self.budget.limit_micro - self.spent_micro
+        more = unspent * self.budget.overcommit_percent // 100 if unspent > 0 else unspent
+        return more - self.reserved_micro
+
+    @property
+    def mean_percent(self) -> int | None:
+        """What ended jobs have cost, in percent of their worst cases, rounded up; None with too few to say."""
+        if self.settled_count < LEAST_KNOWN or self.expected_micro <= 0:
+            return None
+        return -(-self.settled_micro * 100 // self.expected_micro)
+
+    def mean_left_micro(self, amount_micro: int = 0) -> int | None:
+        """Return what would be left if all that is held, and this amount too, cost what jobs cost on average."""
+        if self.mean_percent is None:
+            return None
+        expected = -(-(self.reserved_micro + amount_micro) * self.mean_percent // 100)
+        return self.budget.limit_micro - self.spent_micro - expected
+
+
+def require_room(standings: Sequence[Standing], amount_micro: int | None, where: str = "") -> None:
+    """Raise BudgetError where a budget does not hold the amount; None, a price that nobody knows, fits into none."""
+    refused = [text for standing in standings for text in refusal(standing, amount_micro)]
+    if not refused:
+        return
+    raise BudgetError("\n".join(refused), where=where, hint=_hint(standings, amount_micro))
+
+
+def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
+    """Yield why the budget does not take the amount: its limit, what is spent, reserved by whom, left and needed."""
+    title = standing.budget.title
+    if amount_micro is None:
+        yield f"nobody knows this job's price, so {title} cannot hold its worst case"
+        return
+    if amount_micro == 0:
+        return
+    if standing.unknown:
+        yield f"{title} cannot be kept: nobody knows the price of {_names(standing.unknown)}, not over yet"
+        return
+    if amount_micro <= standing.left_micro:
+        return
+    held = f", reserved {usd(standing.reserved_micro)} by {_names(standing.held)}" if standing.held else ""
+    when = f" in {standing.month}" if standing.budget.period == "month" else ""
+    yield (
+        f"{title} does not hold this job's worst case of {usd(amount_micro)}: spent {usd(standing.spent_micro)}{when}"
+        f"{held}, left {usd(max(0, standing.left_micro))}"
+    )
+
+
+def month_of(time_s: float) -> str:
+    """Return the calendar month, UTC: `2026-11`."""
+    return time.strftime("%Y-%m", time.gmtime(max(0.0, min(time_s, _LATEST_S))))
+
+
+def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str, int]:
+    """Return the sum split over the months in which it was spent, by time; the parts add up to it exactly."""
+    end_s = max(0.0, min(end_s, _LATEST_S))
+    start_s = end_s if start_s is None else max(0.0, start_s)
+    if total_micro <= 0 or start_s >= end_s or month_of(start_s) == month_of(end_s):
+        return {month_of(end_s): total_micro} if total_micro else {}
+    parts: dict[str, int] = {}
+    done = 0
+    for border_s in (*_borders(start_s, end_s), end_s):
+        until = round(total_micro * ((border_s - start_s) / (end_s - start_s)))
+        parts[month_of(border_s - 0.001)] = until - done
+        done = until
+    return {month: micro for month, micro in parts.items() if micro}
+
+
+def usd(micro: int) -> str:
+    """Return the sum for people, in cents, the smallest ones whole: `12.30 USD`, `100 USD`, `0.004 USD`."""
+    sign, size = ("-" if micro < 0 else ""), abs(micro)
+    if 0 < size < 10_000 or size % 1_000_000 == 0:
+        return sign + format_money(size)
+    return f"{sign}{(size + 5_000) // 10_000 / 100:.2f} USD"
+
+
+_LATEST_S = 253_402_300_799.0  # the last second of the year 9999
+
+
+def _borders(start_s: float, end_s: float) -> Iterator[float]:
+    """Yield the first seconds of the months that begin between the two moments."""
+    import calendar
+
+    year, month = time.gmtime(start_s)[:2]
+    while True:
+        year, month = (year + 1, 1) if month == 12 else (year, month + 1)
+        border_s = float(calendar.timegm((year, month, 1, 0, 0, 0)))
+        if border_s >= end_s:
+            return
+        yield border_s
+
+
+def _names(held: Iterable[Held]) -> str:
+    jobs = [f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held]
+    return ", ".join(jobs[:_NAMED]) + (f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else "")
+
+
+def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
+    if amount_micro is None:
+        return "say what an instance costs: `price_per_hour` in the backend's block of the config"
+    short = [standing for standing in standings if any(refusal(standing, amount_micro))]
+    if any(standing.unknown for standing in short):
+        return "wait for its end, or stop it: cloudtrain budget show"
+    means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
+    fits = [percent for percent, left in means if percent is not None and left is not None and left >= 0]
+    shorter = "take a shorter limits.max_duration or fewer instances, wait for a job's end, or raise the budget"
+    if len(fits) == len(short):
+        more = max(1.01, round(100 / max(*fits, 10), 2))
+        return (
+            f"ended jobs have cost {max(fits)} % of their worst cases on average, and so counted it would fit: "
+            f"`cloudtrain budget set ... --overcommit {more:g}` allows that; or {shorter}"
+        )
+    return f"{shorter}: cloudtrain budget show"
