@@ -7,16 +7,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher.money import curve
 
 __all__ = ["finite", "fold", "shown"]
 
-_FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "eta_s", "epoch")
+_FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s", "eta_s", "epoch", "samples", "tokens")
 
 
-def fold(progress: dict[str, Any], lines: Iterable[str]) -> dict[str, Any]:
-    """Return the progress after these lines of rank 0. JSON: a loss that is not finite becomes text."""
+def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
+    """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
+
+    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `curve` the loss over time
+    (`money.curve`). Steps are told from a start on, and what is done again after a restart is done again.
+    """
     now = dict(progress)
-    for line in lines:
+    points: list[tuple[float, int, float]] = []
+    for entry in lines:
+        line, time_s = (entry, None) if isinstance(entry, str) else entry
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
@@ -25,12 +32,19 @@ def fold(progress: dict[str, Any], lines: Iterable[str]) -> dict[str, Any]:
         kind = event["e"]
         if kind in ("start", "step", "done"):
             now |= {key: finite(event[key]) for key in _FROM_STEP if key in event}
+            if kind == "step" and time_s is not None:
+                now["stepped_s"] = time_s
+                step, loss = event.get("step"), event.get("loss")
+                if isinstance(step, int) and isinstance(loss, float | int):
+                    points.append((time_s, step, float(loss)))
         elif kind == "checkpoint" and "path" in event:
             now["checkpoint_step"] = event.get("step")
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
         if isinstance(event.get("diagnosis"), dict):
             now["diagnosis"] = finite(event["diagnosis"])
+    if points:
+        now["curve"] = curve.dump(curve.added(curve.load(now.get("curve")), points))
     return now
 
 

@@ -15,6 +15,7 @@ from cloudtrain.launcher import progress as progresses
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
 from cloudtrain.launcher.lastword import LastWord
+from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "refresh"]
@@ -62,6 +63,7 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     state = backend.state(attempt.ref)
     if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
+    state = meter.steady(attempt.state, state, time.time())
     progress = attempt.progress
     with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
         progress = _follow_events(attempt, backend, state)
@@ -80,7 +82,9 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     progress = dict(attempt.progress)
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
-        progress = progresses.fold(progress, (line.text for line in page.lines)) | {"cursor": page.cursor}
+        progress = progresses.fold(progress, ((line.text, line.time_s) for line in page.lines)) | {
+            "cursor": page.cursor
+        }
         if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
             return progress
         if not (page.lines or page.left_out):

@@ -1,0 +1,92 @@
+"""The loss over time in a few points, kept beside a job's progress: what money bought is read from it.
+
+Every step event goes into a bin of equal time, and bins are joined where they grow too many: a curve of any length
+takes the same room, and is the same however its events came in pages. It is written as one short text, which whoever
+only lists jobs need not take apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["EMPTY", "MOST_BINS", "Bin", "Curve", "added", "dump", "load"]
+
+MOST_BINS = 64
+_LEAST_GAP_S = 0.25
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The mean loss of `count` step events, the last of them at `time_s` (unix seconds) and `step`."""
+
+    time_s: float
+    step: int
+    loss: float
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bins of `gap_s` seconds each, but for the first, which holds the first event alone."""
+
+    gap_s: float
+    bins: tuple[Bin, ...]
+
+
+EMPTY = Curve(_LEAST_GAP_S, ())
+
+
+def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
+    """Return the curve with these events: time, step, loss. A clock that is set back only makes it coarser."""
+    gap_s, bins = curve.gap_s, list(curve.bins)
+    for time_s, step, loss in events:
+        if not math.isfinite(loss):
+            continue
+        new, begin_s = Bin(time_s, step, loss), bins[0].time_s if bins else time_s
+        if len(bins) > 1 and (time_s - begin_s) // gap_s <= (bins[-1].time_s - begin_s) // gap_s:
+            bins[-1] = _joined(bins[-1], new)
+        else:
+            bins.append(new)
+        while len(bins) > MOST_BINS:
+            gap_s *= 2
+            bins = _thinned(bins, gap_s)
+    return Curve(gap_s, tuple(bins))
+
+
+def dump(curve: Curve) -> str:
+    """Return the curve as text: gap and first time, then for each bin the time since, its step, loss and count."""
+    if not curve.bins:
+        return ""
+    begin_s = round(curve.bins[0].time_s, 2)
+    rows = [f"{each.time_s - begin_s:.9g},{each.step},{each.loss:.7g},{each.count}" for each in curve.bins]
+    return ";".join([f"{curve.gap_s!r},{begin_s!r}", *rows])
+
+
+def load(text: str | None) -> Curve:
+    """Return the curve of such a text."""
+    if not text:
+        return EMPTY
+    (gap_s, begin_s), *rows = (part.split(",") for part in text.split(";"))
+    begin = float(begin_s)
+    bins = [Bin(begin + float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows]
+    return Curve(float(gap_s), tuple(bins))
+
+
+def _thinned(bins: list[Bin], gap_s: float) -> list[Bin]:
+    first, *rest = bins
+    kept: list[Bin] = []
+    for each in rest:
+        is_same = kept and (each.time_s - first.time_s) // gap_s <= (kept[-1].time_s - first.time_s) // gap_s
+        if is_same:
+            kept[-1] = _joined(kept[-1], each)
+        else:
+            kept.append(each)
+    return [first, *kept]
+
+
+def _joined(one: Bin, other: Bin) -> Bin:
+    count = one.count + other.count
+    loss = (one.loss * one.count + other.loss * other.count) / count
+    return Bin(max(one.time_s, other.time_s), other.step, loss, count)
