@@ -190,7 +190,7 @@ def test_run_history_tells_machines_and_times(azure: Azure) -> None:
     run = history(azure, "job", "")
     machines = {"vmSize": "Standard_DS3_v2", "instanceCount": 2, "gpuCount": 0, "priority": "LowPriority"}
     assert {**run["compute"], **machines, "region": REGION} == run["compute"]
-    assert run["computeDuration"].startswith("00:00:00.")
+    assert "00:00:00.3" <= run["computeDuration"] < "00:01"
     assert run["createdUtc"] <= run["startTimeUtc"] <= run["endTimeUtc"]
 
 

@@ -35,11 +35,15 @@ def wheel(folder: Path, version: str = "1.0", body: str = "") -> None:
     """Make a wheel of a package `tiny` of one module."""
     folder.mkdir(parents=True, exist_ok=True)
     about = f"tiny-{version}.dist-info"
+    texts = {
+        "tiny.py": f"VERSION = {version!r}\n{body}",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "",
+    }
     with zipfile.ZipFile(folder / f"tiny-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr("tiny.py", f"VERSION = {version!r}\n{body}")
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", "")
+        for name, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # of 1980: the same bytes whenever it is made
 
 
 @pytest.fixture
