@@ -66,6 +66,8 @@ def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.T
         return
     eta_s = job.meter.eta_s(progress.max_steps - progress.step)
     clipped = {} if norm is None else {"grad_norm": norm.item()}
+    per_sample = job.spec.training.tokens_per_sample
+    tokens = {"tokens": progress.samples * per_sample} if per_sample else {}
     scaled = {"scale": job.scaler.get_scale()} if job.scaler.is_enabled() else {}
     say(
         job,
@@ -78,6 +80,8 @@ def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.T
         **_rounded(speed.fields()),
         eta_s=eta_s,
         epoch=progress.samples / len(job.train_data),
+        samples=progress.samples,
+        **tokens,
         **clipped,
         **scaled,
     )

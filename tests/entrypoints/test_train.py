@@ -471,6 +471,7 @@ def test_metrics_files_and_logger(tmp_path: Path) -> None:
     assert done.code == 0, done.errors
     last = [found for found in done.events if found["e"] == "step"][-1]
     assert last["tokens_per_s"] == pytest.approx(6 * last["samples_per_s"], rel=0.01)
+    assert last["tokens"] == 6 * last["samples"] > 0
     assert 0 < last["mfu"] < 1
     assert {"data_s", "compute_s", "checkpoint_s", "memory_bytes"} <= set(last)
     assert (tmp_path / "own.log").read_text().split() == [found["e"] for found in done.events]
