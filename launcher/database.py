@@ -96,8 +96,8 @@ CREATE TABLE reservations (
     told TEXT,
     PRIMARY KEY (job_id, attempt)
 );
-CREATE INDEX held ON reservations(state) WHERE state = 'held';
-CREATE INDEX untold ON reservations(told) WHERE told = 'closing';
+CREATE INDEX reservations_held ON reservations(state) WHERE state = 'held';
+CREATE INDEX reservations_closing ON reservations(told) WHERE told = 'closing';
 CREATE TABLE spends (
     job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -110,7 +110,7 @@ CREATE TABLE ledgers (project TEXT PRIMARY KEY, uri TEXT NOT NULL);
 """
 
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY)
 
 
 class Database:

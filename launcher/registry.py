@@ -12,7 +12,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
+from cloudtrain.launcher.money import ledger, meter
 
 __all__ = ["Registry", "submitter_lives", "this_process"]
 
@@ -97,29 +98,48 @@ class Registry:
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
         """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter."""
         state = State("pending")
-        self._update(attempt, phase="sent", ref=json.dumps(ref), state=state.state, outcome=json.dumps(asdict(state)))
+        with self.database.transaction():
+            self._update(
+                attempt, phase="sent", ref=json.dumps(ref), state=state.state, outcome=json.dumps(asdict(state))
+            )
+            ledger.revive(self.database, attempt.job_id, attempt.number)
 
     def release(self, attempt: Attempt) -> None:
         """Store that nobody is sending the attempt any more, though it may be there: any command may settle it."""
         self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
-        """Store that nothing was sent, and never will be; unless it has been, meanwhile."""
-        self.database.execute(
-            "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
-            " WHERE job_id = ? AND number = ? AND phase = 'intent'",
-            (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
-        )
+        """Store that nothing was sent, and never will be, and free its worst case; unless it has been, meanwhile."""
+        with self.database.transaction():
+            self.database.execute(
+                "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
+                " WHERE job_id = ? AND number = ? AND phase = 'intent'",
+                (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
+            )
+            if self.database.execute("SELECT changes() AS count")[0]["count"]:
+                ledger.release(self.database, attempt.job_id, attempt.number, time.time())
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> None:
-        """Store what the backend says now."""
-        self._update(
-            attempt,
-            state=state.state,
-            outcome=json.dumps(asdict(state)),
-            progress=json.dumps(progress),
-            unreachable_since_s=None,
-        )
+        """Store what the backend says now; at the end, what was spent takes the worst case's place in the ledger."""
+        with self.database.transaction():
+            self._update(
+                attempt,
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
+                progress=json.dumps(progress),
+                unreachable_since_s=None,
+            )
+            if state.state not in ACTIVE:
+                self.settle(replace(attempt, state=state))
+
+    def settle(self, attempt: Attempt) -> None:
+        """Put what the attempt, which has ended, has cost in place of its worst case."""
+        state, now_s = attempt.state, time.time()
+        spent_micro = meter.spent_micro(meter.legs_of([attempt]), now_s)
+        if spent_micro is not None and attempt.idle_usd is not None:  # machines that idle on are billed too
+            spent_micro += meter.micro(attempt.idle_usd)
+        ended_s = min(now_s, state.ended_s or now_s)
+        ledger.settle(self.database, attempt.job_id, attempt.number, spent_micro, ended_s, started_s=state.started_s)
 
     def set_unreachable(self, attempt: Attempt) -> None:
         """Store since when the backend has not answered; the state stays what it was."""

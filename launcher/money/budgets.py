@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Standing:
-    """A budget at a moment. `settled_micro` and `expected_micro`: what ended jobs have cost, and what was held for them."""
+    """A budget at a moment. `settled_micro` and `expected_micro`: what ended jobs have cost, and their worst cases."""
 
     budget: Budget
     month: str

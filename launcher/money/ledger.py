@@ -27,6 +27,7 @@ __all__ = [
     "remember_ledger",
     "remove_budget",
     "reserve",
+    "revive",
     "set_budget",
     "settle",
     "spent",
@@ -150,7 +151,8 @@ def settle(
     """
     with database.transaction():
         database.execute(
-            "INSERT OR IGNORE INTO reservations (job_id, attempt, project, created_s, state) VALUES (?, ?, '', ?, 'held')",
+            "INSERT OR IGNORE INTO reservations (job_id, attempt, project, created_s, state)"
+            " VALUES (?, ?, '', ?, 'held')",
             (job_id, attempt, ended_s),
         )
         row = _row(database, job_id, attempt)
@@ -173,6 +175,15 @@ def release(database: Database, job_id: str, attempt: int, now_s: float) -> None
         row = _row(database, job_id, attempt)
         if row is not None and row["state"] == "held":
             _close(database, row, "released", 0, now_s)
+
+
+def revive(database: Database, job_id: str, attempt: int) -> None:
+    """Hold again what was released, where the attempt turns out to have been sent after all."""
+    database.execute(
+        "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
+        " WHERE job_id = ? AND attempt = ? AND state = 'released'",
+        (job_id, attempt),
+    )
 
 
 def held(database: Database, project: str | None = None) -> list[Held]:
