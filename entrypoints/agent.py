@@ -254,7 +254,11 @@ class Agent:
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
         """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
         spec = self.spec
+        # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
+        saves = spec["deadline_s"] < spec["max_duration_s"]
+        deadline = {"CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}"} if saves else {}
         beside = {
+            **deadline,
             "CLOUDTRAIN_JOB": spec["job"],
             "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
             "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec["node"])),
@@ -267,7 +271,6 @@ class Agent:
             "CLOUDTRAIN_LOG_DIR": str(self.root / "log"),
             "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
             "CLOUDTRAIN_GRACE": f"{spec['grace_s']:.0f}",
-            "CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}",
         }
         # The user's own PYTHONPATH stays, behind the folder that boot and the trainer come from.
         machine = os.environ if self.container is None else dockerrun.inherited(os.environ)

@@ -34,6 +34,7 @@ __all__ = [
     "Pace",
     "Request",
     "Shipment",
+    "Terms",
     "load",
     "names",
     "nodes_of",
@@ -52,17 +53,41 @@ JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a platform's own time limit allows, and what it bills: by these a sum of money becomes a limit.
+
+    `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
+    `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
+    the field takes, `most_s` the longest, None where there is none; `unit_s` what limit and bill are rounded to;
+    `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
+    anew, 1 where it spans all starts.
+    """
+
+    tail_s: int = 0
+    least_s: int = 1
+    most_s: int | None = None
+    unit_s: int = 1
+    lives: int = 1
+    minimum_bill_s: int = 0
+    lead_s: int = 0
+
+
+@dataclass(frozen=True)
 class Capacity:
     """What one instance brings: GPUs (0: train on the CPU), and its price, None where nobody can say.
 
-    `price_source` says where the price is from, with its date. `idle_s` is billed on top of the run, as machines that
-    are kept warm for the next job are.
+    `price_source` says where the price is from, with its date, which is `price_as_of` too where it is known (ISO).
+    `uncertainty`, from 1 up, is how much more than the price it may cost. `is_own`: a machine of the user's, which
+    costs nothing that a bill shows, unless a price was set.
     """
 
     gpus: int
     hourly_usd: float | None
     price_source: str
-    idle_s: int = 0
+    terms: Terms = Terms()
+    uncertainty: float = 1.0
+    price_as_of: str | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True)

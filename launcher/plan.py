@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
+from cloudtrain.launcher.money import cap as caps
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import Budget, Config
 
 __all__ = ["STOP_TAIL_S", "Batch", "Plan", "make"]
 
-LEAST_RUN_S = 60  # shorter than a start: the money would be gone before the first step
-STOP_TAIL_S = 120  # between the save and the cap: what SageMaker leaves between SIGTERM and the kill
+STOP_TAIL_S = caps.STOP_MARGIN_S
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Money in US dollars, times in seconds after the start.
+    """Money in US dollars, or in whole micro-dollars where a name says so; times in seconds after the start.
 
-    `cap_s` is what the backend enforces by itself, because of `cap_reason` (time_limit or budget); from `deadline_s`
-    on the job saves and leaves.
-    `hourly_usd` is for all instances together.
+    `cap_s` is what the backend enforces by itself, because of `cap_reason` (time_limit or budget). The job's own clock
+    begins later, and ends it at `own_limit_s`; from `deadline_s` on, by that clock, it saves and leaves, unless
+    `deadline_s` is `own_limit_s`.
+    `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
+    as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
+    beyond each cap. `budget_micro` is the job's, of which `spent_micro` was spent before.
     """
 
     instances: int
@@ -46,6 +50,19 @@ class Plan:
     deadline_s: int
     worst_case_usd: float | None
     batch: Batch | None
+    price_micro: int | None = None
+    uncertainty: float = 1.0
+    price_as_of: str | None = None
+    own_limit_s: int = 0
+    tail_s: int = 0
+    unit_s: int = 1
+    minimum_bill_s: int = 0
+    attempts: int = 1
+    worst_case_micro: int | None = None
+    budget_micro: int | None = None
+    spent_micro: int = 0
+    on_limit: str | None = None
+    alert_micro: tuple[int, ...] = ()
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -53,80 +70,106 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan for people."""
-        from cloudtrain.launcher.units import format_duration
+        from cloudtrain.launcher.planwords import lines
 
-        device = "GPU" if self.gpus_per_instance else "CPU"
-        instances = f"{self.instances} instance{'s' if self.instances != 1 else ''}"
-        ranks = f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
-        lines = [f"{instances} x {self.nproc_per_node} = {ranks} ({device})"]
-        if self.batch is not None:
-            b = self.batch
-            split = f"{b.micro_size} x {ranks} x {b.accumulation} accumulated"
-            lines.append(f"global batch {b.global_size} = {split}")
-        why = ", what the budget buys" if self.cap_reason == "budget" else ""
-        lines.append(
-            f"at most {format_duration(self.cap_s)}{why}; after {format_duration(self.deadline_s)} it saves and stops"
-        )
-        if self.hourly_usd is None:
-            lines.append(f"price unknown: {self.price_source}")
-        elif self.hourly_usd == 0:
-            lines.append(f"no cost: {self.price_source}")
-        else:
-            lines.append(
-                f"{self.hourly_usd:.2f} USD an hour ({self.price_source}), at worst {self.worst_case_usd:.2f} USD"
-            )
-        return lines
+        return lines(self)
 
 
-def make(config: Config, capacity: Capacity, spent_usd: float = 0.0) -> Plan:
-    """Return the plan of the next attempt, after earlier ones have cost `spent_usd`.
+def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
+    """Return the plan of the next attempt, after earlier ones have cost `spent_micro` at worst.
 
     Raises ConfigError where the batch cannot be split over the ranks or a budget has no price to count with;
-    BudgetError where the money left buys less than LEAST_RUN_S.
+    BudgetError where the money left buys no useful run.
     """
-    instances = config.resources.instances
+    instances, terms = config.resources.instances, capacity.terms
     wanted = config.distributed.nproc_per_node
     nproc = max(1, capacity.gpus) if wanted == "auto" else int(wanted)
-    hourly = None if capacity.hourly_usd is None else round(capacity.hourly_usd * instances, 6)
     if capacity.gpus and nproc > capacity.gpus:
         message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
-    cap_s, cap_reason = _cap(config, hourly, spent_usd, capacity)
+    price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
+    rate = None if price_micro is None else caps.Rate(instances, price_micro, capacity.uncertainty)
+    cap, budget = _cap(config, capacity, rate, spent_micro), config.budget
+    is_hard = cap.reason == "budget" and budget is not None and budget.on_limit == "stop"
+    own_limit_s = cap.cap_s if is_hard else caps.own_limit_s(cap.cap_s, terms)
+    worst_micro = None if rate is None else cap.worst_case_micro
     return Plan(
         instances=instances,
         nproc_per_node=nproc,
         ranks=instances * nproc,
         gpus_per_instance=capacity.gpus,
-        hourly_usd=hourly,
+        hourly_usd=None if price_micro is None else price_micro * instances / 1e6,
         price_source=capacity.price_source,
-        cap_s=cap_s,
-        cap_reason=cap_reason,
-        deadline_s=max(cap_s - STOP_TAIL_S, cap_s * 3 // 4),
-        worst_case_usd=None if hourly is None else round(hourly * (cap_s + capacity.idle_s) / 3600, 6),
+        cap_s=cap.cap_s,
+        cap_reason=cap.reason,
+        deadline_s=own_limit_s if is_hard else caps.deadline_s(own_limit_s),
+        worst_case_usd=None if worst_micro is None else worst_micro / 1e6,
         batch=_split(config, instances * nproc) if config.task else None,
+        price_micro=price_micro,
+        uncertainty=capacity.uncertainty,
+        price_as_of=capacity.price_as_of,
+        own_limit_s=own_limit_s,
+        tail_s=terms.tail_s,
+        unit_s=terms.unit_s,
+        minimum_bill_s=terms.minimum_bill_s,
+        attempts=terms.lives,
+        worst_case_micro=worst_micro,
+        budget_micro=budget.limit if budget else None,
+        spent_micro=spent_micro,
+        on_limit=budget.on_limit if budget else None,
+        alert_micro=_thresholds(budget),
     )
 
 
-def _cap(config: Config, hourly_usd: float | None, spent_usd: float, capacity: Capacity) -> tuple[int, str]:
+def _thresholds(budget: Budget | None) -> tuple[int, ...]:
+    """Return the sums at which somebody is told, each once."""
+    return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
+
+
+def _cap(config: Config, capacity: Capacity, rate: caps.Rate | None, spent_micro: int) -> caps.Cap:
     """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
-    idle_s = capacity.idle_s
-    longest_s = config.limits.max_duration
-    budget = config.budget
-    if budget is None or budget.on_limit == "alert" or hourly_usd == 0:
-        return longest_s, "time_limit"
-    if hourly_usd is None:
+    longest_s, budget = config.limits.max_duration, config.budget
+    if budget is not None:
+        _require_price(config, capacity)
+    if rate is None or budget is None or budget.on_limit == "alert":
+        worst_micro = 0 if rate is None else caps.worst_case_micro(longest_s, rate, capacity.terms)
+        return caps.Cap(longest_s, "time_limit", worst_micro)
+    found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
+    if isinstance(found, caps.Cap):
+        return found
+    raise _refused(found, budget.limit, rate, capacity)
+
+
+def _require_price(config: Config, capacity: Capacity) -> None:
+    """Raise ConfigError where the budget has nothing to count with: what is not known is not 0."""
+    if capacity.hourly_usd is not None and capacity.hourly_usd > 0 and not capacity.is_own:
+        return
+    key = f"{config.backend}.price_per_hour"
+    if capacity.hourly_usd == 0 and not capacity.is_own:
+        message, hint = "a budget cannot limit what costs nothing", f"set {key} to what an hour costs, or leave it out"
+    else:
         message = f"a budget needs a price: {capacity.price_source}"
-        raise ConfigError([Fault(message, key="budget.limit", hint=f"set {config.backend}.price_per_hour")])
-    left_usd = budget.limit / 1e6 - spent_usd
-    affordable_s = int(left_usd / hourly_usd * 3600) - idle_s
-    if affordable_s < LEAST_RUN_S:
-        needed = spent_usd + hourly_usd * (LEAST_RUN_S + idle_s) / 3600
-        raise BudgetError(
-            f"the budget's last {max(left_usd, 0):.2f} USD buy {max(affordable_s, 0)} s at {hourly_usd:.2f} USD/h",
-            where="budget.limit",
-            hint=f"a run of {LEAST_RUN_S} s needs at least {needed:.2f} USD, or fewer instances",
-        )
-    return (affordable_s, "budget") if affordable_s < longest_s else (longest_s, "time_limit")
+        hint = f"set {key}, or add --price-per-hour USD: one instance's, for an hour"
+    raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
+
+
+def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: Capacity) -> BudgetError:
+    from cloudtrain.launcher.units import format_money, format_span
+
+    spent_micro = limit_micro - found.left_micro
+    left = f"the {format_money(max(found.left_micro, 0))} left of {format_money(limit_micro)}"
+    hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
+    if capacity.uncertainty > 1:
+        hourly += f" and up to {capacity.uncertainty:g} times that"
+    buys = f"buy {format_span(found.affordable_s)}" if found.affordable_s else "buy no run at all"
+    tail = f" and {format_span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
+    more = f"resume with --budget +{format_money(found.enough_micro - limit_micro)}" if spent_micro else ""
+    needs = f"{format_span(found.least_s)}{tail} need a budget of {format_money(found.enough_micro)}"
+    return BudgetError(
+        f"{left if spent_micro else f'the budget of {format_money(limit_micro)}'} {buys} at {hourly}",
+        where="budget.limit",
+        hint=f"{needs}{f': {more}' if more else ''}; or take fewer or cheaper instances",
+    )
 
 
 def _split(config: Config, ranks: int) -> Batch | None:

@@ -44,15 +44,15 @@ def prepare(
     *,
     dry: bool,
     shipped: bundles.Bundle | None = None,
-    spent_usd: float = 0.0,
+    spent_micro: int = 0,
 ) -> Prepared:
     """Plan, pack, render and check. Raises ConfigError with all that the backend would refuse.
 
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
-    `spent_usd` is what earlier attempts have cost, which the budget covers too.
+    `spent_micro` is what earlier attempts have cost at worst, which the budget covers too.
     """
     backend = backends.load(config.backend)
-    plan = plans.make(config, backend.capacity(config), spent_usd)
+    plan = plans.make(config, backend.capacity(config), spent_micro)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
     bundle = shipped or bundles.pack(folder, config.code.exclude, max_bytes, cache, scratch=dry)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.registry import Registry
@@ -39,8 +40,24 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
             where=shipped.path,
             hint="cloudtrain resume --update-code takes the code folder as it is now",
         )
-    file, spent_usd = Path(job.config_file), registry.spent_usd(job) or 0.0
-    return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_usd=spent_usd)
+    file, spent_micro = Path(job.config_file), _spent_micro(registry, job, stored)
+    return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+
+
+def _spent_micro(registry: Registry, job: Job, config: Config) -> int:
+    """Return what all attempts so far have cost at worst. Raises ConfigError where a budget must know and nobody does.
+
+    A price that was typed now stands for those that had none.
+    """
+    from cloudtrain.launcher.money.earlier import spent_at_worst_micro
+
+    typed: int | None = getattr(getattr(config, config.backend, None), "price_per_hour", None)
+    spent_micro = spent_at_worst_micro(registry.attempts(job), time.time(), typed)
+    if spent_micro is None and config.budget is not None:
+        message = "what the job has cost so far is not known: an earlier attempt had no price"
+        hint = "add --price-per-hour USD: one instance's, for an hour"
+        raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
+    return spent_micro or 0
 
 
 def is_earned(job: Job) -> bool:

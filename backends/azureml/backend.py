@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Capacity, Request, Terms
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -18,24 +18,31 @@ __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
 CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
+CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented
+LEAD_S = 300  # the image and mounts before our clock begins, should limits.timeout count them: that is not documented
+LEAST_S = 60  # the service takes less for 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
+MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: what spot machines cost is not in our table."""
     from cloudtrain.backends.azureml.machine import block_of, choose
+    from cloudtrain.launcher.units import format_duration
 
     machine, block = choose(config), block_of(config)
-    idle_s = CLUSTER_IDLE_S if block.compute else 0
-    more = f", with {idle_s // 60}m in which the cluster idles" if idle_s else ""
+    idle_s = (CLUSTER_IDLE_S if block.idle is None else block.idle) if block.compute else 0
+    terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
+    more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
     more += ", on demand: spot machines cost less" if config.resources.spot else ""
     if block.price_per_hour is not None:
         what = machine.instance_type or block.compute
-        return Capacity(machine.count, block.price_per_hour / 1e6, f"{what}, azureml.price_per_hour{more}", idle_s)
+        return Capacity(machine.count, block.price_per_hour / 1e6, f"{what}, azureml.price_per_hour{more}", terms)
     if machine.hourly_usd is None:
         what = machine.instance_type or f"the machines of {block.compute}"
         where = block.region or "an unknown region (azureml.region)"
-        return Capacity(machine.count, None, f"no price of {what} in {where}: set azureml.price_per_hour", idle_s)
-    return Capacity(machine.count, machine.hourly_usd, f"{machine.instance_type}, {machine.price_source}{more}", idle_s)
+        return Capacity(machine.count, None, f"no price of {what} in {where}: set azureml.price_per_hour", terms)
+    source = f"{machine.instance_type}, {machine.price_source}{more}"
+    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of)
 
 
 def check(request: Request) -> list[Fault]:

@@ -21,7 +21,7 @@ from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, nodefolder, nodelogs
 from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
 from cloudtrain.launcher import agentlogs, agents
-from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment
+from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 
@@ -32,15 +32,19 @@ if TYPE_CHECKING:
 __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
+# The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
+# silence (entrypoints/peers.py), and some seconds to kill what runs.
+TERMS = Terms(tail_s=20)
 
 
 def capacity(config: Config) -> Capacity:
     """Return this machine's GPUs, shared out evenly over the instances."""
     gpus = len(_visible_gpus())
     price = config.local.price_per_hour if config.local else None
+    each = gpus // config.resources.instances
     if price is None:
-        return Capacity(gpus // config.resources.instances, 0.0, "your own machine")
-    return Capacity(gpus // config.resources.instances, price / 1e6, "local.price_per_hour")
+        return Capacity(each, 0.0, "your own machine", TERMS, is_own=True)
+    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS)
 
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

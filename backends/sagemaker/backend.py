@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.sagemaker import check as rules
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.units import format_duration
 
 if TYPE_CHECKING:
@@ -21,20 +21,29 @@ __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "
 
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
 
+# Billed are the seconds from TrainingStartTime to TrainingEndTime, and MaxRuntimeInSeconds ends them, of all attempts
+# that SageMaker makes together (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
+GRACE_S = 120  # between the signal at the limit and the kill, by the same source
+UPLOAD_S = 180  # of the output folder after it, which is billed: 18 GB at 100 MB/s; an assumption, not a measurement
+LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
+MOST_S = 28 * 86_400
+
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: spot bills fewer seconds at the same rate."""
     machine = choose(config)
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
+    # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
+    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, most_s=MOST_S, lead_s=LEAD_S)
     warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
     spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
     if own is not None:
-        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", warm_s)
+        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms)
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
-        return Capacity(machine.count, None, f"no price of {machine.instance_type} in {region}", warm_s)
+        return Capacity(machine.count, None, f"no price of {machine.instance_type} in {region}", terms)
     source = f"{machine.instance_type}, {machine.price_source}{spot}{warm}"
-    return Capacity(machine.count, machine.hourly_usd, source, warm_s)
+    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of)
 
 
 def check(request: Request) -> list[Fault]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Capacity, Request, Terms
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -20,6 +20,9 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.ssh.jobs"
+# The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
+# silence (entrypoints/peers.py), and some seconds to kill what runs.
+TERMS = Terms(tail_s=20)
 
 
 def capacity(config: Config) -> Capacity:
@@ -27,8 +30,8 @@ def capacity(config: Config) -> Capacity:
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
     price = config.ssh.price_per_hour if config.ssh else None
     if price is None:
-        return Capacity(gpus, 0.0, "your own machines")
-    return Capacity(gpus, price / 1e6, "ssh.price_per_hour")
+        return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True)
+    return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS)
 
 
 def check(request: Request) -> list[Fault]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.backend import Capacity, Request, Terms
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 __all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
+
+TAIL_S = 60  # from scheduling.timeout to replicas that are gone; an assumption, none is documented
+LEAD_S = 300  # the image before our clock begins, should the timeout count it: that is not documented
+UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/pricing, 2026-10
+# Vertex AI may begin a job anew up to three times, and whether its timeout spans them is not documented. So where a
+# budget holds they are switched off (request.py), and elsewhere each counts as the first.
+LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
 send = lazily.of(_JOBS, "send")
@@ -35,13 +42,15 @@ def capacity(config: Config) -> Capacity:
     from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of
 
     choice, block, kind = choose(config), block_of(config), kind_of(config)
+    is_guarded = config.budget is not None and config.budget.on_limit != "alert"
+    terms = Terms(TAIL_S, unit_s=UNIT_S, lives=1 if is_guarded else LIVES, lead_s=LEAD_S)
     if block.price_per_hour is not None:
-        return Capacity(choice.count, block.price_per_hour / 1e6, f"{choice.label}, vertex.price_per_hour")
-    hourly_usd, source = prices.hourly(choice.machine, kind)
-    if hourly_usd is None:
+        return Capacity(choice.count, block.price_per_hour / 1e6, f"{choice.label}, vertex.price_per_hour", terms)
+    offer = prices.hourly(choice.machine, kind)
+    if offer.usd is None:
         where = location_of(block) or "an unknown region (vertex.location)"
-        return Capacity(choice.count, None, f"no price of {choice.label} in {where}: set vertex.price_per_hour")
-    return Capacity(choice.count, hourly_usd, source)
+        return Capacity(choice.count, None, f"no price of {choice.label} in {where}: set vertex.price_per_hour", terms)
+    return Capacity(choice.count, offer.usd, offer.source, terms, offer.uncertainty, offer.as_of)
 
 
 def check(request: Request) -> list[Fault]:

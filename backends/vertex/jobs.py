@@ -171,7 +171,7 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
         "job": numeric,
         "nodes": beside["order"]["nodes"],
         "nproc_per_node": beside["order"]["nproc_per_node"],
-        "limit_s": beside["order"]["max_duration_s"],
+        "limit_s": beside.get("limit_s", beside["order"]["max_duration_s"]),
         "limit_reason": beside["order"]["limit_reason"],
         "ended_uri": beside["order"]["ended_uri"],
         "secret": _secret(request, owner),

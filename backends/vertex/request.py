@@ -111,6 +111,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "checkpoint_uri": checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
         "output_uri": output_uri,
         "order": order,
+        "limit_s": plan.cap_s,
         "label": choice.label,
         "kind": kind,
     }
@@ -172,7 +173,7 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
         # NCCL's communicators do not outlive a member: a machine that is replaced means a start of all.
         "restart_all": plan.instances > 1,
         # Whether the time limit spans Vertex AI's own new starts is not documented: where it stands for money, none.
-        "disable_retries": plan.cap_reason == "budget",
+        "disable_retries": plan.attempts == 1,
         "service_account": block.service_account,
         "kms_key": block.kms_key,
         "network": block.network,
@@ -194,7 +195,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
         "environment": dict(config.env),
         "secrets": None,
         "deadline_s": plan.deadline_s,
-        "max_duration_s": plan.cap_s,
+        "max_duration_s": plan.own_limit_s,
         "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,

@@ -213,6 +213,11 @@ class AzureML(Section):
     compute: Text | None = Field(
         None, description="Cluster to run on. Default: serverless compute.", examples=["gpu-cluster"]
     )
+    idle: Duration | None = Field(
+        None,
+        description="How long the cluster keeps idle machines, as it was made to; a budget counts them. Default: 2m.",
+        examples=["10m"],
+    )
     environment: Text | None = Field(
         None,
         description="Registered environment in place of `image`.",

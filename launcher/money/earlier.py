@@ -1,0 +1,53 @@
+"""What a job's earlier attempts have cost at worst: what a budget has left is counted from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.money import meter
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+
+__all__ = ["spent_at_worst_micro"]
+
+
+def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
+    """Return what the attempts may have cost, None where nobody knows: the meter's sum at their prices' uncertainty.
+
+    Seconds are rounded as their platform bills them, and machines that idle on after the end are counted.
+    `price_micro`, of one instance and an hour, stands in where an attempt had no price.
+    """
+    costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
+    return None if None in costs else sum(cost or 0 for cost in costs)
+
+
+def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
+    plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
+    unit_s, least_s = plan.get("unit_s", 1), plan.get("minimum_bill_s", 0)
+    scale = ceil(round(plan.get("uncertainty", 1.0) * 1000, 6))
+    return _sum(_billed(meter.legs_of([attempt]), now_s, unit_s, least_s, idle_s, price_micro), scale)
+
+
+def _billed(
+    legs: Iterable[meter.Leg], now_s: float, unit_s: int, least_s: int, idle_s: float, price_micro: int | None
+) -> list[int | None]:
+    """Return what each leg costs by its price, its seconds as they are billed."""
+    found: list[int | None] = []
+    for leg in legs:
+        seconds = leg.seconds(now_s)
+        if seconds <= 0:
+            found.append(0)
+            continue
+        billed_s = max(least_s, -(-ceil(seconds + idle_s) // unit_s) * unit_s)
+        price = price_micro if leg.price_micro is None else leg.price_micro
+        whole = replace(leg, price_micro=price, billed_s=float(billed_s), ended_s=leg.ended_s or now_s, most_s=None)
+        found.append(meter.cost_micro(whole, now_s))
+    return found
+
+
+def _sum(costs: Sequence[int | None], scale: int) -> int | None:
+    return None if None in costs else -(-sum(cost or 0 for cost in costs) * scale // 1000)

@@ -1,0 +1,92 @@
+"""A plan in words: what a dry run, `plan` and the question before a submit show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.units import format_money, format_span
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["age", "lines", "usd"]
+
+STALE_DAYS = 90  # a list price older than that has often changed since
+
+
+def lines(plan: Plan) -> list[str]:
+    """Return the plan for people, a subject a line."""
+    return [*_machines(plan), _time(plan), *_money(plan)]
+
+
+def age(as_of: str | None, today: date | None = None) -> str:
+    """Return how old a price is, `94 days old`; empty where its date is not known."""
+    try:
+        days = ((today or date.today()) - date.fromisoformat(as_of or "")).days
+    except ValueError:
+        return ""
+    return f"{days} days old" if days != 1 else "1 day old"
+
+
+def usd(micro: int) -> str:
+    """Return cents, rounded up: `12.35 USD`; what is less than a dollar with four decimals."""
+    step = 10_000 if micro >= 1_000_000 or micro == 0 else 100
+    return f"{-(-micro // step) * step / 1e6:.{2 if step == 10_000 else 4}f} USD"
+
+
+def _machines(plan: Plan) -> Iterator[str]:
+    device = "GPU" if plan.gpus_per_instance else "CPU"
+    ranks = f"{plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
+    yield f"{_instances(plan)} x {plan.nproc_per_node} = {ranks} ({device})"
+    if plan.batch is not None:
+        b = plan.batch
+        yield f"global batch {b.global_size} = {b.micro_size} x {ranks} x {b.accumulation} accumulated"
+
+
+def _time(plan: Plan) -> str:
+    why = ", what the budget buys" if plan.cap_reason == "budget" else ""
+    if plan.deadline_s >= plan.own_limit_s:
+        return f"at most {format_span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
+    return f"at most {format_span(plan.cap_s)}{why}; after {format_span(plan.deadline_s)} it saves and stops"
+
+
+def _money(plan: Plan) -> Iterator[str]:
+    if plan.price_micro is None or plan.worst_case_micro is None:
+        yield f"price unknown: {plan.price_source}"
+        return
+    if plan.price_micro == 0:
+        yield f"no cost: {plan.price_source}"
+        return
+    hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
+    each = f": {plan.instances} x {plan.price_micro / 1e6:.2f}" if plan.instances > 1 else ""
+    old = age(plan.price_as_of)
+    yield f"{hourly}{each} ({plan.price_source}{', ' if old else ''}{old}), at worst {usd(plan.worst_case_micro)}"
+    if counted := "; ".join(_counted(plan)):
+        yield f"  that worst case counts {counted}"
+    yield from _budget(plan)
+
+
+def _counted(plan: Plan) -> Iterator[str]:
+    """Yield what the worst case holds beyond price times time."""
+    if plan.uncertainty > 1:
+        yield f"prices up to {plan.uncertainty:g} times the list's"
+    if plan.tail_s:
+        yield f"{format_span(plan.tail_s)} billed beyond the end"
+    if plan.attempts > 1:
+        yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one"
+
+
+def _budget(plan: Plan) -> Iterator[str]:
+    if plan.budget_micro is None:
+        return
+    spent = f", of which {usd(plan.spent_micro)} is spent" if plan.spent_micro else ""
+    at = ", ".join(format_money(micro).removesuffix(" USD") for micro in plan.alert_micro)
+    told = f"; told at {at} USD" if at else ""
+    only = "; it only alerts (on_limit: alert), and ends nothing" if plan.on_limit == "alert" else ""
+    yield f"budget {format_money(plan.budget_micro)}{spent}{told}{only}"
+
+
+def _instances(plan: Plan) -> str:
+    return f"{plan.instances} instance{'s' if plan.instances != 1 else ''}"
