@@ -10,14 +10,19 @@ from pathlib import Path
 
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["home", "identity"]
+__all__ = ["home", "identity", "where"]
+
+
+def where() -> Path:
+    """Return the folder's path, whether it is there or not. Raises RuntimeError where `~nobody` is no home."""
+    return Path(os.environ.get("CLOUDTRAIN_HOME") or _default()).expanduser().absolute()
 
 
 def home() -> Path:
     """Return the folder, made if need be, readable by its owner alone. Raises ConfigError where it cannot be used."""
     path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default())
     try:
-        path = path.expanduser().absolute()
+        path = where()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")

@@ -14,8 +14,8 @@ from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.catalog import Machine
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.prices.rate import Machine
 
 __all__ = ["checks"]
 

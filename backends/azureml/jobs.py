@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import compute, files, history, rest, status, vault
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.launcher import catalog
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.launcher import catalog
-from cloudtrain.launcher.catalog import Machine
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -51,7 +51,7 @@ def choose(config: Config) -> Machine:
         message = f"how many GPUs the machines of `{block.compute}` have is not known here"
         hint = "say `resources.instance_type`, or distributed.nproc_per_node"
         raise ConfigError([Fault(message, key="azureml.compute", hint=hint)])
-    return Machine("", "", int(config.distributed.nproc_per_node), None, "", is_derived=False)
+    return Machine("", "", int(config.distributed.nproc_per_node))
 
 
 def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
@@ -63,11 +63,11 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     if known is not None:
         return known
     if _CPU_FAMILY.fullmatch(instance_type):
-        return Machine(instance_type, "CPU", 0, None, "", is_derived=False)
+        return Machine(instance_type, "CPU", 0, catalog.rates("azureml", instance_type, region))
     if nproc == "auto":
         message = f"how many GPUs `{instance_type}` has is not in our table"
         raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
-    return Machine(instance_type, "GPU", int(nproc), None, "", is_derived=False)
+    return Machine(instance_type, "GPU", int(nproc), catalog.rates("azureml", instance_type, region))
 
 
 def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:

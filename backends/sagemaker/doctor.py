@@ -15,8 +15,8 @@ from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.catalog import Machine
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.prices.rate import Machine
 
 __all__ = ["checks"]
 

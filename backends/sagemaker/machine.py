@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher import catalog
-from cloudtrain.launcher.catalog import Machine
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -71,11 +71,11 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     if known is not None:
         return known
     if _CPU_FAMILY.match(instance_type):
-        return Machine(instance_type, "CPU", 0, None, "", is_derived=False)
+        return Machine(instance_type, "CPU", 0, catalog.rates("sagemaker", instance_type, region))
     if nproc == "auto":
         message = f"how many GPUs `{instance_type}` has is not in our table"
         raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
-    return Machine(instance_type, "GPU", int(nproc), None, "", is_derived=False)
+    return Machine(instance_type, "GPU", int(nproc), catalog.rates("sagemaker", instance_type, region))
 
 
 def _no_neuron(wanted: str, key: str) -> Fault:

@@ -145,7 +145,7 @@ def _price(access: Access, choice: Choice, kind: Kind) -> Check:
         except (listprices.NotListed, ValueError) as error:
             cure = "set vertex.price_per_hour, if the plan knows none"
             return Check("price", "warn", f"Google's list has no price of {choice.label}: {error}", cure)
-    known, _ = prices.hourly(choice.machine, kind)
+    known = prices.hourly(choice.machine, kind).usd
     text = f"{choice.label}: {found.words}"
     if known is None or abs(found.total_usd - known) > DIFFERENCE * known:
         ours = "knows none" if known is None else f"says {known:.3f}"

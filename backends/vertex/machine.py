@@ -11,15 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cloudtrain.backends.vertex import pairs
-from cloudtrain.launcher import catalog
-from cloudtrain.launcher.catalog import Machine
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.config.schema_backends import Vertex
 
-__all__ = ["Choice", "Kind", "Place", "block_of", "choose", "kind_of", "location_of", "place_of", "project_of"]
+__all__ = [
+    "Choice",
+    "Kind",
+    "Place",
+    "block_of",
+    "choose",
+    "kind_of",
+    "label_of",
+    "location_of",
+    "place_of",
+    "project_of",
+]
 
 Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are had, which sets their price
 
@@ -44,8 +55,7 @@ class Choice:
     @property
     def label(self) -> str:
         """What it is called in a plan: the type, and what is attached to it."""
-        is_attached = self.accelerator is not None and pairs.fixed(self.machine_type) is None
-        return f"{self.machine_type} + {self.count} x {self.accelerator}" if is_attached else self.machine_type
+        return label_of(self.machine_type, self.accelerator, self.count)
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,8 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Cho
         message = f"{machine_type} takes {counts} x {kind}, not {count}" if legal else f"{machine_type} takes no {kind}"
         hosts = ", ".join(pairs.hosts_for(kind, count)[:3])
         raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
-    return Choice(machine_type, kind, count, Machine(machine_type, kind, count, None, "", is_derived=False))
+    label = label_of(machine_type, kind, count)  # what is attached is a part of the price
+    return Choice(machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location)))
 
 
 def _named(machine_type: str, key: str, location: str | None) -> Choice:
@@ -145,7 +156,7 @@ def _named(machine_type: str, key: str, location: str | None) -> Choice:
         raise ConfigError([Fault(message, key=key, hint=hint)])
     name, count = pairs.fixed(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)
-    return _of(known or Machine(machine_type, name, count, None, "", is_derived=False))
+    return _of(known or Machine(machine_type, name, count, catalog.rates("vertex", machine_type, location)))
 
 
 def _of(machine: Machine) -> Choice:
@@ -198,6 +209,12 @@ def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
         elif not re.match(r"https://[^/]|http://(127\.0\.0\.1|localhost)([:/]|$)", url):
             message = f"`{url}` would get your token in the clear"
             yield Fault(message, key="vertex.endpoints", hint="as in https://storage-x.p.googleapis.com")
+
+
+def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
+    """Return what a machine is called in a plan and in lists of prices: the type, and what is attached to it."""
+    is_attached = accelerator is not None and pairs.fixed(machine_type) is None
+    return f"{machine_type} + {count} x {accelerator}" if is_attached else machine_type
 
 
 def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:

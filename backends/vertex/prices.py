@@ -9,13 +9,14 @@ Source: an article with that bill, zenn.dev/google_cloud_jp, 2025-08; cloud.goog
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Kind
-    from cloudtrain.launcher.catalog import Machine
+    from cloudtrain.launcher.prices.rate import Kind as RateKind
+    from cloudtrain.launcher.prices.rate import Machine, Rate
 
-__all__ = ["FEE", "MONTH_H", "disk_hourly", "hourly", "standard_usd", "with_fee_usd"]
+__all__ = ["FEE", "MONTH_H", "Offer", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
 
 MONTH_H = 730  # as Google counts it
 FEE = 0.15  # of Compute Engine's on-demand price
@@ -44,26 +45,50 @@ def disk_hourly(disk_type: str, size_gb: float) -> float | None:
     return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type == "pd-ssd" else None
 
 
-def hourly(machine: Machine, kind: Kind) -> tuple[float | None, str]:
-    """Return the price of one replica and an hour, without its disk, and where it is from, for the plan.
+class Offer(NamedTuple):
+    """What one replica and an hour cost, without its disk; `usd` is None where it is not known, `source` says why.
+
+    `uncertainty`, from 1 up, is how much more it may cost; `as_of` the ISO day of the price.
+    """
+
+    usd: float | None
+    source: str
+    uncertainty: float = 1.0
+    as_of: str | None = None
+
+
+def hourly(machine: Machine, kind: Kind) -> Offer:
+    """Return the price of the kind, and where it is from, for the plan.
 
     Where only the on-demand price is known, it stands for the kind's own as an upper bound, and the words say so.
     """
-    name = machine.instance_type
-    if name.startswith("n1-") and machine.count:  # the table has the host alone
+    name, own = machine.instance_type, rate_kind(kind)
+    if name.startswith("n1-") and machine.count and " + " not in name:  # the table has the host alone
         attached = f"{machine.count} x {machine.accelerator}"
-        return None, f"no price of {name} with {attached}: set vertex.price_per_hour"
-    if machine.hourly_usd is None:
-        return None, f"no price of {name} there: set vertex.price_per_hour"
-    rule = f"a Compute Engine list price of {machine.as_of} x {1 + FEE:g}"
-    on_demand = f"{name}, derived from {rule}" if machine.is_derived else f"{name}, {machine.price_source}"
-    if kind == "spot" and machine.spot_hourly_usd is not None:
-        rule = f"Compute Engine's list prices of {machine.as_of}: spot + {FEE:.0%} of on demand"
-        return machine.spot_hourly_usd, f"{name}, derived from {rule}"
-    more = {
-        "standard": "on demand",
-        "spot": "on demand, an upper bound: its spot price is not in our table",
-        "flex_start": "on demand, an upper bound: flex start has cost about half",
-        "reservation": "on demand: a reservation costs as much, used or not",
+        return Offer(None, f"no price of {name} with {attached}: set vertex.price_per_hour")
+    used: RateKind = own if own in machine.rates else "on_demand"
+    rate = machine.rates.get(used)
+    if rate is None:
+        return Offer(None, f"no price of {name} there: set vertex.price_per_hour")
+    why = {
+        "spot": ", an upper bound: its spot price is not in our table",
+        "flex_start": ", an upper bound: flex start has cost about half",
+        "reservation": ": a reservation costs as much, used or not",
     }
-    return machine.hourly_usd, f"{on_demand}, {more[kind]}"
+    source = f"{name}, {_words(rate, used)}{why.get(kind, '') if used != own else ''}"
+    return Offer(rate.usd, source, machine.uncertainty_of(used), machine.iso_day(used))
+
+
+def rate_kind(kind: Kind) -> RateKind:
+    """Return what lists of prices call the way in which a machine is had."""
+    return "on_demand" if kind == "standard" else kind
+
+
+def _words(rate: Rate, kind: RateKind) -> str:
+    """Return how the price came about."""
+    way = kind.replace("_", " ")
+    if rate.is_own or not rate.is_derived:
+        return f"{rate.words}, {way}"
+    if kind == "spot":
+        return f"derived from Compute Engine's list prices of {rate.as_of}: spot + {FEE:.0%} of on demand"
+    return f"derived from a Compute Engine list price of {rate.as_of} x {1 + FEE:g}, {way}"

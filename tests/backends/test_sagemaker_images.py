@@ -9,10 +9,10 @@ import pytest
 
 from cloudtrain.backends.sagemaker import doctor, images, sdkimages
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.catalog import Machine
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.prices.rate import Machine
 
-MACHINE = Machine("ml.g5.12xlarge", "A10G", 4, None, "", is_derived=False)
+MACHINE = Machine("ml.g5.12xlarge", "A10G", 4)
 OURS = images.default_image("us-west-2", 4)
 
 

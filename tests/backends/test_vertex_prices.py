@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.backends.vertex import listprices, prices
-from cloudtrain.launcher import catalog
-from cloudtrain.launcher.catalog import Machine
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices.rate import Machine, Rate
 from doubles.google import billing
 from doubles.google.loopback import served as serving
 from doubles.wire import Answer, Request
@@ -113,7 +113,7 @@ def test_plan_has_the_kinds_price_and_its_origin(kind: Any, usd: float, source: 
     """Of flex start no price is in the table: the one on demand stands for it, and says that it is a bound."""
     machine = catalog.by_type("vertex", "a2-highgpu-8g", REGION)
     assert machine is not None
-    found, words = prices.hourly(machine, kind)
+    found, words, *_ = prices.hourly(machine, kind)
     assert found == usd
     assert words.startswith("a2-highgpu-8g, ")
     assert source in words
@@ -123,21 +123,24 @@ def test_plan_tells_a_quoted_price_from_a_derived_one() -> None:
     """Google's page has n1-standard-4's."""
     machine = catalog.by_type("vertex", "n1-standard-4", REGION)
     assert machine is not None
-    assert prices.hourly(machine, "standard") == (0.21849885, "n1-standard-4, list price of 2026-10-07, on demand")
+    assert prices.hourly(machine, "standard")[:2] == (0.21849885, "n1-standard-4, list price of 2026-10-07, on demand")
 
 
 @pytest.mark.parametrize("kind", ["standard", "spot", "flex_start", "reservation"])
 @pytest.mark.parametrize(
     ("machine", "words"),
     [
-        (Machine("a4-highgpu-8g", "B200", 8, None, "", is_derived=False), "no price of a4-highgpu-8g"),
+        (Machine("a4-highgpu-8g", "B200", 8), "no price of a4-highgpu-8g"),
         # The host's own price is in the table, and would be taken for that of both.
-        (Machine("n1-standard-4", "NVIDIA_TESLA_T4", 2, 0.22, "2026", is_derived=False), "with 2 x NVIDIA_TESLA_T4"),
+        (
+            Machine("n1-standard-4", "NVIDIA_TESLA_T4", 2, {"on_demand": Rate(0.22, "2026", "list")}),
+            "with 2 x NVIDIA_TESLA_T4",
+        ),
     ],
 )
 def test_unknown_price_is_none(machine: Machine, words: str, kind: Any) -> None:
     """Never 0, and never a part of it; with the key to set."""
-    found, said = prices.hourly(machine, kind)
+    found, said, *_ = prices.hourly(machine, kind)
     assert found is None
     assert words in said
     assert "set vertex.price_per_hour" in said
@@ -145,8 +148,8 @@ def test_unknown_price_is_none(machine: Machine, words: str, kind: Any) -> None:
 
 def test_spot_without_a_price_of_its_own_is_bounded() -> None:
     """By the one on demand."""
-    machine = Machine("g9-standard-4", "L9", 1, 2.5, "2026-11-01", is_derived=False)
-    found, words = prices.hourly(machine, "spot")
+    machine = Machine("g9-standard-4", "L9", 1, {"on_demand": Rate(2.5, "2026-11-01", "list")})
+    found, words, *_ = prices.hourly(machine, "spot")
     assert (found, "an upper bound" in words) == (2.5, True)
 
 
@@ -278,7 +281,7 @@ PARTS = [
     sku("G4 Instance Ram running in Iowa", 0.00587, "GiBy.h"),
     sku("RTX 6000 96GB running in Iowa", 1.09565),
 ]
-PRICED = [row["instance_type"] for row in catalog._rows() if (row["backend"], row["region"]) == ("vertex", REGION)]
+PRICED = [row["instance_type"] for row in catalog.rows("vertex") if row["region"] == REGION]
 
 
 @pytest.mark.parametrize("machine_type", [name for name in PRICED if not name.startswith(("a3-ultra", "a4"))])

@@ -7,9 +7,9 @@ from importlib.resources import files
 
 import pytest
 
-from cloudtrain.launcher import catalog
+from cloudtrain.launcher.prices import catalog
 
-ROWS = list(csv.DictReader(files("cloudtrain.launcher").joinpath("instances.csv").read_text().splitlines()))
+ROWS = list(csv.DictReader(files("cloudtrain.launcher.prices").joinpath("instances.csv").read_text().splitlines()))
 VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hour"]]
 
 

@@ -1,0 +1,104 @@
+"""The clouds' machine types with accelerators and what they cost, each price with source and date.
+
+The package's table is instances.csv; what the user has had read from the vendors (own.py) wins, row by row. Prices are
+of one machine and an hour, in US dollars. What is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+from importlib.resources import files
+
+from cloudtrain.launcher.prices import own
+from cloudtrain.launcher.prices.rate import Kind, Machine, Rate
+
+__all__ = ["by_accelerators", "by_type", "plain", "rates", "rows", "types"]
+
+TABLE = "instances.csv"
+
+
+def by_type(backend: str, instance_type: str, region: str | None) -> Machine | None:
+    """Return the type with its prices in the region, without one where the region's is not known; None: no such type.
+
+    Raises ConfigError where the user's own prices cannot be read.
+    """
+    found = next((row for row in rows(backend) if row["instance_type"] == instance_type), None)
+    if found is None:
+        return None
+    return Machine(instance_type, found["accelerator"], int(found["count"]), rates(backend, instance_type, region))
+
+
+def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Rate]:
+    """Return what is known of the type's prices in the region, of types that are not in the table, too.
+
+    Raises ConfigError where the user's own prices cannot be read.
+    """
+    if region is None:
+        return {}
+    found: dict[Kind, Rate] = {}
+    for row in rows(backend):
+        if (row["instance_type"], row["region"]) == (instance_type, region):
+            found = _rates(row)
+    newer = own.rates(backend, instance_type, region)
+    on_demand, spot = newer.get("on_demand"), found.get("spot")
+    if on_demand is not None and spot is not None and spot.usd >= on_demand.usd:
+        del found["spot"]  # of a day on which the machine cost more
+    return {**found, **newer}
+
+
+def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
+    """Return the backend's types with these accelerators (`A100:8`), the cheapest first.
+
+    A type without a price in the region stands where its price elsewhere puts it, one without any at the end.
+    """
+    name, _, count = wanted.partition(":")
+    named = types(backend, name, int(count or 1))
+    machines = [machine for each in named if (machine := by_type(backend, each, region)) is not None]
+    return sorted(machines, key=lambda machine: _somewhere_usd(backend, machine))
+
+
+def types(backend: str, accelerator: str | None = None, count: int | None = None) -> list[str]:
+    """Return the table's types of the backend, each once, of one kind and number of accelerators where set."""
+    found = {
+        row["instance_type"]: None
+        for row in rows(backend)
+        if (accelerator is None or plain(row["accelerator"]) == plain(accelerator))
+        and (count is None or row["count"] == str(count))
+    }
+    return list(found)
+
+
+def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
+    """Return a key to sort by: the price here, else the least in any other region, else the end."""
+    if machine.hourly_usd is not None:
+        return False, machine.hourly_usd
+    found = [
+        float(row["usd_per_hour"])
+        for row in rows(backend)
+        if row["instance_type"] == machine.instance_type and row["usd_per_hour"]
+    ]
+    return not found, min(found, default=0.0)
+
+
+def plain(name: str) -> str:
+    """Return an accelerator's name as it is compared: `A100-80GB` and `a100 80gb` are one."""
+    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+
+def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
+    found: dict[Kind, Rate] = {}
+    is_derived = row["derived"] == "yes"
+    if row["usd_per_hour"]:
+        found["on_demand"] = Rate(float(row["usd_per_hour"]), row["as_of"], row["source"], is_derived)
+    if row["spot_usd_per_hour"]:  # of Vertex AI all are derived, also where the one on demand is not
+        is_derived = is_derived or row["backend"] == "vertex"
+        found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
+    return found
+
+
+@functools.cache
+def rows(backend: str) -> list[dict[str, str]]:
+    """Return the table's rows of one backend: a plan asks for no more, and the others' lines need not be read."""
+    lines = files("cloudtrain.launcher.prices").joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    return list(csv.DictReader([lines[0], *(line for line in lines if line.startswith(f"{backend},"))]))

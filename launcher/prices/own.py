@@ -1,0 +1,175 @@
+"""The user's own prices: what `cloudtrain prices refresh` has read from the vendors, in `$CLOUDTRAIN_HOME/prices.csv`.
+
+One line for each machine type, region and way of having it. The file is replaced whole, so a reader finds the old one
+or the new one; writers take turns.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import fcntl
+import functools
+import io
+import math
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from cloudtrain.launcher import home
+from cloudtrain.launcher.errors import ConfigError, Fault, Place
+from cloudtrain.launcher.prices import rate as rating
+from cloudtrain.launcher.prices.quote import Key, Quote
+from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate
+
+__all__ = ["FILE", "add", "everything", "rates"]
+
+FILE = "prices.csv"
+COLUMNS = (
+    *("backend", "instance_type", "region", "kind", "usd_per_hour", "derived", "uncertainty", "as_of"),
+    "source",
+)
+AHEAD_DAYS = 1  # a clock may be wrong by a little
+
+
+def rates(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
+    """Return the user's prices of a type in a region. Raises ConfigError where the file cannot be read."""
+    known = everything()
+    keys = (Key(backend, instance_type, region, kind) for kind in KINDS)
+    return {key.kind: known[key] for key in keys if key in known}
+
+
+def everything() -> Mapping[Key, Rate]:
+    """Return all of the user's prices, none where there is no file. Raises ConfigError where it cannot be read."""
+    try:
+        path = home.where() / FILE
+    except RuntimeError:  # `~nobody`: home() says it, where the home is needed
+        return {}
+    try:
+        stat = path.stat()
+        return _sound(path, stat.st_mtime_ns, stat.st_size)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def add(quotes: Iterable[Quote]) -> Path | None:
+    """Write the prices into the file, beside those that are there; return where a damaged file was put, if it was one.
+
+    Raises ConfigError where nothing can be written there.
+    """
+    path = home.home() / FILE
+    try:
+        with (path.parent / "prices.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known, faults = _parsed(path.read_bytes()) if path.exists() else ({}, [])
+            kept = path.with_name(f"{FILE}.damaged") if faults else None
+            if kept is not None:
+                kept.write_bytes(path.read_bytes())
+            known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None}
+            _replace(path, _text(known))
+            return kept
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    hint = "free some room, mend its rights, or set CLOUDTRAIN_HOME to another folder"
+    return ConfigError(f"your own prices cannot be kept or read: {error.strerror or error}", where=path, hint=hint)
+
+
+@functools.lru_cache(maxsize=1)
+def _sound(path: Path, changed_ns: int, size: int) -> Mapping[Key, Rate]:
+    """Return the file's prices; the arguments tell one state of it from the next."""
+    known, faults = _parsed(path.read_bytes())
+    if faults:
+        hint = f"remove the line, or the file; or `cloudtrain prices refresh` keeps the good lines (of {len(known)})"
+        raise ConfigError(
+            [
+                Fault(message, place=Place(str(path), number, 1, excerpt), hint=hint)
+                for number, message, excerpt in faults
+            ]
+        )
+    return known
+
+
+def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
+    """Return the prices, and of what is damaged line number, what is wrong, and its text."""
+    known: dict[Key, Rate] = {}
+    faults: list[tuple[int, str, str]] = []
+    lines = data.decode("utf-8", errors="replace").splitlines()
+    if not lines or lines[0] != ",".join(COLUMNS):
+        return {}, [(1, f"this is no list of prices: its first line is not `{','.join(COLUMNS)}`", "")]
+    last = rating.today() + datetime.timedelta(days=AHEAD_DAYS)
+    for number, line in enumerate(lines[1:], 2):  # a field holds no newline, so each line stands alone
+        try:
+            key, rate = _row(line, last)
+            if key in known:
+                raise ValueError(f"a second price of {key.instance_type} in {key.region}, {key.kind}")
+        except (ValueError, csv.Error) as error:
+            faults.append((number, f"a damaged price: {error}", line[:120]))
+        else:
+            known[key] = rate
+    return known, faults
+
+
+def _row(line: str, last: datetime.date) -> tuple[Key, Rate]:
+    """Return what a line says. Raises ValueError with what is wrong."""
+    fields = next(csv.reader([line], strict=True), [])
+    if len(fields) != len(COLUMNS):
+        raise ValueError(f"{len(fields)} fields, not {len(COLUMNS)}")
+    backend, instance_type, region, kind, usd, derived, factor, as_of, source = fields
+    if not (backend and instance_type and region and source):
+        raise ValueError("no backend, type, region or source")
+    if kind not in KINDS:
+        raise ValueError(f"`{kind}` is none of {', '.join(KINDS)}")
+    if derived not in ("yes", "no"):
+        raise ValueError(f"derived is `{derived}`, neither yes nor no")
+    hourly, more = _number(usd, "usd_per_hour"), _number(factor, "uncertainty")
+    if hourly <= 0:
+        raise ValueError(f"a price of {usd}: a machine costs more than nothing")
+    if more < 1:
+        raise ValueError(f"an uncertainty of {factor}: it is 1 or more")
+    try:
+        day = datetime.date.fromisoformat(as_of)
+    except ValueError:
+        raise ValueError(f"`{as_of}` is no day, as in 2026-11-22") from None
+    if day > last:
+        raise ValueError(f"it is of {as_of}, which is still to come")
+    return Key(backend, instance_type, region, kind), Rate(hourly, as_of, source, derived == "yes", True, more)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        raise ValueError(f"{name} is `{text}`, no number") from None
+    if not math.isfinite(found):
+        raise ValueError(f"{name} is {text}")
+    return found
+
+
+def _text(known: Mapping[Key, Rate]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for key, rate in sorted(known.items()):
+        # Not in exponents; a source comes from outside, and a line is a line.
+        usd, source = f"{rate.usd:.10f}".rstrip("0").rstrip("."), " ".join(rate.source.split())
+        derived = "yes" if rate.is_derived else "no"
+        writer.writerow([*key, usd, derived, f"{rate.factor:g}", rate.as_of, source])
+    return text.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
