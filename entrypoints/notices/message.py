@@ -1,0 +1,190 @@
+"""What is told of a job: one headline, a few lines for people, and the same as fields for programs.
+
+The launcher and the job's own agent both tell, each of what it knows; what they say looks the same, and the same thing
+has the same key, so that it need not be told twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "span", "usd"]
+
+_MICRO = 1_000_000
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How a job stands; None is what is not known. Money in micro-dollars, times in unix seconds.
+
+    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it saves and leaves; `resume` goes on with it.
+    """
+
+    job: str
+    backend: str
+    attempt: int
+    state: str = "running"
+    reason: str | None = None
+    spent_micro: int | None = None
+    limit_micro: int | None = None
+    burn_micro_h: int | None = None
+    total_micro: int | None = None
+    cap_at_s: float | None = None
+    deadline_at_s: float | None = None
+    finish_at_s: float | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint: str | None = None
+    resume: str | None = None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something to tell. `id` is the same at each try, so that a receiver can know a repeat.
+
+    `event` is what asks for it in `notify.on`; `also` what does, too.
+    """
+
+    id: str
+    key: str
+    event: str
+    title: str
+    lines: tuple[str, ...] = ()
+    fields: dict[str, Any] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it, for people."""
+        return "\n".join((self.title, *(f"  {line}" for line in self.lines)))
+
+
+def compose(
+    key: str,
+    event: str,
+    headline: str,
+    facts: Facts,
+    now_s: float,
+    *,
+    also: tuple[str, ...] = (),
+    origin: str = "launcher",
+) -> Notice:
+    """Return the notice. `origin` says who tells: the launcher or the job."""
+    told = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
+    title = f"{facts.job}: {_one_line(headline)}"
+    left_s = None if facts.cap_at_s is None else max(0.0, round(facts.cap_at_s - now_s, 1))
+    fields = {
+        "id": told,
+        "event": event,
+        "key": key,
+        "job": facts.job,
+        "backend": facts.backend,
+        "attempt": facts.attempt,
+        "state": facts.state,
+        "reason": facts.reason,
+        "title": title,
+        "spend_usd": _dollars(facts.spent_micro),
+        "limit_usd": _dollars(facts.limit_micro),
+        "burn_usd_h": _dollars(facts.burn_micro_h),
+        "total_usd": _dollars(facts.total_micro),
+        "left_s": left_s,
+        "cap_at_s": facts.cap_at_s,
+        "deadline_at_s": facts.deadline_at_s,
+        "finish_at_s": facts.finish_at_s,
+        "step": facts.step,
+        "max_steps": facts.max_steps,
+        "checkpoint_step": facts.checkpoint_step,
+        "resume": facts.resume,
+        "time_s": round(now_s, 3),
+        "from": origin,
+    }
+    return Notice(told, key, event, title, tuple(_lines(facts, now_s)), fields, also)
+
+
+def budget_key(percent: int, limit_micro: int) -> str:
+    """Return what makes a threshold one: a raised budget has thresholds of its own."""
+    return f"budget:{percent}@{limit_micro}"
+
+
+def deadline_key(attempt: int) -> str:
+    """Return what makes the warning of an attempt's deadline one."""
+    return f"deadline:{attempt}"
+
+
+def end_key(state: str, attempt: int) -> str:
+    """Return what makes an attempt's end one."""
+    return f"{state}:{attempt}"
+
+
+def usd(micro: int | None) -> str:
+    """Return an amount for people: cents, and more digits only below one cent."""
+    if micro is None:
+        return "an unknown sum"
+    return f"{micro / _MICRO:.2f} USD" if micro == 0 or micro >= _MICRO // 100 else f"{micro / _MICRO:.6f} USD"
+
+
+def span(seconds: float) -> str:
+    """Return a duration for people, in its two largest units: `2d 3h`, `48m`, `50s`."""
+    whole = max(0, round(seconds))
+    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60)):
+        if whole >= size:
+            count, rest = divmod(whole, size)
+            return f"{count}{unit} {rest // part}{below}" if rest >= part else f"{count}{unit}"
+    if whole >= 600:
+        return f"{whole // 60}m"
+    minutes, rest = divmod(whole, 60)
+    return " ".join([*([f"{minutes}m"] if minutes else []), *([f"{rest}s"] if rest or not minutes else [])])
+
+
+def _lines(facts: Facts, now_s: float) -> list[str]:
+    lines = [_money(facts)]
+    if facts.cap_at_s is not None and facts.state in ("pending", "running", "stopping"):
+        lines.append(f"time left   {_time_left(facts, now_s)}")
+    if facts.step is not None:
+        of = f"/{facts.max_steps}" if facts.max_steps else ""
+        done = "" if facts.finish_at_s is None else f", done in {span(facts.finish_at_s - now_s)}"
+        cost = f" for {usd(facts.total_micro)} in all" if done and facts.total_micro else ""
+        lines.append(f"progress    step {facts.step}{of}{done}{cost}")
+    if facts.state != "succeeded":
+        at = facts.checkpoint or (
+            f"step {facts.checkpoint_step}" if facts.checkpoint_step is not None else "none known"
+        )
+        lines.append(f"checkpoint  {_one_line(at)}")
+    if facts.resume:
+        lines.append(f"go on with  {facts.resume}")
+    return lines
+
+
+def _money(facts: Facts) -> str:
+    spent = usd(facts.spent_micro)
+    if facts.limit_micro:
+        spent += f" of {usd(facts.limit_micro)}"
+        if facts.spent_micro is not None:
+            spent += f" ({facts.spent_micro * 100 // facts.limit_micro} %)"
+    burn = f", {usd(facts.burn_micro_h)} an hour" if facts.burn_micro_h else ""
+    return f"spent       {spent}{burn}"
+
+
+def _time_left(facts: Facts, now_s: float) -> str:
+    assert facts.cap_at_s is not None
+    text = f"{span(facts.cap_at_s - now_s)}, until {_clock(facts.cap_at_s)}"
+    if facts.deadline_at_s is not None:
+        text += f"; it saves and leaves from {_clock(facts.deadline_at_s)} on"
+    return text
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+
+
+def _dollars(micro: int | None) -> float | None:
+    return None if micro is None else round(micro / _MICRO, 6)
+
+
+def _one_line(text: str) -> str:
+    """Return the text without what would begin a line of its own, or steer a terminal."""
+    return "".join(each if each.isprintable() else " " for each in text).strip()

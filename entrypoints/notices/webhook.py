@@ -1,0 +1,69 @@
+"""A JSON object by HTTP POST: what any receiver of webhooks takes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.sending import Fault, masked
+
+__all__ = ["body", "post"]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A POST that is sent on would arrive as a GET, without what it says."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def body(notice: Notice) -> dict[str, Any]:
+    """Return the notice's fields, with all of it as `text` for people."""
+    return {**notice.fields, "text": notice.text}
+
+
+def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
+    """Deliver the object; any 2xx is taken for its receipt. Raises Fault."""
+    headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "cloudtrain", "Idempotency-Key": key}
+    try:
+        if not url.lower().startswith(("http://", "https://")):
+            raise ValueError
+        request = urllib.request.Request(url, json.dumps(what).encode(), headers, method="POST")
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
+            answer.read(1000)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refused(url, error.code, error.headers.get("Retry-After")) from None
+    except urllib.error.URLError as error:
+        raise _unreachable(url, error.reason) from None
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, http.client.InvalidURL):
+            raise Fault("the address is no http(s) address", "check it for spaces and line ends") from None
+        raise _unreachable(url, error) from None
+    except ValueError:
+        raise Fault("the address is no http(s) address", "it begins with https://") from None
+
+
+def _refused(url: str, code: int, after: str | None) -> Fault:
+    where = masked(url)
+    if code in (408, 429) or code >= 500:
+        after_s = float(after) if after is not None and after.strip().isdigit() else None
+        return Fault(f"{where} answers with HTTP {code}", after_s=after_s)
+    if 300 <= code < 400:
+        return Fault(f"{where} sends on to another address (HTTP {code})", "use the address that it leads to")
+    cure = "its receiver knows it no longer, or never did: make a new webhook there, and use its address"
+    return Fault(f"{where} refuses it: HTTP {code}", cure)
+
+
+def _unreachable(url: str, reason: object) -> Fault:
+    if isinstance(reason, TimeoutError):
+        return Fault(f"{masked(url)} does not answer")
+    if isinstance(reason, ssl.SSLError):
+        return Fault(f"{masked(url)} shows no certificate that can be trusted: {reason.reason}")
+    words = getattr(reason, "strerror", None) or type(reason).__name__
+    return Fault(f"{masked(url)} cannot be reached: {words}")

@@ -1,0 +1,254 @@
+"""What people are to be told of a job now: thresholds of its budget, limits that come near, its end. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.money.outlook import Outlook
+
+__all__ = ["due", "more_micro", "standing", "untold", "wanted"]
+
+LEAD_S, LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
+STALLED_S = 120.0  # the least that counts as no progress
+STEPS = 10  # and no less than so many steps take
+UNREACHABLE_S = 600.0
+SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow: by them nothing is foreseen
+MARGIN, START_S, SAVE_S = 1.1, 60.0, 120.0  # of a further run: its steps may take longer, it begins, it saves
+_CENT = 10_000
+
+
+def due(job: Job, outlook: Outlook, told: Collection[str], now_s: float) -> list[Notice]:
+    """Return what is to be told now, of which the keys in `told` have been.
+
+    Of several thresholds crossed at once the highest is told, and the lower ones count as told with it.
+    """
+    return untold(standing(job, outlook, now_s), told)
+
+
+def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
+    """Return all that holds of the job now, whoever has been told of it."""
+    facts = _facts(job, outlook)
+    if not job.active:
+        return [*_threshold(job, outlook, facts, now_s), *_end(job, facts, now_s)]
+    return [
+        *_life(job, facts, now_s),
+        *_threshold(job, outlook, facts, now_s),
+        *_projected(job, outlook, facts, now_s),
+        *_deadline(job, outlook, facts, now_s),
+        *_stalled(job, outlook, facts, now_s),
+    ]
+
+
+def untold(notices: list[Notice], told: Collection[str]) -> list[Notice]:
+    """Return those that have not been told; no threshold after a higher one, though what was spent be corrected."""
+    return [notice for notice in notices if notice.key not in told and not _has_higher(notice.key, told)]
+
+
+def wanted(notice: Notice, on: Collection[str]) -> bool:
+    """Return whether a channel that is told of these events is told this; `budget` stands for all about its limit."""
+    return not {notice.event, *notice.also}.isdisjoint(on)
+
+
+def more_micro(job: Job, outlook: Outlook) -> int | None:
+    """Return what the budget must grow by for the steps that are left; None where that is not known, 0 if by nothing.
+
+    Counted as a further run: the steps since the last checkpoint again, its start, its save, what its platform bills
+    beyond its limit, all at the worst price.
+    """
+    plan, progress = job.attempt.plan, job.attempt.progress
+    if outlook.limit_micro is None or outlook.spent_micro is None or job.attempt.hourly_usd is None:
+        return None
+    left_s = _number(progress.get("eta_s"))
+    if left_s is None:
+        return None
+    run_s = (left_s + _again_s(progress, left_s)) * MARGIN + START_S
+    cap_s = run_s + min(SAVE_S, run_s / 3) + (plan.get("tail_s") or 0)
+    cost = job.attempt.hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0) * cap_s / 3600
+    lacking = cost - max(0, outlook.limit_micro - outlook.spent_micro)
+    return max(0, math.ceil(lacking / _CENT) * _CENT)
+
+
+def _facts(job: Job, outlook: Outlook) -> Facts:
+    attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
+    return Facts(
+        job=job.id,
+        backend=job.backend,
+        attempt=attempt.number,
+        state=state.state,
+        reason=state.reason,
+        spent_micro=outlook.spent_micro,
+        limit_micro=outlook.limit_micro,
+        burn_micro_h=outlook.burn_micro_h,
+        total_micro=outlook.total_micro if job.active else None,
+        cap_at_s=outlook.cap_at_s,
+        deadline_at_s=outlook.deadline_at_s,
+        finish_at_s=outlook.finish_at_s,
+        step=progress.get("step"),
+        max_steps=progress.get("max_steps"),
+        checkpoint_step=progress.get("checkpoint_step"),
+        resume=_resume(job, outlook),
+    )
+
+
+def _resume(job: Job, outlook: Outlook) -> str | None:
+    """Return the command that goes on with the job, once it has ended; with the money that it lacks."""
+    state = job.attempt.state
+    if state.state == "succeeded" or job.attempt.phase == "never_sent" or (not job.active and not state.resumable):
+        return None
+    command = f"cloudtrain resume {job.id}"
+    is_money = state.reason == "budget" or (job.active and _is_short_of_money(job, outlook))
+    if not is_money:
+        return command
+    more = more_micro(job, outlook)
+    if more is None:  # how much is left to do is not known: as much again
+        more = outlook.limit_micro
+    return f"{command} --budget +{_amount(max(more, _CENT))}" if more is not None else command
+
+
+def _is_short_of_money(job: Job, outlook: Outlook) -> bool:
+    if not outlook.hits_limit or outlook.limit_micro is None:
+        return False
+    is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
+    return is_over or job.attempt.plan.get("cap_reason") == "budget"
+
+
+def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
+    """Yield how the attempt has begun and gone on."""
+    attempt, state = job.attempt, job.attempt.state
+    if state.state == "running":
+        again = f"attempt {attempt.number} runs" if attempt.number > 1 else "it runs"
+        also = ("restarted",) if attempt.number > 1 else ()
+        yield compose(f"started:{attempt.number}", "started", again, facts, now_s, also=also)
+    if state.restarts:
+        headline = f"its ranks were started again ({state.restarts} time{'s' if state.restarts > 1 else ''})"
+        yield compose(f"restarted:{attempt.number}:{state.restarts}", "restarted", headline, facts, now_s)
+    since_s = attempt.unreachable_since_s
+    if since_s is not None and now_s - since_s >= UNREACHABLE_S:
+        headline = f"{job.backend} has not answered for {span(now_s - since_s)}; the job is not touched"
+        yield compose(f"unreachable:{attempt.number}:{since_s:.0f}", "unreachable", headline, facts, now_s)
+
+
+def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+    """Yield the highest share of the budget that is spent."""
+    limit, spent = outlook.limit_micro, outlook.spent_micro
+    if not limit or spent is None:
+        return
+    reached = [percent for percent in _alert_at(job) if spent * 100 >= limit * percent]
+    if not reached:
+        return
+    percent = max(reached)
+    headline = f"{percent} % of the budget is spent: {usd(spent)} of {usd(limit)}"
+    if percent >= 100 and job.active and (job.config.get("budget") or {}).get("on_limit") == "alert":
+        headline += "; it runs on (on_limit: alert)"
+    yield compose(budget_key(percent, limit), "budget", headline, facts, now_s)
+
+
+def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+    """Yield that a limit comes before the last step, as soon as the pace can be believed."""
+    began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
+    if not outlook.hits_limit or began_s is None or finish_s is None:
+        return
+    if now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
+        return
+    done = f"done in {span(finish_s - now_s)}"
+    if _is_short_of_money(job, outlook):
+        needs = "" if outlook.total_micro is None else f", for {usd(outlook.total_micro)} in all"
+        headline = f"will reach its budget of {usd(outlook.limit_micro)} before it finishes: {done}{needs}"
+    else:
+        at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
+        headline = f"will reach its time limit before it finishes: {done}, and it has {span(at_s - now_s)}"
+    key = f"projected:{job.attempt.number}@{outlook.limit_micro or 0}"
+    yield compose(key, "projected", headline, facts, now_s, also=("budget",))
+
+
+def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+    """Yield that the job is soon to save and leave, unless it is done before."""
+    at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
+    if at_s is None or began_s is None:
+        return
+    is_done_before = outlook.finish_at_s is not None and outlook.finish_at_s <= at_s
+    if is_done_before or now_s < at_s - min(LEAD_S, (at_s - began_s) / LEAD_SHARE):
+        return
+    why = "its budget" if job.attempt.plan.get("cap_reason") == "budget" else "its time limit"
+    when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
+    headline = f"saves and leaves {when}, because of {why}"
+    yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))
+
+
+def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+    """Yield that no step has come for long: half of what makes a rank count as hung, and many steps' time."""
+    if outlook.stalled_s is None or job.attempt.state.state != "running":
+        return
+    asked = job.config.get("distributed") or {}
+    hang_s = _seconds(asked.get("hang_timeout")) or (asked.get("timeout_s") or 600) + 300
+    progress = job.attempt.progress
+    left_s, step, last = (_number(progress.get(name)) for name in ("eta_s", "step", "max_steps"))
+    step_s = left_s / (last - step) if left_s and step is not None and last and last > step else 0.0
+    if outlook.stalled_s < max(STALLED_S, hang_s / 2, STEPS * step_s):
+        return
+    headline = f"no progress for {span(outlook.stalled_s)}; it costs money all the same"
+    yield compose(f"stalled:{job.attempt.number}@{progress.get('step')}", "stalled", headline, facts, now_s)
+
+
+def _end(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
+    state, number = job.attempt.state, job.attempt.number
+    reason = f" ({state.reason})" if state.reason else ""
+    headline = f"{state.state}{reason}" + (", resumable" if state.resumable else "")
+    retry = job.config.get("retry") or {}
+    if state.state != "succeeded" and state.reason in retry.get("on", ()) and number < retry.get("max_attempts", 1):
+        headline += f"; attempt {number} of at most {retry['max_attempts']}"
+    if message := (state.error or {}).get("message"):
+        headline += f": {str(message)[:300]}"
+    also = (state.reason,) if state.reason in ("preempted", "budget") else ()
+    yield compose(end_key(state.state, number), state.state, headline, replace(facts, cap_at_s=None), now_s, also=also)
+
+
+def _has_higher(key: str, told: Collection[str]) -> bool:
+    """Return whether a higher threshold of the same limit has been told."""
+    percent, limit = _threshold_of(key)
+    return bool(percent) and any(_threshold_of(each)[0] > percent for each in told if _threshold_of(each)[1] == limit)
+
+
+def _threshold_of(key: str) -> tuple[int, str]:
+    kind, _, rest = key.partition(":")
+    percent, _, limit = rest.partition("@")
+    return (int(percent), limit) if kind == "budget" else (0, "")
+
+
+def _alert_at(job: Job) -> list[int]:
+    """Return the thresholds in per cent; a config is stored with `80%` for them."""
+    asked = (job.config.get("budget") or {}).get("alert_at", ())
+    return [int(str(each).strip().rstrip("%")) for each in asked]
+
+
+def _again_s(progress: dict[str, Any], left_s: float) -> float:
+    """Return how long the steps since the last checkpoint take again."""
+    step, last = _number(progress.get("step")), _number(progress.get("max_steps"))
+    if step is None or last is None or last <= step:
+        return 0.0
+    return (step - (_number(progress.get("checkpoint_step")) or 0.0)) * left_s / (last - step)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a duration as a stored config has it: `30m`, or seconds."""
+    from cloudtrain.launcher.units import parse_duration
+
+    return None if value is None else float(parse_duration(value))
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def _amount(micro: int) -> str:
+    from cloudtrain.launcher.units import format_money
+
+    return format_money(micro).replace(" ", "")
