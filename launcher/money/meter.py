@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, State
 
-__all__ = ["Leg", "burn_micro_h", "cost_micro", "legs_of", "micro", "spent_micro", "steady"]
+__all__ = ["Leg", "burn_micro_h", "cost_micro", "legs_of", "part_micro", "spent_micro", "steady"]
 
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO
@@ -89,9 +89,18 @@ def burn_micro_h(legs: Sequence[Leg]) -> int | None:
     return None if None in rates else sum(rate or 0 for rate in rates)
 
 
-def micro(usd: float) -> int:
-    """Return a price or a sum in dollars as whole micro-dollars."""
-    return round(usd * _MICRO)
+def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None:
+    """Return what of the leg's cost until `now_s` falls between two times, spread evenly over its span.
+
+    The parts of adjoining spans add up to the whole. What has no span falls to the moment that is known of it.
+    """
+    cost = cost_micro(leg, now_s)
+    end_s = now_s if leg.ended_s is None else leg.ended_s
+    begin_s = end_s if leg.started_s is None else leg.started_s
+    if cost is None:
+        return None if begin_s < to_s and max(begin_s, end_s) >= from_s else 0
+    until = [_share_micro(cost, begin_s, end_s, border_s) for border_s in (from_s, to_s)]
+    return max(0, until[1] - until[0])
 
 
 def steady(known: State, told: State, now_s: float) -> State:
@@ -106,6 +115,16 @@ def steady(known: State, told: State, now_s: float) -> State:
         if abs(expected_s - told.billed_s) <= STEADY_S and known.gone_s == told.gone_s:
             return replace(told, billed_s=known.billed_s, told_s=known.told_s)
     return replace(told, told_s=now_s)
+
+
+def _share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:
+    """Return the part of a cost before a border, rounded up."""
+    if border_s <= begin_s:
+        return 0
+    if border_s >= end_s:
+        return cost
+    begin, end, border = (round(each * _MICRO) for each in (begin_s, end_s, border_s))
+    return -(-cost * (border - begin) // (end - begin)) if end > begin else cost
 
 
 def _legs(attempt: Attempt) -> list[Leg]:

@@ -1,0 +1,148 @@
+"""What a job's money has bought: the price of an epoch, of a million samples or tokens, of a unit of loss.
+
+The money is that of all attempts together, whatever they were given, so a figure stays right after a resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.money import curve, meter
+from cloudtrain.launcher.money.words import dollars
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+
+__all__ = ["Achieved", "Point", "achieved", "as_json", "in_words", "last_words", "points"]
+
+_WINDOW = 0.2  # of the money: so much is the last of it, and is held against as much before
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Point:
+    """The mean loss of `count` steps until the job, in all its attempts, had cost so much."""
+
+    spent_micro: int
+    step: int
+    loss: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Prices in micro-dollars, not rounded, for they may be small; None is what the job does not tell."""
+
+    epoch_micro: float | None
+    million_samples_micro: float | None
+    million_tokens_micro: float | None
+    loss_micro: float | None  # of 1.0 of loss, from the first step to the last ones
+    last_micro: int | None  # the last fifth of the money ...
+    last_loss: float | None  # ... and by how much the loss went down for it; negative where it went up
+
+
+def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
+    """Return what was paid for what. Nothing of a job that costs nothing, or whose price is unknown."""
+    spent = meter.spent_micro(meter.legs_of(attempts), now_s)
+    if not spent:
+        return Achieved(None, None, None, None, None, None)
+    samples, tokens = _latest(attempts, "samples"), _latest(attempts, "tokens")
+    found = points(attempts, now_s)
+    last_micro, last_loss = _last(found)
+    return Achieved(
+        _each(spent, _latest(attempts, "epoch")),
+        _each(spent, None if samples is None else samples / _MILLION),
+        _each(spent, None if tokens is None else tokens / _MILLION),
+        _each(spent, _gained(found)),
+        last_micro,
+        last_loss,
+    )
+
+
+def points(attempts: Sequence[Attempt], now_s: float) -> list[Point]:
+    """Return the loss over the money of all attempts, in order; empty where a price is unknown."""
+    found, before = [], 0
+    for attempt in sorted(attempts, key=lambda each: each.number):
+        legs = meter.legs_of([attempt])
+        total = meter.spent_micro(legs, now_s)
+        if total is None:
+            return []
+        for each in curve.load(attempt.progress.get("curve")).bins:
+            parts = [meter.part_micro(leg, 0.0, each.time_s, now_s) or 0 for leg in legs]
+            found.append(Point(before + sum(parts), each.step, each.loss, each.count))
+        before += total
+    return found
+
+
+def as_json(paid: Achieved) -> dict[str, Any]:
+    """Return the prices in dollars, with stable names."""
+    return {
+        "epoch_usd": _dollars(paid.epoch_micro),
+        "million_samples_usd": _dollars(paid.million_samples_micro),
+        "million_tokens_usd": _dollars(paid.million_tokens_micro),
+        "loss_usd": _dollars(paid.loss_micro),
+        "last_usd": _dollars(paid.last_micro),
+        "last_loss_drop": paid.last_loss,
+    }
+
+
+def in_words(paid: Achieved) -> str:
+    """Return the prices on one line: `0.41 USD an epoch, 0.0020 USD per million samples`; "" where there is none."""
+    parts = [
+        (paid.epoch_micro, "an epoch"),
+        (paid.million_tokens_micro, "per million tokens"),
+        (paid.million_samples_micro if paid.million_tokens_micro is None else None, "per million samples"),
+    ]
+    return ", ".join(f"{dollars(price)} {unit}" for price, unit in parts if price is not None)
+
+
+def last_words(paid: Achieved) -> str:
+    """Return what the last of the money bought: `the last 40.00 USD bought 0.003 of loss`."""
+    if paid.last_micro is None or paid.last_loss is None:
+        return ""
+    bought = f"{paid.last_loss:.2g} of loss" if paid.last_loss > 0 else "no loss: it went up"
+    return f"the last {dollars(paid.last_micro)} bought {bought}"
+
+
+def _latest(attempts: Sequence[Attempt], key: str) -> float | None:
+    """Return how far the job is by the newest attempt that tells."""
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        value = attempt.progress.get(key)
+        if isinstance(value, float | int) and value > 0:
+            return float(value)
+    return None
+
+
+def _each(spent_micro: int, units: float | None) -> float | None:
+    return spent_micro / units if units is not None and units > 0 else None
+
+
+def _gained(found: Sequence[Point]) -> float | None:
+    """Return by how much the loss went down, from the first step to what it is in the last of the money."""
+    if len(found) < 2:
+        return None
+    begin, end = found[0].spent_micro, found[-1].spent_micro
+    now = _mean([each for each in found if each.spent_micro > end - _WINDOW * (end - begin)] or found[-1:])
+    return None if now is None else found[0].loss - now
+
+
+def _last(found: Sequence[Point]) -> tuple[int | None, float | None]:
+    """Return the last fifth of the money, and the loss before it less the loss in it; single steps are too noisy."""
+    if len(found) < 2:
+        return None, None
+    begin, end = found[0].spent_micro, found[-1].spent_micro
+    width = round(_WINDOW * (end - begin))
+    late = _mean([each for each in found if each.spent_micro > end - width])
+    early = _mean([each for each in found if end - 2 * width < each.spent_micro <= end - width])
+    return (None, None) if width == 0 or late is None or early is None else (width, early - late)
+
+
+def _mean(some: Sequence[Point]) -> float | None:
+    count = sum(each.count for each in some)
+    return sum(each.loss * each.count for each in some) / count if count else None
+
+
+def _dollars(micro: float | None) -> float | None:
+    return None if micro is None else micro / _MILLION
