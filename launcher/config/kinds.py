@@ -14,9 +14,11 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJso
 from pydantic_core import core_schema
 
 from cloudtrain.launcher import units
+from cloudtrain.launcher.money.cells import LEDGER_PATTERN
 
 __all__ = [
     "Accelerators",
+    "AppriseUrl",
     "Arguments",
     "BackendName",
     "Channel",
@@ -25,10 +27,12 @@ __all__ = [
     "InputName",
     "JobName",
     "Kind",
+    "LedgerUri",
     "Many",
     "Money",
     "Percent",
     "ProcessCount",
+    "ProjectName",
     "RelativePath",
     "Shorthand",
     "SizeGb",
@@ -175,6 +179,23 @@ JobName = Annotated[
         "name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`", f"(?!last$){_NAME}"
     ),
 ]
+ProjectName = Annotated[
+    str,
+    _matching(
+        "project's name",
+        "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first",
+        "[a-z0-9][a-z0-9_-]{0,62}",
+    ),
+]
+LedgerUri = Annotated[
+    str,
+    _matching(
+        "ledger's place",
+        "a ledger's place: s3://BUCKET/NAME, gs://BUCKET/NAME, https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME "
+        "or a path",
+        LEDGER_PATTERN,
+    ),
+]
 BackendName = Annotated[
     str, _matching("backend", "a backend's name, such as `local` or `sagemaker`", r"[a-z][a-z0-9_-]{0,40}")
 ]
@@ -182,7 +203,31 @@ EnvName = Annotated[str, _matching("variable's name", "a variable's name: letter
 InputName = Annotated[
     str, _matching("name", "a name of letters, digits and `_`: it becomes part of a variable's name", _WORD)
 ]
+_VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
 Channel = Annotated[
     str,
-    _matching("address", "`env:NAME` (the address is in that variable) or an http(s) address", r"env:\w+|https?://\S+"),
+    _matching(
+        "address",
+        "`env:NAME` (the address is in that variable) or an http(s) address",
+        rf"{_VARIABLE}|https?://[!-~]+",
+    ),
+]
+AppriseUrl = Annotated[
+    str,
+    _matching(
+        "address",
+        "`env:NAME` (the address is in that variable) or an address that Apprise knows, `ntfys://...`",
+        rf"{_VARIABLE}|(?!env:)[a-z][a-z0-9+.-]*://?[!-~]+",
+    ),
+]
+MailServer = Annotated[
+    str,
+    _matching(
+        "mail server",
+        "`env:NAME` (the address is in that variable) or smtp://USER:PASSWORD@HOST:587, smtps://...",
+        rf"{_VARIABLE}|smtps?://[!-~]+",
+    ),
+]
+MailAddress = Annotated[
+    str, _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+")
 ]

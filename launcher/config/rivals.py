@@ -34,6 +34,8 @@ limits.max_wait: wait_timeout max_wait_time max_pending
 budget.limit: max_cost max_spend cost_limit max_budget
 budget.on_limit: on_exceed on_exceeded
 budget.alert_at: alerts thresholds alert_thresholds
+project: project_name budget_project cost_center billing_project
+project.ledger: budget_uri budget_store ledger_uri
 notify: notifications alert webhooks
 retry.max_attempts: max_retries retries attempts retry_count
 retry.on: on_events

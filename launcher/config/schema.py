@@ -5,13 +5,14 @@ keys are in `rules.py`, so that a Config can be stored as JSON with its defaults
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from cloudtrain.launcher.config.kinds import (
     Accelerators,
+    AppriseUrl,
     Arguments,
     BackendName,
     Channel,
@@ -20,11 +21,14 @@ from cloudtrain.launcher.config.kinds import (
     InputName,
     JobName,
     Kind,
+    LedgerUri,
     Many,
     Money,
     Percent,
     ProcessCount,
+    ProjectName,
     RelativePath,
+    Shorthand,
     SizeGb,
     Text,
     Written,
@@ -44,12 +48,14 @@ __all__ = [
     "Monitor",
     "Notify",
     "Optimizer",
+    "Project",
     "Resources",
     "Retry",
     "Schedule",
     "Strategy",
     "Training",
     "as_yaml",
+    "carried_by",
     "field_at",
     "is_list",
     "keys_named",
@@ -60,7 +66,19 @@ __all__ = [
 
 BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
 
-NotifyEvent = Literal["started", "succeeded", "failed", "stopped", "preempted", "restarted", "budget", "unreachable"]
+NotifyEvent = Literal[
+    "started",
+    "succeeded",
+    "failed",
+    "stopped",
+    "preempted",
+    "restarted",
+    "budget",
+    "projected",
+    "deadline",
+    "stalled",
+    "unreachable",
+]
 NOTIFY_EVENTS: tuple[str, ...] = get_args(NotifyEvent)
 
 
@@ -196,20 +214,63 @@ class Budget(Section):
     )
 
 
+class Project(Section):
+    """Whose money it is: `cloudtrain budget` limits what all jobs of a project may cost together."""
+
+    name: ProjectName = Field(description="The project that the job counts against.", examples=["vision"])
+    ledger: LedgerUri | None = Field(
+        None,
+        description="Where a team shares the project's budget: a file in a bucket, or on a shared disk. Default: what "
+        "`cloudtrain budget set --ledger` named on this machine, else this machine's own budgets alone.",
+        examples=["s3://team-bucket/cloudtrain/ledger.json"],
+    )
+
+
+def _project(value: Any) -> Any:
+    """Return a project's name alone as a mapping."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class Notify(Section):
-    """One place that is told: exactly one of webhook, slack and email."""
+    """One place that is told: exactly one of webhook, slack, email and apprise."""
 
     webhook: Channel | None = Field(
         None,
-        description="Address that gets a JSON POST; `env:NAME` reads it from a variable.",
+        description="Address that gets a JSON POST, a Teams channel a card; `env:NAME` reads it from a variable.",
         examples=["env:HOOK_URL"],
     )
     slack: Channel | None = Field(
-        None, description="Slack's incoming webhook, the same way.", examples=["env:SLACK_URL"]
+        None, description="Slack's incoming webhook, the same way; Mattermost's too.", examples=["env:SLACK_URL"]
     )
-    email: Text | None = Field(None, description="Mail address.", examples=["team@example.org"])
+    email: MailAddress | None = Field(None, description="Mail address.", examples=["team@example.org"])
+    apprise: AppriseUrl | None = Field(
+        None,
+        description="An address of one of the many services that Apprise knows; needs `pip install "
+        "'cloudtrain[apprise]'`.",
+        examples=["env:NTFY_URL", "ntfys://ntfy.sh/my-topic"],
+    )
+    smtp: MailServer | None = Field(
+        None,
+        description="With `email`: the server, as smtp://USER:PASSWORD@HOST:587 or smtps://. Default: env:"
+        "CLOUDTRAIN_SMTP.",
+        examples=["env:SMTP_URL"],
+    )
+    sender: MailAddress | None = Field(
+        None,
+        description="With `email`: whom mail comes from. Default: the server's user.",
+        examples=["train@example.org"],
+    )
     on: Many[NotifyEvent] = Field(
-        ("succeeded", "failed", "stopped", "budget"), description="Which events.", examples=[["budget", "failed"]]
+        ("succeeded", "failed", "stopped", "budget", "stalled"),
+        description="Which events. `budget`: its thresholds, a limit that comes before the last step (`projected`) and "
+        "the hour of saving and leaving (`deadline`), which can be had alone too.",
+        examples=[["budget", "failed"]],
+    )
+    from_job: bool = Field(
+        False,
+        description="Let the job itself tell of its budget, deadline and end, whatever becomes of your machine. The "
+        "address, an `env:NAME`, travels as one of the job's `secrets`.",
+        examples=[True],
     )
 
 
@@ -292,6 +353,11 @@ class Config(Section):
     budget: Budget | None = Field(
         None, description="What the job may cost. Default: no limit but the time.", examples=[{"limit": "150 USD"}]
     )
+    project: Annotated[Project, Shorthand("name", _project, {"type": "string"})] | None = Field(
+        None,
+        description="Project whose budget the job counts against. Default: none, only the overall budgets.",
+        examples=["vision", {"name": "vision", "ledger": "s3://team-bucket/cloudtrain/ledger.json"}],
+    )
     notify: Many[Notify] = Field(
         (), description="Who is told of what.", examples=[[{"slack": "env:SLACK_URL", "on": ["failed"]}]]
     )
@@ -312,6 +378,30 @@ class Config(Section):
     vertex: Vertex | None = Field(
         None, description="Google Vertex AI.", examples=[{"project": "my-project", "location": "europe-west4"}]
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _carried_addresses(cls, given: Any) -> Any:
+        """Add the variables that the job itself sends notices with to its secrets."""
+        if not isinstance(given, dict) or not isinstance(given.get("notify"), list | tuple):
+            return given
+        secrets = given.get("secrets") or ()
+        more = [name for entry in given["notify"] for name in carried_by(entry)]
+        if not more or not isinstance(secrets, list | tuple):
+            return given
+        return {**given, "secrets": list(dict.fromkeys([*secrets, *more]))}
+
+
+def carried_by(entry: Any) -> list[str]:
+    """Return the variables whose values a job needs to tell by itself what this entry of `notify` asks for."""
+    if isinstance(entry, Notify):
+        entry = entry.model_dump()
+    if not isinstance(entry, dict) or entry.get("from_job") is not True:
+        return []
+    keys = ("smtp",) if entry.get("email") else ("webhook", "slack")
+    places = [entry.get(key) or ("env:CLOUDTRAIN_SMTP" if key == "smtp" else None) for key in keys]
+    names = [place.removeprefix("env:") for place in places if isinstance(place, str) and place.startswith("env:")]
+    return [name for name in names if name.isidentifier() and name.isascii()]
 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:

@@ -1,0 +1,94 @@
+"""A team's ledger as a file on a disk that its machines share: written whole, under a lock beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
+
+__all__ = ["FileCell", "open_cell"]
+
+LOCK_S = 20.0  # for whoever holds the lock: it is held for one small write
+
+
+def open_cell(uri: str) -> FileCell:
+    """Return the file at `file:///PATH`."""
+    return FileCell(uri)
+
+
+class FileCell:
+    """The file; its version is its content's hash. See cells.Cell."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._path = Path(uri.removeprefix("file://"))
+
+    def read(self) -> tuple[bytes | None, str]:
+        """Return what is there and its version."""
+        with self._disk():
+            try:
+                data = self._path.read_bytes()
+            except FileNotFoundError:
+                return None, ""
+            return data, hashlib.sha256(data).hexdigest()
+
+    def write(self, data: bytes, version: str) -> bool:
+        """Put it there in place of that version, whole or not at all."""
+        with self._disk(), self._lock():
+            if self.read()[1] != version:
+                return False
+            partial = self._path.with_name(f"{self._path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+            try:
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(self._path)
+            finally:
+                partial.unlink(missing_ok=True)
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            return True
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock; it goes with the process that holds it, however that ends."""
+        end = time.monotonic() + LOCK_S
+        # Opened for writing, as flock over NFS needs it; others' umask must not shut us out of it.
+        file = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise UnreachableError(f"the ledger's lock is held for long: {self._path}.lock") from None
+                    time.sleep(0.01)
+            yield
+        finally:
+            os.close(file)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except PermissionError as error:
+            hint = "who shares it must be able to write the folder"
+            raise CredentialError(f"the ledger {self._path} cannot be used: {error.strerror}", hint=hint) from error
+        except FileNotFoundError as error:
+            hint = f"mkdir -p {self._path.parent}; where it is a shared disk, is it mounted?"
+            raise UnreachableError(f"there is no folder {self._path.parent} for the ledger", hint=hint) from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise ConfigError(f"the ledger {self._path} cannot be used: {error.strerror}") from error
+        except OSError as error:
+            raise UnreachableError(f"the ledger {self._path} cannot be used: {error.strerror or error}") from error
