@@ -28,6 +28,8 @@ __all__ = [
     "JobName",
     "Kind",
     "LedgerUri",
+    "MailAddress",
+    "MailServer",
     "Many",
     "Money",
     "Percent",
@@ -229,5 +231,6 @@ MailServer = Annotated[
     ),
 ]
 MailAddress = Annotated[
-    str, _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+")
+    str,
+    _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+"),
 ]

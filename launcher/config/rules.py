@@ -245,20 +245,45 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
     return "", ""
 
 
+_WAYS = ("webhook", "slack", "email", "apprise")
+
+
 def _notify(root: Node) -> Iterator[Fault]:
     entries = given(root, "notify")
     for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
         entry = find(root, ("notify", index))
         if entry is None or not isinstance(entry.value, dict):
             continue
-        ways = [name for name in ("webhook", "slack", "email") if given(root, "notify", index, name)]
+        ways = [name for name in _WAYS if given(root, "notify", index, name)]
         if not ways:
             hint = "as in `{slack: env:SLACK_URL}`"
-            message = "nobody to tell: no `webhook`, `slack` or `email`"
+            message = "nobody to tell: no `webhook`, `slack`, `email` or `apprise`"
             yield Fault(message, f"notify.{index}", entry.place, hint)
         elif len(ways) > 1:
             message = f"{_both(ways)} exclude each other"
             yield _between(root, message, "write an entry for each", *(("notify", index, way) for way in ways))
+        else:
+            yield from _entry(root, index, ways[0])
+
+
+def _entry(root: Node, index: int, way: str) -> Iterator[Fault]:
+    """Yield what does not go with the one way that an entry of `notify` tells by."""
+    place = ("notify", index)
+    for key in ("smtp", "sender"):
+        if way != "email" and given(root, *place, key):
+            yield _between(root, f"`{key}` goes with `email`", "leave it out", (*place, key), (*place, way))
+    from_job = given(root, *place, "from_job")
+    if from_job is None or from_job.value is not True:
+        return
+    address = "smtp" if way == "email" else way
+    if way == "apprise":
+        hint = "a job tells by `webhook`, `slack` or `email`"
+        message = "on the nodes there is no Apprise: `from_job` does not go with it"
+        yield _between(root, message, hint, (*place, "from_job"), (*place, way))
+    elif (node := given(root, *place, address)) and not str(node.value).startswith("env:"):
+        hint = f"put the address into a variable and write `{address}: env:NAME`"
+        message = f"with `from_job` the address travels as a secret, and `{address}` has it in clear"
+        yield _between(root, message, hint, (*place, address), (*place, "from_job"))
 
 
 def _environment(root: Node) -> Iterator[Fault]:

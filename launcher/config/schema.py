@@ -22,6 +22,8 @@ from cloudtrain.launcher.config.kinds import (
     JobName,
     Kind,
     LedgerUri,
+    MailAddress,
+    MailServer,
     Many,
     Money,
     Percent,
