@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.prices.quote import Quote
 
 __all__ = [
     "BUILT_IN",
@@ -32,6 +33,7 @@ __all__ = [
     "LogPage",
     "Machines",
     "Pace",
+    "Priced",
     "Request",
     "Shipment",
     "Terms",
@@ -259,6 +261,20 @@ class Machines(Protocol):
 
     def hosts(self, config: Config) -> list[HostUse]:
         """Return who uses which GPU of the config's machines."""
+
+
+class Priced(Protocol):
+    """What a backend can do whose vendor publishes what machines cost."""
+
+    def price_region(self, config: Config | None) -> str | None:
+        """Return the region whose prices are of use: the config's, else the environment's; None where none is known."""
+
+    def quotes(self, config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Read the vendor's prices of the types, without any named of all that are of use, the job's among them.
+
+        What the vendor does not list is a quote without a price, which says why. Raises CredentialError, ConfigError,
+        UnreachableError where the list as a whole cannot be read.
+        """
 
 
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:

@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+__all__ = [
+    "artifacts",
+    "capacity",
+    "check",
+    "doctor",
+    "find",
+    "logs",
+    "pace",
+    "price_region",
+    "quotes",
+    "request",
+    "send",
+    "state",
+    "stop",
+]
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
 CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
@@ -61,3 +75,5 @@ pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
+quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
+price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")

@@ -12,14 +12,13 @@ from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.prices.comparing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prices.rate import Machine
 
 __all__ = ["checks"]
-
-DIFFERENCE = 0.01  # of prices, from which on it is told
 
 
 def checks(config: Config | None) -> list[Check]:
@@ -113,15 +112,4 @@ def _vault(workspace: Workspace) -> Check:
 def _price(machine: Machine, region: str, *, is_spot: bool) -> Check:
     """Compare our table with Azure's own list of today."""
     found = prices.of_machine(machine.instance_type, region)
-    today, known = found.dedicated_usd, machine.hourly_usd
-    low = f", low priority {found.low_priority_usd:.3f}" if found.low_priority_usd is not None else ""
-    if today is None:
-        return Check(
-            "price", "warn", f"Azure lists none of {machine.instance_type} in {region}", "is it the right region?"
-        )
-    text = f"{machine.instance_type} in {region}: {today:.3f} USD an hour{low}, by Azure's list (since {found.as_of})"
-    best = found.low_priority_usd if is_spot and found.low_priority_usd is not None else today
-    if known is None or abs(best - known) > DIFFERENCE * known:
-        ours = "knows none" if known is None else f"says {known:.3f}"
-        return Check("price", "warn", text, f"our table {ours}: set azureml.price_per_hour: {best:.3f} USD")
-    return Check("price", "ok", text)
+    return compared(found[-1] if is_spot else found[0], machine.rates)

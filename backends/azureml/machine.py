@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.config.schema_backends import AzureML
 
-__all__ = ["block_of", "choose", "workspace_of"]
+__all__ = ["block_of", "choose", "region_of", "workspace_of"]
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
 # General purpose, compute and memory: the families without accelerators that clusters are made of.
@@ -30,6 +30,11 @@ def block_of(config: Config) -> AzureML:
     return config.azureml or AzureML()
 
 
+def region_of(block: AzureML) -> str | None:
+    """Return the region as lists of prices have it: `East US` is eastus there."""
+    return None if block.region is None else block.region.lower().replace(" ", "")
+
+
 def choose(config: Config) -> Machine:
     """Return the machine type that the config asks for. Raises ConfigError where it does not say, or there is none.
 
@@ -37,9 +42,9 @@ def choose(config: Config) -> Machine:
     """
     resources, block = config.resources, block_of(config)
     if resources.instance_type is not None:
-        return _named(resources.instance_type, block.region, config.distributed.nproc_per_node)
+        return _named(resources.instance_type, region_of(block), config.distributed.nproc_per_node)
     if resources.accelerators is not None:
-        found = catalog.by_accelerators("azureml", resources.accelerators, block.region)
+        found = catalog.by_accelerators("azureml", resources.accelerators, region_of(block))
         if not found:
             message = f"no Azure machine of our table has `{resources.accelerators}`"
             raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])

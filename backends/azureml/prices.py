@@ -7,67 +7,120 @@ Source: learn.microsoft.com, rest/api/cost-management/retail-prices/azure-retail
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.machine import block_of, choose, region_of
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices import rate as rating
+from cloudtrain.launcher.prices.quote import Key, Quote
+from cloudtrain.launcher.prices.rate import Kind, Rate
 
-__all__ = ["Price", "of_machine"]
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["of_machine", "quotes", "region"]
 
 URL = "https://prices.azure.com/api/retail/prices"
 VERSION = "2023-01-01-preview"
 MOST_PAGES = 20
+WORKERS = 4
+# In a product's name, of machines that no job of ours runs on.
+OTHERS = ("windows", "cloud services", "dedicated host")
+
+Meter = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Price:
-    """Dollars for one machine and an hour, None where there is no such meter; `as_of` is when they began to hold."""
-
-    dedicated_usd: float | None
-    low_priority_usd: float | None
-    as_of: str
+def region(config: Config | None) -> str | None:
+    """Return the region whose prices are of use."""
+    return None if config is None else region_of(block_of(config))
 
 
-def of_machine(size: str, region: str) -> Price:
-    """Return the prices of a machine size in a region. Raises AzureError, ValueError for an answer of no sense."""
+def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+    """Return the prices of the types in the region, without any named: of the table's, and the job's own.
+
+    Raises UnreachableError where Azure's list cannot be read.
+    """
+    job = choose(config).instance_type if config is not None and config.backend == "azureml" else ""
+    named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *([job] if job else [])]))
+    with rest.answers("read Azure's price list"), ThreadPoolExecutor(WORKERS) as pool:
+        return [quote for found in pool.map(lambda size: of_machine(size, region), named) for quote in found]
+
+
+def of_machine(size: str, region: str) -> list[Quote]:
+    """Return a machine size's price on demand, or why there is none, and its spot price where it has one.
+
+    Raises AzureError.
+    """
     # Values are compared letter by letter: Standard_NC6s_v3 and eastus, as ARM writes them.
+    where = region.lower().replace(" ", "")
     wanted = {
         "serviceName": "Virtual Machines",
         "armSkuName": size,
-        "armRegionName": region.lower().replace(" ", ""),
+        "armRegionName": where,
         "priceType": "Consumption",
     }
     terms = (f"{key} eq '{value.replace(chr(39), chr(39) * 2)}'" for key, value in wanted.items())
-    meters = [meter for meter in _meters(" and ".join(terms)) if _is_hour_of_linux(meter)]
-    dedicated = [meter for meter in meters if not _is(meter, "spot") and not _is(meter, "low priority")]
-    low = [meter for meter in meters if _is(meter, "low priority")]
-    newest = max((str(meter.get("effectiveStartDate", ""))[:10] for meter in (*dedicated, *low)), default="")
-    return Price(_price(dedicated), _price(low), newest)
+    try:
+        meters = [meter for meter in _meters(" and ".join(terms)) if _is_of_a_job(meter)]
+        dedicated = [meter for meter in meters if not _is(meter, "spot") and not _is(meter, "low priority")]
+        on_demand = _quote(Key("azureml", size, where, "on_demand"), dedicated)
+        spot = _quote(Key("azureml", size, where, "spot"), [meter for meter in meters if _is(meter, "low priority")])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise rest.AzureError(0, "", f"its price list has another form: {error!r}") from error
+    # A spot price no lower than the other one is a gap that was filled in.
+    has_spot = on_demand.rate is None or (spot.rate is not None and spot.rate.usd < on_demand.rate.usd)
+    return [on_demand, spot] if spot.rate is not None and has_spot else [on_demand]
 
 
-def _meters(terms: str) -> Iterator[Mapping[str, Any]]:
+def _meters(terms: str) -> Iterator[Meter]:
     """Yield all meters, over all pages."""
     url, params = URL, {"api-version": VERSION, "currencyCode": "USD", "$filter": terms}
     for _ in range(MOST_PAGES):
-        told = rest.call("GET", url, params=params).json()
+        told = rest.object_in(rest.call("GET", url, params=params))
         yield from told["Items"]
         if not told.get("NextPageLink"):
             return
         url, params = str(told["NextPageLink"]), {}
+    raise ValueError(f"more than {MOST_PAGES} pages")
 
 
-def _is_hour_of_linux(meter: Mapping[str, Any]) -> bool:
+def _is_of_a_job(meter: Meter) -> bool:
     if float(meter["retailPrice"]) <= 0:  # of a plan that gives it away
         return False
-    plain = "windows" not in str(meter.get("productName", "")).lower() and meter.get("unitOfMeasure") == "1 Hour"
-    return plain and meter.get("type", "Consumption") == "Consumption" and meter.get("currencyCode", "USD") == "USD"
+    product = str(meter.get("productName", "")).lower()
+    is_hour = meter.get("unitOfMeasure") == "1 Hour" and float(meter.get("tierMinimumUnits") or 0) == 0
+    return is_hour and meter.get("type", "Consumption") == "Consumption" and not any(one in product for one in OTHERS)
 
 
-def _is(meter: Mapping[str, Any], word: str) -> bool:
+def _is(meter: Meter, word: str) -> bool:
     return word in f"{meter.get('meterName', '')} {meter.get('skuName', '')}".lower()
 
 
-def _price(meters: list[Mapping[str, Any]]) -> float | None:
-    """Return the price, of several the highest: what begins to hold later stands beside what holds now."""
-    return max((float(meter["retailPrice"]) for meter in meters), default=None)
+def _quote(key: Key, meters: Sequence[Meter]) -> Quote:
+    """Return the price that holds now; one that is announced already counts as uncertainty, where it is higher."""
+    kind: Kind = key.kind
+    words = f"{key.instance_type} in {key.region}"
+    if not meters:
+        return Quote(key, None, f"Azure lists no {words}")
+    if others := {str(meter.get("currencyCode", "USD")) for meter in meters} - {"USD"}:
+        return Quote(key, None, f"Azure lists {words} in {', '.join(sorted(others))}, not in USD")
+    today = rating.today().isoformat()
+    now = [meter for meter in meters if _since(meter) <= today]
+    if not now:
+        return Quote(key, None, f"Azure lists {words} from {min(map(_since, meters))} on alone")
+    since = max(map(_since, now))
+    held = {float(meter["retailPrice"]) for meter in now if _since(meter) == since}
+    if len(held) > 1:
+        listed = " and ".join(f"{usd:g}" for usd in sorted(held))
+        return Quote(key, None, f"Azure lists several prices of {words}: {listed} USD")
+    usd = held.pop()
+    later = max((float(meter["retailPrice"]) for meter in meters if _since(meter) > today), default=usd)
+    source = f"Azure Retail Prices, {'Low Priority' if kind == 'spot' else 'Linux'}, since {since}"
+    return Quote(key, Rate(usd, today, source, is_own=True, factor=round(max(1.0, later / usd), 4)))
+
+
+def _since(meter: Meter) -> str:
+    return str(meter.get("effectiveStartDate", ""))[:10]

@@ -17,7 +17,21 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+__all__ = [
+    "artifacts",
+    "capacity",
+    "check",
+    "doctor",
+    "find",
+    "logs",
+    "pace",
+    "price_region",
+    "quotes",
+    "request",
+    "send",
+    "state",
+    "stop",
+]
 
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
 
@@ -60,3 +74,5 @@ pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
+quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
+price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")

@@ -1,4 +1,4 @@
-"""What stands in the way of a SageMaker job: credentials, role, bucket, quota, image; each asked for on AWS itself."""
+"""What stands in the way of a SageMaker job: credentials, role, bucket, quota, price, image; asked for on AWS."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudtrain.backends.sagemaker import aws, images, sdkimages
+from cloudtrain.backends.sagemaker import aws, images, prices, sdkimages
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.prices.comparing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -52,6 +53,7 @@ def _of_job(config: Config, access: Access) -> Iterator[Check]:
     yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
     what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
     yield _tried("quota", _quota, access, what, config.resources.instances)
+    yield _tried("price", _price, access, config, machine)
     yield _image(config, access.region, machine)
 
 
@@ -135,6 +137,11 @@ def _quota(access: Access, name: str, needed: int) -> Check:
         found = f"{value:.0f} instances of `{name}`, the job takes {needed}"
         return Check("quota", "fail", found, "ask for more at Service Quotas; it may take days")
     return Check("quota", "ok", f"{value:.0f} instances of `{name}`")
+
+
+def _price(access: Access, config: Config, machine: Machine) -> Check:
+    """Compare our table with AWS's own list of today."""
+    return compared(prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
 
 
 def _image(config: Config, region: str, machine: Machine) -> Check:

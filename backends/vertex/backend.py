@@ -14,7 +14,21 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+__all__ = [
+    "artifacts",
+    "capacity",
+    "check",
+    "doctor",
+    "find",
+    "logs",
+    "pace",
+    "price_region",
+    "quotes",
+    "request",
+    "send",
+    "state",
+    "stop",
+]
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
 
@@ -34,6 +48,8 @@ pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 doctor = lazily.of("cloudtrain.backends.vertex.doctor", "checks")
+quotes = lazily.of("cloudtrain.backends.vertex.quotes", "quotes")
+price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 
 
 def capacity(config: Config) -> Capacity:

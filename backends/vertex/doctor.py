@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import feed, files, listprices, prices, rest, secretmanager
+from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.prices.comparing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Choice, Kind
     from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["checks"]
-
-DIFFERENCE = 0.01  # of prices, from which on it is told
 
 
 def checks(config: Config | None) -> list[Check]:
@@ -134,20 +133,7 @@ def _secrets(access: Access) -> Check:
 
 def _price(access: Access, choice: Choice, kind: Kind) -> Check:
     """Compare our table with Google's own catalogue of today."""
-
-    def ask(path: str, query: dict[str, str]) -> dict[str, Any]:
-        return rest.get_json(access, "cloudbilling", path, query)
-
-    with rest.answers("read Google's price list", needs="a login; the Cloud Billing API must be enabled"):
-        try:
-            listed = listprices.catalogue(ask, access.location)
-            found = listprices.assemble(listed, choice.machine_type, kind, choice.accelerator, choice.count)
-        except (listprices.NotListed, ValueError) as error:
-            cure = "set vertex.price_per_hour, if the plan knows none"
-            return Check("price", "warn", f"Google's list has no price of {choice.label}: {error}", cure)
-    known = prices.hourly(choice.machine, kind).usd
-    text = f"{choice.label}: {found.words}"
-    if known is None or abs(found.total_usd - known) > DIFFERENCE * known:
-        ours = "knows none" if known is None else f"says {known:.3f}"
-        return Check("price", "warn", text, f"our table {ours}: set vertex.price_per_hour: {found.at_most_usd:.3f} USD")
-    return Check("price", "ok", text)
+    found = quotes.listed(access)
+    is_attached = choice.label != choice.machine_type
+    attached = (choice.accelerator, choice.count) if is_attached else (None, 0)
+    return compared(quotes.of_machine(found, choice.machine_type, kind, *attached), choice.machine.rates)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Catalogue", "NotListed", "Part", "Price", "assemble", "catalogue"]
 
 
+SHARE = "fee, of Compute Engine's"
+
+
 class NotListed(LookupError):
     """Google lists no price for a part of the machine, or what the machine is made of is not known here."""
 
@@ -55,6 +58,11 @@ class Price:
     def total_usd(self) -> float:
         """The sum of the parts."""
         return _total(self.parts)
+
+    @property
+    def is_by_share(self) -> bool:
+        """Whether Vertex's fee in it is a share of Compute Engine's price, by our rule, and no price of its own."""
+        return any(part.description.startswith(SHARE) for part in self.parts)
 
     @property
     def effective_time(self) -> str:
@@ -159,7 +167,7 @@ def _ways(
     def share() -> Part:
         on_demand = of("standard", needs)
         since = max(part.effective_time for part in on_demand)
-        return Part("fee, of Compute Engine's price on demand", FEE, _total(tuple(on_demand)), since)
+        return Part(f"{SHARE} price on demand", FEE, _total(tuple(on_demand)), since)
 
     if kind == "standard":
         return [

@@ -64,12 +64,14 @@ def add(quotes: Iterable[Quote]) -> Path | None:
     try:
         with (path.parent / "prices.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            known, faults = _parsed(path.read_bytes()) if path.exists() else ({}, [])
+            data = path.read_bytes() if path.exists() else b""
+            known, faults = _parsed(data) if data else ({}, [])
             kept = path.with_name(f"{FILE}.damaged") if faults else None
             if kept is not None:
-                kept.write_bytes(path.read_bytes())
+                kept.write_bytes(data)
             known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None}
-            _replace(path, _text(known))
+            if known or kept is not None:
+                _replace(path, _text(known))
             return kept
     except OSError as error:
         raise _unusable(path, error) from error

@@ -1,0 +1,113 @@
+"""Prices read from Google's list of today, of all types that the table knows, or of those that are named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cloudtrain.backends.vertex import listprices, prices, rest
+from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
+from cloudtrain.backends.vertex.rest import Access
+from cloudtrain.launcher.config.schema_backends import Vertex
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.prices import rate as rating
+from cloudtrain.launcher.prices.quote import Key, Quote
+from cloudtrain.launcher.prices.rate import Rate
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.vertex.listprices import Catalogue
+    from cloudtrain.backends.vertex.machine import Kind
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["listed", "of_machine", "quotes", "region"]
+
+WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
+_ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
+
+
+class Wanted(NamedTuple):
+    """A machine type, with what is attached to it."""
+
+    machine_type: str
+    accelerator: str | None = None
+    cards: int = 0
+
+
+def region(config: Config | None) -> str | None:
+    """Return the region whose prices are of use."""
+    return location_of(Vertex() if config is None else block_of(config))
+
+
+def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+    """Return the prices of the types in the region, without any named: of the table's, and the job's own.
+
+    A type with attached accelerators is named as plans do: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`.
+    Raises CredentialError, UnreachableError where Google's list cannot be read, ConfigError without a project.
+    """
+    block = Vertex() if config is None else block_of(config)
+    project = project_of(block)
+    if project is None:
+        hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
+        raise ConfigError([Fault("no Google Cloud project", key="vertex.project", hint=hint)])
+    found = listed(Access(project, region, tuple(sorted(block.endpoints.items()))))
+    return [quote for wanted in _wanted(config, types) for quote in _of(found, wanted)]
+
+
+def listed(access: Access) -> Catalogue:
+    """Return Google's list for the region. Raises CredentialError, UnreachableError, ConfigError."""
+
+    def ask(path: str, query: dict[str, str]) -> dict[str, Any]:
+        return rest.get_json(access, "cloudbilling", path, query)
+
+    with rest.answers("read Google's price list", needs="a login; the Cloud Billing API must be enabled"):
+        try:
+            return listprices.catalogue(ask, access.location)
+        except ValueError as error:
+            raise rest.GoogleError(0, "", str(error)) from error
+
+
+def of_machine(found: Catalogue, machine_type: str, kind: Kind, accelerator: str | None, count: int) -> Quote:
+    """Return a machine's price as it is had in one way, or why there is none.
+
+    The surer rule's sum is the price; where the other rule gives more, that is its uncertainty.
+    """
+    key = Key("vertex", label_of(machine_type, accelerator, count), found.region, prices.rate_kind(kind))
+    try:
+        price = listprices.assemble(found, machine_type, kind, accelerator, count)
+    except listprices.NotListed as error:
+        return Quote(key, None, f"Google's list has no price of {key.instance_type}: {error}")
+    source = f"Cloud Billing Catalog, {price.rule}, since {price.effective_time[:10]}"
+    factor, is_derived = round(max(1.0, price.at_most_usd / price.total_usd), 4), price.is_by_share
+    rate = Rate(price.total_usd, rating.today().isoformat(), source, is_derived, is_own=True, factor=factor)
+    return Quote(key, rate)
+
+
+def _of(found: Catalogue, wanted: Wanted) -> Iterator[Quote]:
+    """Yield the machine's prices; that it cannot be had in one of the other ways is no news."""
+    for kind in WAYS:
+        quote = of_machine(found, wanted.machine_type, kind, wanted.accelerator, wanted.cards)
+        if quote.rate is not None or kind == "standard":
+            yield quote
+
+
+def _wanted(config: Config | None, types: tuple[str, ...]) -> Iterable[Wanted]:
+    if types:
+        for name in types:
+            attached = _ATTACHED.fullmatch(name)
+            yield Wanted(attached[1], attached[3], int(attached[2])) if attached else Wanted(name)
+        return
+    job = None
+    if config is not None and config.backend == "vertex":
+        choice = choose(config)
+        is_attached = choice.label != choice.machine_type
+        job = (
+            Wanted(choice.machine_type, choice.accelerator, choice.count)
+            if is_attached
+            else Wanted(choice.machine_type)
+        )
+        yield job
+    for name in catalog.types("vertex"):
+        if Wanted(name) != job:
+            yield Wanted(name)

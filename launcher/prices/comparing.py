@@ -1,0 +1,29 @@
+"""Whether the price that a plan counts with is still the vendor's: a line of `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.prices.quote import Quote
+from cloudtrain.launcher.prices.rate import Kind, Rate
+
+__all__ = ["compared"]
+
+DIFFERENCE = 0.01  # as a share, from which on it is told
+
+
+def compared(quote: Quote, known: Mapping[Kind, Rate]) -> Check:
+    """Return the vendor's price of today beside the one that is known here, with what to do where they differ."""
+    key, rate = quote.key, quote.rate
+    cure = f"cloudtrain prices refresh --backend {key.backend}"
+    if rate is None:
+        return Check("price", "warn", quote.reason, f"is it the right region? Else set {key.backend}.price_per_hour")
+    text = f"{key.instance_type} in {key.region}: {rate.usd:.3f} USD an hour, {key.kind.replace('_', ' ')}"
+    text = f"{text}, by {rate.source}"
+    ours = known.get(key.kind)
+    if ours is None:
+        return Check("price", "warn", text, f"our table knows none: {cure}")
+    if abs(rate.usd - ours.usd) > DIFFERENCE * ours.usd:
+        return Check("price", "warn", text, f"our table says {ours.usd:.3f}, as of {ours.as_of}: {cure}")
+    return Check("price", "ok", text)
