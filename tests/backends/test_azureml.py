@@ -200,6 +200,7 @@ def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Rende
         (["azureml.region=westus2"], 14.692, 0, "list price"),
         (["azureml.region=null"], None, 0, "an unknown region"),
         (["azureml.compute=gpus"], 14.692, 120, "idles"),
+        (["azureml.compute=gpus", "azureml.idle=10m"], 14.692, 600, "with 10m in which the cluster idles"),
         (["resources.spot=true"], 14.692, 0, "spot machines cost less"),
         (["azureml.price_per_hour=2.50 USD"], 2.5, 0, "azureml.price_per_hour"),
         (
@@ -217,7 +218,7 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: i
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
     config = configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={})
     found = backend.capacity(config)
-    assert (found.hourly_usd, found.idle_s, found.gpus) == (hourly, idle_s, 4)
+    assert (found.hourly_usd, found.terms.tail_s, found.gpus) == (hourly, backend.CANCEL_S + idle_s, 4)
     assert words in found.price_source
 
 
