@@ -10,6 +10,7 @@ from cloudtrain.launcher.job import State
 
 __all__ = ["fold"]
 
+CLOCKS = "the nodes' clocks"  # that count how long each node was taken
 STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
 
 
@@ -49,7 +50,7 @@ def fold(
     # Where each has a disk of its own, another node's may hold what the one that tells has not.
     is_saved = any(look.get("saved") or (look["exit"] or {}).get("resumable") for look in seen)
     told |= {"resumable": verdict["state"] != "succeeded" and is_saved, "billed_s": verdict.get("held_s")}
-    told["gone_s"] = verdict.get("gone_s") or None
+    told |= {"gone_s": verdict.get("gone_s") or None, "billed_by": None if told["billed_s"] is None else CLOCKS}
     return State(state=verdict["state"], **{**facts, **told})
 
 

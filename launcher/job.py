@@ -26,7 +26,8 @@ class State:
     that may follow, until the platform lets the machines go. `hourly_usd` is the price of all instances, where only the
     platform knows which they are; `url` is where the platform shows the attempt to people. `told_s`: when it was told
     how long a running attempt was billed, by our clock. `gone_s`: the nodes that it went on without, by number, and how
-    long each was taken; `billed_s` is then the mean of all.
+    long each was taken; `billed_s` is then the mean of all. `billed_by`: what the platform calls its own count of the
+    seconds, once it has told it.
     """
 
     state: JobState
@@ -43,6 +44,7 @@ class State:
     url: str | None = None
     told_s: float | None = None
     gone_s: dict[str, float] | None = None
+    billed_by: str | None = None
 
 
 @dataclass(frozen=True)

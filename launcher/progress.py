@@ -17,8 +17,8 @@ _FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s"
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
     """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
 
-    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `curve` the loss over time
-    (`money.curve`). Steps are told from a start on, and what is done again after a restart is done again.
+    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `forecast` the step and the
+    end that were told of first, `curve` the loss over time (`money.curve`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -34,6 +34,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now |= {key: finite(event[key]) for key in _FROM_STEP if key in event}
             if kind == "step" and time_s is not None:
                 now["stepped_s"] = time_s
+                if isinstance(event.get("eta_s"), float | int):  # the first is kept, to be held against what came
+                    now.setdefault("forecast", [event.get("step"), time_s + event["eta_s"]])
                 step, loss = event.get("step"), event.get("loss")
                 if isinstance(step, int) and isinstance(loss, float | int):
                     points.append((time_s, step, float(loss)))

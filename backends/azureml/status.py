@@ -20,6 +20,7 @@ _STARTING = ("Preparing", "Starting")
 _PREEMPTED = re.compile(r"\bPreemptionError\b")
 _FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
 _SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
+COMPUTE_DURATION = "computeDuration"  # for how long the nodes were the job's, told after the end
 LATE_S = 20.0  # from a run's end until its containers' last words are surely in their files
 LIMIT_MARGIN_S = 15.0  # between the limit and the start that Azure tells
 
@@ -44,6 +45,7 @@ def state_of(
     if not told.is_over:
         return State(_running(told.status), detail=_detail(told), **common)
     common["ended_s"] = seconds(data.get("endTimeUtc")) or started_s or time.time()
+    common["billed_by"] = COMPUTE_DURATION if _SPAN.fullmatch(str(data.get(COMPUTE_DURATION) or "")) else None
     account = account or {}
     is_resumable = bool(account.get("resumable")) if has_checkpoint is None else has_checkpoint
     common["restarts"] = accounts.restarts(account)
@@ -111,7 +113,7 @@ def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: 
 
 def _billed_s(data: Mapping[str, Any], now_s: float | None) -> float | None:
     """Return the seconds for which the machines were the job's: Azure's own number, until then by its times."""
-    span = _SPAN.fullmatch(str(data.get("computeDuration") or ""))
+    span = _SPAN.fullmatch(str(data.get(COMPUTE_DURATION) or ""))
     if span is not None and data.get("endTimeUtc"):
         days, hours, minutes, rest = span.groups()
         return int(days or 0) * 86_400 + int(hours) * 3600 + int(minutes) * 60 + float(rest)

@@ -21,6 +21,7 @@ _BETWEEN = ("Interrupted", "Restarting")
 # Billed by the second, from the machines' download of the data to the upload of the results.
 _BILLED = ("Downloading", "DownloadingTrainingImage", "Training", "Uploading", "Stopping")
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Stopped": "stopped", "Deleting": "failed"}
+BILLABLE = "BillableTimeInSeconds"  # of each instance, told after the end
 _PREFIX = re.compile(r"^(\w+Error): ")
 _FAULTS = ("InternalServerError", "CapacityError", "InsufficientCapacityError")
 
@@ -40,6 +41,7 @@ def state_of(
         "started_s": _seconds(described.get("TrainingStartTime")),
         "restarts": _restarts(moves),
         "billed_s": _billed_s(described, moves, now_s),
+        "billed_by": None if described.get(BILLABLE) is None else BILLABLE,
     }
     status = described["TrainingJobStatus"]
     if not is_over(described):
@@ -111,8 +113,8 @@ def _restarts(moves: list[dict[str, Any]]) -> int:
 
 def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: float) -> float | None:
     """Return the seconds that each instance is billed for: SageMaker's own number, until then by its transitions."""
-    if described.get("BillableTimeInSeconds") is not None:
-        return float(described["BillableTimeInSeconds"]) + _kept_warm_s(described)
+    if described.get(BILLABLE) is not None:
+        return float(described[BILLABLE]) + _kept_warm_s(described)
     total = 0.0
     for move in moves:
         if move["Status"] in _BILLED:

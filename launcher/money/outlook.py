@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.money import curve, meter
 from cloudtrain.launcher.units import parse_money
 
 if TYPE_CHECKING:
@@ -64,8 +64,18 @@ def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
-    """Return when the steps that are left are done; a job that stands still has them all before it yet."""
-    eta_s = progress.get("eta_s")
+    """Return when the steps that are left are done, by what the job tells, else by its pace so far."""
+    eta_s, stepped_s = progress.get("eta_s"), progress.get("stepped_s", now_s)
     if not isinstance(eta_s, float | int):
+        eta_s = _by_pace_s(progress)
+    return None if eta_s is None else float(max(now_s, stepped_s + eta_s))
+
+
+def _by_pace_s(progress: dict[str, Any]) -> float | None:
+    """Return the seconds that the rest takes of a job that tells its steps and no more, as a script may."""
+    step, most = progress.get("step"), progress.get("max_steps")
+    bins = curve.load(progress.get("curve")).bins
+    if not isinstance(most, int) or not isinstance(step, int) or len(bins) < 2 or bins[-1].step <= bins[0].step:
         return None
-    return max(now_s, progress.get("stepped_s", now_s) + eta_s)
+    step_s = (bins[-1].time_s - bins[0].time_s) / (bins[-1].step - bins[0].step)
+    return max(0.0, step_s * (most - step))
