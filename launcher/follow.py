@@ -16,6 +16,7 @@ from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, exit_code
 from cloudtrain.launcher.lastword import LastWord
 from cloudtrain.launcher.logs import View
+from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.terminal import print_lines, say
@@ -31,16 +32,18 @@ SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer l
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
     """Print the job's lines until it ends, then its state on standard error; return its exit code.
 
-    An attempt that the job's `retry` asks for is sent, and followed too. Ctrl-C leaves the job running, says how to
-    come back and how to stop it, and returns 130.
+    An attempt that the job's `retry` asks for is sent, and followed too. What people are to be told is told meanwhile.
+    Ctrl-C leaves the job running, says how to come back and how to stop it, and returns 130.
     """
+    herald = Herald(registry)
     try:
         seen_active = job.active  # else it is an old story that is read, and nothing is begun
-        job = _stream(registry, job, view, tail)
+        job = _stream(registry, job, view, tail, herald)
         while seen_active and (again := retry.earned(registry, job)) is not None:
             job = again
-            job = _stream(registry, job, replace(view, attempt=job.attempt.number), None)
+            job = _stream(registry, job, replace(view, attempt=job.attempt.number), None, herald)
     except KeyboardInterrupt:
+        herald.close(0.0)
         if not job.active:
             say(f"\ninterrupted: `cloudtrain status {job.id}` tells whether a further attempt was sent")
             return 130
@@ -49,6 +52,7 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         return 130
     for line in as_lines(job, registry.spent_usd(job)):
         say(line)
+    herald.close()
     return exit_code(job.attempt.state)
 
 
@@ -100,6 +104,26 @@ def wait(
     An attempt that a job's `retry` asks for is sent, and waited for too, where the job was seen active; not with
     `retrying` off, as somebody waits who has stopped it.
     """
+    herald = Herald(registry)
+    try:
+        code = _wait(registry, jobs, timeout_s, tell, herald, quiet=quiet, retrying=retrying)
+    except BaseException:
+        herald.close(0.0)
+        raise
+    herald.close()
+    return code
+
+
+def _wait(
+    registry: Registry,
+    jobs: list[Job],
+    timeout_s: float | None,
+    tell: Callable[[Job], None],
+    herald: Herald,
+    *,
+    quiet: bool,
+    retrying: bool,
+) -> int:
     end = None if timeout_s is None else time.monotonic() + timeout_s
     codes = {}
     waiting, seen_active = list(jobs), set()
@@ -107,6 +131,7 @@ def wait(
     while waiting:
         for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
             job = refresh(registry, job)
+            herald.look(job)
             due[job.id] = time.monotonic() + _pace(job).state_s
             waiting = [job if other.id == job.id else other for other in waiting]
             if job.active:
@@ -126,7 +151,7 @@ def wait(
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
-def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
+def _stream(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
     backend, pace = backends.load(job.backend), _pace(job)
     # What is there already: the last of it, where only a tail is wanted.
     cursor = show(job, job.attempt, view, tail=tail) if tail is not None else None
@@ -138,6 +163,7 @@ def _stream(registry: Registry, job: Job, view: View, tail: int | None) -> Job:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
             job = refresh(registry, job)
+            herald.look(job)
             state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else pace.state_s)
         if job.active and job.attempt.state.detail != told:
             told = job.attempt.state.detail

@@ -14,7 +14,7 @@ __all__ = ["LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "
 
 TIMEOUT_S = 5.0  # for a connection, and for each answer on it
 LIMIT_S = 8.0  # for the whole of a try, whatever trickles in
-_FIRST_WAIT_S, _MOST_WAIT_S = 1.0, 300.0
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 300.0
 
 
 @dataclass(frozen=True)

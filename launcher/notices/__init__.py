@@ -1,1 +1,1 @@
-"""Ways to tell people: webhook, Slack, e-mail, apprise."""
+"""Telling people about their jobs: which channels a config names, and the delivery, once each, behind who follows."""

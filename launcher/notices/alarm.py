@@ -1,0 +1,31 @@
+"""An alert on the terminal: on standard error, told apart from a job's lines; with a bell where a person looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from cloudtrain.entrypoints.notices.message import Notice
+
+__all__ = ["ON_TERMINAL", "show"]
+
+# How a job begins, goes on and ends is said by whoever follows it.
+ON_TERMINAL = ("budget", "projected", "deadline", "stalled")
+MARK = "[alert]"
+
+
+def show(notice: Notice) -> None:
+    """Print it; a terminal that can shows it on the desktop too (OSC 9)."""
+    is_terminal = sys.stderr.isatty()
+    colour = "yellow" if is_terminal and not os.environ.get("NO_COLOR") else None
+    mark = click.style(MARK, fg=colour, bold=True) if colour else MARK
+    text = "\n".join(f"{mark} {line}" for line in (notice.title, *(f"  {line}" for line in notice.lines)))
+    click.echo(f"{text}{_bell(notice.title) if is_terminal else ''}", err=True)
+
+
+def _bell(title: str) -> str:
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return ""
+    return f"\a\033]9;{title}\a"

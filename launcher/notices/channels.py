@@ -1,0 +1,111 @@
+"""The entries of a config's `notify`: what each wants to hear, and where it is, known only when it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.sending import Channel, Fault, masked, send
+
+__all__ = ["JOB_EVENTS", "Entry", "deliver", "desktop", "doubts", "entries", "told_by_job"]
+
+KINDS = ("webhook", "slack", "email", "apprise")
+SMTP = "env:CLOUDTRAIN_SMTP"
+# What the job's own agent tells where `from_job` is set (entrypoints/notices/teller.py).
+JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
+_ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place that is told, as the config has it: `place` is `env:NAME`, an address, or who gets mail."""
+
+    kind: str
+    place: str = field(repr=False)
+    on: tuple[str, ...]
+    from_job: bool = False
+    smtp: str = field(default="", repr=False)
+    sender: str = ""
+
+    @property
+    def id(self) -> str:
+        """What tells it from others, and nothing of an address."""
+        return f"{self.kind}-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
+
+    @property
+    def shown(self) -> str:
+        """The entry for people, without what would let anybody in."""
+        if self.kind == "desktop":
+            return "the desktop"
+        return f"{self.kind} {self.place if self.kind == 'email' or _is_variable(self.place) else masked(self.place)}"
+
+
+def entries(config: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """Return the places that a config, as a job keeps it, names."""
+    return tuple(_entry(each) for each in config.get("notify") or ())
+
+
+def desktop(environ: Mapping[str, str] = os.environ) -> Entry | None:
+    """Return this desktop where it can show notices, else None."""
+    if any(environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
+        return Entry("desktop", "", _ON_DESKTOP)
+    return None
+
+
+def deliver(entry: Entry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell it. Raises Fault, in whose words no address is told."""
+    if entry.kind == "desktop":
+        from cloudtrain.launcher.notices import bubble
+
+        bubble.show(notice)
+    elif entry.kind == "apprise":
+        from cloudtrain.launcher.notices import services
+
+        services.send(_resolved(entry.place, environ), notice)
+    elif entry.kind == "email":
+        smtp = _resolved(entry.smtp, environ)
+        send(Channel("email", entry.place, smtp, entry.sender), notice)
+    else:
+        send(Channel(entry.kind, _resolved(entry.place, environ)), notice)
+
+
+def told_by_job(entry: Entry, notice: Notice) -> bool:
+    """Return whether the job itself is to tell this."""
+    return entry.from_job and notice.event in JOB_EVENTS
+
+
+def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield what people should know of who is told before they rely on it."""
+    found = entries(config)
+    for entry in found:
+        place = entry.smtp if entry.kind == "email" else entry.place
+        if _is_variable(place) and not environ.get(place.removeprefix("env:")):
+            yield f"notify: {place.removeprefix('env:')} is not set here, so {entry.kind} cannot be told from here"
+    if found and not all(entry.from_job for entry in found):
+        yield "notify: told by whoever follows the job then: submit, logs -f, wait or watch"
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    kind = next(kind for kind in KINDS if data.get(kind))
+    smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
+    return Entry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
+
+
+def _resolved(place: str, environ: Mapping[str, str]) -> str:
+    if not _is_variable(place):
+        return place
+    name = place.removeprefix("env:")
+    value = environ.get(name, "").strip()
+    if not value:
+        raise Fault(f"the variable {name}, which has its address, is not set here", f"export {name}=...")
+    return value
+
+
+def _is_variable(place: str) -> bool:
+    return place.startswith("env:")

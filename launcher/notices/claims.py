@@ -1,0 +1,101 @@
+"""Who tells what: one of many followers claims a notice for a while, and marks it once it has been delivered.
+
+A follower that dies with its claim leaves it to run out; then another sends it. So a notice is told again only where
+somebody dies between the receipt and the mark, and at most once for each who does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.sending import LIMIT_S
+from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.money.alerts import untold
+
+__all__ = ["MOST_TRIES", "TERMINAL", "Claim", "claim", "mark_failed", "mark_told", "pending", "told"]
+
+LEASE_S = LIMIT_S + 12.0  # longer than any try, and than a busy machine takes to mark it
+MOST_TRIES = 40  # about two and a half hours with back-off
+TERMINAL = "terminal"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What became of it: `claimed`, `told` already, `given_up`, or `later`: not before `next_s`."""
+
+    verdict: str
+    tries: int = 0
+    next_s: float = 0.0
+
+
+def claim(
+    database: Database, job_id: str, channel: str, notice: Notice, claimer: str, now_s: float, hold_s: float = 0.0
+) -> Claim:
+    """Claim the right to tell it. `hold_s`: how long, from when it is first due, it is left to somebody else."""
+    with database.transaction():
+        database.execute(
+            "INSERT OR IGNORE INTO notices (job_id, channel, key, due_s) VALUES (?, ?, ?, ?)",
+            (job_id, channel, notice.key, now_s),
+        )
+        if not untold([notice], told(database, job_id, channel)):
+            return Claim("told")
+        where = (job_id, channel, notice.key)
+        row = database.execute("SELECT * FROM notices WHERE job_id = ? AND channel = ? AND key = ?", where)[0]
+        next_s = max(row["lease_s"], row["next_s"], row["due_s"] + hold_s)
+        if next_s > now_s:
+            return Claim("later", row["tries"], next_s)
+        if row["tries"] >= MOST_TRIES:
+            return Claim("given_up", row["tries"])
+        database.execute(
+            "UPDATE notices SET lease_s = ?, claimer = ?, tries = tries + 1"
+            " WHERE job_id = ? AND channel = ? AND key = ?",
+            (now_s + LEASE_S, claimer, *where),
+        )
+        return Claim("claimed", row["tries"] + 1)
+
+
+def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now_s: float) -> None:
+    """Store that it was delivered; lower thresholds of the same budget are told with it."""
+    with database.transaction():
+        database.execute(
+            "INSERT INTO notices (job_id, channel, key, due_s, told_s) VALUES (?1, ?2, ?3, ?4, ?4)"
+            " ON CONFLICT DO UPDATE SET told_s = COALESCE(told_s, ?4), lease_s = 0, error = ''",
+            (job_id, channel, notice.key, now_s),
+        )
+        known = told(database, job_id, channel)
+        for row in database.execute(
+            "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NULL", (job_id, channel)
+        ):
+            if not untold([Notice("", row["key"], "", "")], known):
+                database.execute(
+                    "UPDATE notices SET told_s = ? WHERE job_id = ? AND channel = ? AND key = ?",
+                    (now_s, job_id, channel, row["key"]),
+                )
+
+
+def mark_failed(
+    database: Database, job_id: str, channel: str, notice: Notice, claimer: str, next_s: float, error: str
+) -> None:
+    """Store why it was not delivered, and when it may be tried again."""
+    database.execute(
+        "UPDATE notices SET lease_s = 0, next_s = ?, error = ?"
+        " WHERE job_id = ? AND channel = ? AND key = ? AND claimer = ? AND told_s IS NULL",
+        (next_s, error, job_id, channel, notice.key, claimer),
+    )
+
+
+def told(database: Database, job_id: str, channel: str) -> set[str]:
+    """Return the keys that the channel has been told of the job."""
+    rows = database.execute(
+        "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NOT NULL", (job_id, channel)
+    )
+    return {row["key"] for row in rows}
+
+
+def pending(database: Database, since_s: float) -> list[str]:
+    """Return the jobs of which something that was due since then is still to be told."""
+    rows = database.execute(
+        "SELECT DISTINCT job_id FROM notices WHERE told_s IS NULL AND due_s >= ? AND tries < ?", (since_s, MOST_TRIES)
+    )
+    return [row["job_id"] for row in rows]

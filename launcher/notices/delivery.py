@@ -1,0 +1,175 @@
+"""The courier: a thread that tells what is due, so that nobody who follows a job waits for a receiver."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.sending import Fault, back_off_s, try_all
+from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices.channels import Entry, deliver
+
+__all__ = ["EXIT_S", "Courier", "Errand"]
+
+EXIT_S = 3.0  # the most that the end of a command waits for what is being told
+
+
+@dataclass(frozen=True)
+class Errand:
+    """One notice for one channel. `hold_s`: so long the job itself may tell it; `is_told`: it has."""
+
+    job_id: str
+    entry: Entry
+    notice: Notice
+    hold_s: float = 0.0
+    is_told: bool = False
+
+    @property
+    def id(self) -> tuple[str, str, str]:
+        """What makes it one."""
+        return self.job_id, self.entry.id, self.notice.key
+
+
+class Courier:
+    """The thread, which begins with the first errand. `say` is given what people should know, once each."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
+        self._folder = folder
+        self._say = say
+        self._environ = environ
+        self._name = os.urandom(8).hex()
+        self._lock = threading.Lock()
+        self._errands: dict[tuple[str, str, str], Errand] = {}
+        self._next_s: dict[tuple[str, str, str], float] = {}
+        self._over: set[tuple[str, str, str]] = set()
+        self._said: set[tuple[str, str]] = set()
+        self._news = threading.Event()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, errands: Sequence[Errand]) -> None:
+        """Take what is due now; what has been told is known, and left out."""
+        with self._lock:
+            fresh = [errand for errand in errands if errand.id not in self._over]
+            self._drop_lower(fresh)
+            is_new = any(errand.id not in self._errands or errand.is_told for errand in fresh)
+            self._errands |= {errand.id: errand for errand in fresh}
+        if fresh and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
+            self._thread.start()
+        if is_new:
+            self._news.set()
+
+    def close(self, wait_s: float = EXIT_S) -> None:
+        """Wait for what is being told, but no longer than that; what is left is said, and anybody may tell it later."""
+        if self._thread is None:
+            return
+        self._is_closing = True
+        self._news.set()
+        self._thread.join(wait_s)
+        with self._lock:
+            left = {f"{errand.entry.shown}" for errand in self._errands.values() if not errand.hold_s}
+        if left:
+            self._say(f"not told yet: {', '.join(sorted(left))}; the next `cloudtrain watch` goes on")
+
+    def _drop_lower(self, fresh: list[Errand]) -> None:
+        """Forget the thresholds that wait where a higher one is now to be told."""
+        higher = {(each.job_id, each.entry.id): each.id for each in fresh if each.notice.event == "budget"}
+        for key, each in list(self._errands.items()):
+            if each.notice.event == "budget" and higher.get(key[:2], key) != key:
+                del self._errands[key]
+
+    def _run(self) -> None:
+        end_s = None
+        while True:
+            wait_s = self._round()
+            if self._is_closing:
+                end_s = end_s or time.monotonic() + EXIT_S
+                if wait_s is None or time.monotonic() + wait_s > end_s:
+                    return
+                time.sleep(wait_s)
+            else:
+                self._news.wait(wait_s)
+                self._news.clear()
+
+    def _round(self) -> float | None:
+        """Tell what can be told now; return the seconds until more can be tried, None where nothing is left."""
+        now_s = time.time()
+        with self._lock:
+            ready = [each for key, each in self._errands.items() if each.is_told or self._next_s.get(key, 0.0) <= now_s]
+        try:
+            self._tell(ready)
+        except CloudtrainError as error:  # the registry: a full disk
+            self._say_once("registry", f"what was told cannot be kept: {error.message}")
+            for errand in ready:
+                self._next_s[errand.id] = now_s + 10.0
+        with self._lock:
+            waits = [self._next_s.get(key, 0.0) for key in self._errands]
+        return max(0.05, min(waits) - time.time()) if waits else None
+
+    def _tell(self, ready: list[Errand]) -> None:
+        claimed = self._claimed(ready)
+        if not claimed:
+            return
+        faults = try_all([partial(deliver, errand.entry, errand.notice, self._environ) for errand, _ in claimed])
+        for errand, fault in zip((errand for errand, _ in claimed), faults, strict=True):
+            if fault is None:  # before the mark: whatever becomes of that, it is not told twice by this process
+                self._is_over(errand)
+        now_s = time.time()
+        with closing(Database(self._folder)) as database:
+            for (errand, tries), fault in zip(claimed, faults, strict=True):
+                if fault is None:
+                    claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, now_s)
+                    continue
+                self._next_s[errand.id] = now_s + back_off_s(tries, fault)
+                next_s, words = self._next_s[errand.id], fault.message
+                claims.mark_failed(database, errand.job_id, errand.entry.id, errand.notice, self._name, next_s, words)
+                self._say_fault(errand.entry, fault)
+
+    def _claimed(self, ready: list[Errand]) -> list[tuple[Errand, int]]:
+        """Return those that nobody else tells, each with the number of this try."""
+        found: list[tuple[Errand, int]] = []
+        if not ready:
+            return found
+        now_s = time.time()
+        with closing(Database(self._folder)) as database:
+            for errand in ready:
+                where = (database, errand.job_id, errand.entry.id, errand.notice)
+                if errand.is_told:
+                    claims.mark_told(*where, now_s)
+                    self._is_over(errand)
+                    continue
+                made = claims.claim(*where, self._name, now_s, errand.hold_s)
+                if made.verdict == "claimed":
+                    found.append((errand, made.tries))
+                elif made.verdict == "later":
+                    self._next_s[errand.id] = made.next_s
+                else:
+                    self._is_over(errand)
+                    if made.verdict == "given_up":
+                        self._say_once(errand.entry.id, f"given up after {made.tries} tries: {errand.entry.shown}")
+        return found
+
+    def _is_over(self, errand: Errand) -> None:
+        with self._lock:
+            self._over.add(errand.id)
+            self._errands.pop(errand.id, None)
+            self._next_s.pop(errand.id, None)
+
+    def _say_fault(self, entry: Entry, fault: Fault) -> None:
+        cure = f"\n  hint: {fault.cure}" if fault.cure else ""
+        self._say_once(entry.id, f"not told, and tried again: {entry.shown}: {fault.message}{cure}")
+
+    def _say_once(self, about: str, words: str) -> None:
+        if (about, words) not in self._said:
+            self._said.add((about, words))
+            self._say(words)

@@ -1,0 +1,90 @@
+"""Whoever follows a job has a herald: it looks what is due, prints it here, and has the channels told."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.money.alerts import standing, untold, wanted
+from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.notices import alarm, claims
+from cloudtrain.launcher.notices.channels import Entry, desktop, entries, told_by_job
+from cloudtrain.launcher.notices.delivery import EXIT_S, Courier, Errand
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.terminal import say
+
+__all__ = ["RECENT_S", "Herald"]
+
+EVERY_S = 1.0
+RECENT_S = 86_400.0  # the end of a job that nobody saw is told a day later, and not in years
+JOB_TELLS_S = 120.0  # how long a running job has to tell by itself what it is to tell
+
+
+class Herald:
+    """One for all jobs that a process follows; `close` it at the end."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._courier = Courier(registry.folder, _say)
+        self._desktop = desktop()
+        self._looked: dict[str, tuple[float, Any]] = {}
+        self._shown: dict[str, set[str]] = {}
+
+    def look(self, job: Job) -> list[Notice]:
+        """Print what has come due, and have the channels told; return what is new here. Asked as often as one likes."""
+        kind = (job.attempt.number, job.attempt.state.state, job.attempt.state.reason)
+        seen_s, before = self._looked.get(job.id, (0.0, None))
+        if before == kind and (not job.active or time.monotonic() - seen_s < EVERY_S):
+            return []
+        self._looked[job.id] = (time.monotonic(), kind)
+        now_s = time.time()
+        ended_s = job.attempt.state.ended_s
+        if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
+            return []
+        notices = standing(job, self.outlook(job, now_s), now_s)
+        new = self._new(job, [notice for notice in notices if notice.event in alarm.ON_TERMINAL], now_s)
+        for notice in new:
+            alarm.show(notice)
+        self._courier.offer(self._errands(job, notices))
+        return new
+
+    def outlook(self, job: Job, now_s: float) -> Outlook:
+        """Return how the job stands."""
+        return outlook(job, self._registry.attempts(job), now_s)
+
+    def close(self, wait_s: float = EXIT_S) -> None:
+        """Wait a little for what is being told."""
+        self._courier.close(wait_s)
+
+    def _new(self, job: Job, notices: list[Notice], now_s: float) -> list[Notice]:
+        """Return what this process has not printed; nor any before it, where it was due when this one began to look."""
+        shown = self._shown.get(job.id)
+        if shown is None:
+            shown = self._shown[job.id] = claims.told(self._registry.database, job.id, claims.TERMINAL)
+        new = untold(notices, shown)
+        for notice in new:
+            shown.add(notice.key)
+            with suppress(ConfigError):  # a full disk must not hide what is due
+                claims.mark_told(self._registry.database, job.id, claims.TERMINAL, notice, now_s)
+        return new
+
+    def _errands(self, job: Job, notices: list[Notice]) -> list[Errand]:
+        told = {tuple(each) for each in job.attempt.progress.get("told", ())}
+        places: list[Entry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
+        errands = []
+        for entry in places:
+            for notice in notices:
+                if wanted(notice, entry.on):
+                    hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
+                    is_told = (entry.id, notice.key) in told
+                    errands.append(Errand(job.id, entry, notice, hold_s, is_told))
+        return errands
+
+
+def _say(words: str) -> None:
+    with suppress(OSError, ValueError):  # standard error is gone, as at the very end
+        say(words)
