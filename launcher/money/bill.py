@@ -1,0 +1,139 @@
+"""One job's bill: what was planned, what was metered, what the platform billed; leg by leg, and what it bought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.money import achieved, meter
+from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.words import usd
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+
+__all__ = ["Bill", "Line", "as_json", "bill", "line_json"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One leg in money: metered from start to end, billed by the platform's count (`source`); the latter counts."""
+
+    leg: meter.Leg
+    seconds: float
+    metered_micro: int | None
+    billed_micro: int | None  # None until the platform has told its count
+    cost_micro: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Bill:
+    """A job's bill; None is what is not known. `estimate_micro` was made by the job's own pace at `estimate_step`."""
+
+    lines: tuple[Line, ...]
+    spent_micro: int | None
+    metered_micro: int | None
+    limit_micro: int | None
+    worst_micro: int | None
+    estimate_micro: int | None
+    estimate_step: int | None
+    paid: achieved.Achieved
+
+
+def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
+    """Return the job's bill until `now_s`, `attempts` being all of its."""
+    lines = tuple(_line(attempt, leg, now_s) for attempt in attempts for leg in meter.legs_of([attempt]))
+    estimate, step = _estimate(attempts, now_s)
+    return Bill(
+        lines,
+        _sum(line.cost_micro for line in lines),
+        _sum(line.metered_micro for line in lines),
+        limit_micro(job),
+        _worst_micro(attempts, now_s),
+        estimate,
+        step,
+        achieved.achieved(attempts, now_s),
+    )
+
+
+def as_json(found: Bill) -> dict[str, Any]:
+    """Return the bill with stable names: money in dollars, times in unix seconds."""
+    return {
+        "spend_usd": usd(found.spent_micro),
+        "metered_usd": usd(found.metered_micro),
+        "billed_usd": usd(_sum(line.billed_micro for line in found.lines)) if found.lines else None,
+        "limit_usd": usd(found.limit_micro),
+        "worst_case_usd": usd(found.worst_micro),
+        "estimate_usd": usd(found.estimate_micro),
+        "estimate_step": found.estimate_step,
+        **achieved.as_json(found.paid),
+        "legs": [line_json(line) for line in found.lines],
+    }
+
+
+def line_json(line: Line) -> dict[str, Any]:
+    """Return one leg with stable names."""
+    leg = line.leg
+    return {
+        "job": leg.job_id,
+        "attempt": leg.attempt,
+        "instances": leg.instances,
+        "price_usd_per_hour": usd(leg.price_micro),
+        "started_s": leg.started_s,
+        "ended_s": leg.ended_s,
+        "seconds": round(line.seconds, 3),
+        "metered_usd": usd(line.metered_micro),
+        "billed_usd": usd(line.billed_micro),
+        "cost_usd": usd(line.cost_micro),
+        "source": line.source,
+    }
+
+
+def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> Line:
+    cost, by = meter.cost_micro(leg, now_s), attempt.state.billed_by
+    # A node that the job went on without was counted by the others; of its own span nothing else is known.
+    span = replace(leg, billed_s=None, told_s=None)
+    metered = cost if leg.started_s is None else meter.cost_micro(span, now_s)
+    if leg.runs or leg.started_s is None:
+        source = "it runs" if leg.runs else "it has not begun"
+    else:
+        source = by or "start and end"
+    return Line(leg, leg.seconds(now_s), metered, cost if by and not leg.runs else None, cost, source)
+
+
+def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:
+    """Return what the job was to cost at worst when it was last sent: what it had cost, and that attempt's worst."""
+    sent = [attempt for attempt in attempts if attempt.phase != "never_sent"]
+    if not sent:
+        return None
+    before = meter.spent_micro(meter.legs_of(sent[:-1]), now_s)
+    plan = sent[-1].plan
+    worst = plan.get("worst_case_micro")
+    if worst is None and plan.get("worst_case_usd") is not None:
+        worst = round(plan["worst_case_usd"] * 1e6)
+    return None if before is None or worst is None else before + worst
+
+
+def _estimate(attempts: Sequence[Attempt], now_s: float) -> tuple[int | None, int | None]:
+    """Return what the job would cost by the first time left that it told, with the step at which it did."""
+    before = 0
+    for attempt in attempts:
+        legs = meter.legs_of([attempt])
+        forecast = attempt.progress.get("forecast")
+        if forecast and attempt.state.started_s is not None:
+            step, end_s = forecast
+            whole = replace(legs[0], instances=attempt.plan["instances"], ended_s=max(end_s, attempt.state.started_s))
+            cost = meter.cost_micro(replace(whole, billed_s=None, told_s=None), now_s)
+            return (None if cost is None else before + cost), step
+        spent = meter.spent_micro(legs, now_s)
+        if spent is None:
+            return None, None
+        before += spent
+    return None, None
+
+
+def _sum(costs: Any) -> int | None:
+    found = list(costs)
+    return None if None in found else sum(found)

@@ -1,0 +1,151 @@
+"""What jobs have cost in a span of time, one by one and in groups; a leg over a month's border is split there.
+
+Months are calendar months in UTC. Reads of each attempt only what its legs are made of, so that ten thousand jobs
+take part of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.job import Attempt, State
+from cloudtrain.launcher.money import meter
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.database import Database
+
+__all__ = ["Group", "Spent", "grouped", "month_of", "month_span", "spent_between", "total"]
+
+_MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
+_ATTEMPTS = """
+SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{}
+FROM attempts a JOIN jobs ON jobs.id = a.job_id
+WHERE a.phase != 'never_sent' AND a.created_s < ?
+      AND (a.state IN ('pending', 'running', 'stopping') OR COALESCE(json_extract(a.outcome, '$.ended_s'), ?1) >= ?)
+ORDER BY jobs.seq, a.number
+"""
+_LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
+_EARLY_S = 86_400.0  # a platform's clock may be behind ours: what it started may bear an earlier time than its sending
+
+
+@dataclass
+class Spent:
+    """What a job has cost in the span; `spent_micro` leaves out what has no price, which `unknown` tells of."""
+
+    job_id: str
+    name: str
+    backend: str
+    created_s: float
+    state: str
+    project: str = ""
+    tags: dict[str, Any] = field(default_factory=dict)
+    spent_micro: int = 0
+    unknown: bool = False
+    node_s: float = 0.0
+
+
+@dataclass
+class Group:
+    """What the jobs that share a word have cost; `unknown` of them have a price that nobody knows."""
+
+    key: str
+    jobs: int = 0
+    spent_micro: int = 0
+    unknown: int = 0
+    node_s: float = 0.0
+
+
+def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
+    """Return the jobs that ran in the span, the dearest first; with `labels` their tags and projects too."""
+    found: dict[str, Spent] = {}
+    sql = _ATTEMPTS.format(_LABELS if labels else "")
+    for row in database.execute(sql, (to_s + _EARLY_S, from_s)):
+        attempt = Attempt(
+            row["job_id"],
+            row["number"],
+            row["phase"],
+            json.loads(row["plan"]),
+            {},
+            row["sent_s"],
+            {},
+            state=State(**json.loads(row["outcome"])),
+        )
+        job = found.get(attempt.job_id) or _of(row, labels=labels)
+        job.state = attempt.state.state
+        if _add(job, attempt, from_s, to_s, now_s):
+            found[attempt.job_id] = job
+    return sorted(found.values(), key=lambda each: (-each.spent_micro, not each.unknown, each.created_s))
+
+
+def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
+    """Return sums by `tag:NAME`, `project`, `backend` or `name`, the dearest first; "" stands for those without one."""
+    found: dict[str, Group] = {}
+    for job in spent:
+        group = found.setdefault(_key(job, by), Group(_key(job, by)))
+        group.jobs += 1
+        group.spent_micro += job.spent_micro
+        group.unknown += job.unknown
+        group.node_s += job.node_s
+    return sorted(found.values(), key=lambda each: (-each.spent_micro, each.key))
+
+
+def total(spent: Iterable[Spent]) -> Group:
+    """Return the sum over all."""
+    groups = grouped(spent, "")
+    return groups[0] if groups else Group("")
+
+
+def month_span(month: str) -> tuple[float, float]:
+    """Return when a month of UTC begins and ends: `2026-11`. Raises ValueError with what it expected."""
+    match = _MONTH.match(month)
+    if match is None or not 1970 <= int(match[1]) < 9999:
+        raise ValueError("a month such as `2026-11`")
+    year, number = int(match[1]), int(match[2])
+    after = (year + 1, 1) if number == 12 else (year, number + 1)
+    return _midnight_s(year, number), _midnight_s(*after)
+
+
+def month_of(time_s: float) -> str:
+    """Return the month of UTC in which a time lies."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m")
+
+
+def _of(row: Any, *, labels: bool) -> Spent:
+    project = row["project"] if labels else None
+    if project and project.startswith("{"):  # as it is stored, with where its ledger is
+        project = json.loads(project).get("name")
+    tags = json.loads(row["tags"] or "{}") if labels else {}
+    return Spent(row["job_id"], row["name"], row["backend"], row["created_s"], "", project or "", tags)
+
+
+def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float) -> bool:
+    """Add what the attempt has cost in the span; return whether it was there."""
+    was_there = False
+    for leg in meter.legs_of([attempt]):
+        begin_s, end_s = leg.started_s, min(now_s, to_s) if leg.ended_s is None else leg.ended_s
+        if begin_s is None and not leg.billed_s:
+            continue
+        part = meter.part_micro(leg, from_s, to_s, now_s)
+        overlap_s = max(0.0, min(end_s, to_s) - max(end_s if begin_s is None else begin_s, from_s))
+        if not overlap_s and not part and part is not None:
+            continue
+        was_there = True
+        job.unknown |= part is None
+        job.spent_micro += part or 0
+        job.node_s += overlap_s * leg.instances
+    return was_there
+
+
+def _key(job: Spent, by: str) -> str:
+    if by.startswith("tag:"):
+        return str(job.tags.get(by[4:], ""))
+    return {"project": job.project, "backend": job.backend, "name": job.name}.get(by, "")
+
+
+def _midnight_s(year: int, month: int) -> float:
+    return datetime(year, month, 1, tzinfo=timezone.utc).timestamp()
