@@ -7,6 +7,7 @@ dies between the two leaves an intent whose submitter is gone; `refresh` settles
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import sqlite3
@@ -137,7 +138,7 @@ class Registry:
         state, now_s = attempt.state, time.time()
         spent_micro = meter.spent_micro(meter.legs_of([attempt]), now_s)
         if spent_micro is not None and attempt.idle_usd is not None:  # machines that idle on are billed too
-            spent_micro += meter.micro(attempt.idle_usd)
+            spent_micro += math.ceil(attempt.idle_usd * 1_000_000)
         ended_s = min(now_s, state.ended_s or now_s)
         ledger.settle(self.database, attempt.job_id, attempt.number, spent_micro, ended_s, started_s=state.started_s)
 

@@ -1,4 +1,4 @@
-"""From a prepared job to a running one: journal the intent, send, mark as sent.
+"""From a prepared job to a running one: reserve its worst case and journal the intent, send, mark as sent.
 
 The platform's name for the job is fixed in the journal, so a process that dies anywhere leaves at most one job, and
 `refresh` finds it by that name.
@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.money import ledger, reserving, teams
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
 
 __all__ = ["resend", "send"]
+
+T = TypeVar("T")
 
 
 def send(
@@ -36,7 +40,8 @@ def send(
 ) -> tuple[Job, bool]:
     """Journal and send the job; return it, and False where the idempotency key named one that exists.
 
-    Raises UsageError where `name` is taken, ConfigError for a secret that is not set, and what the backend raises.
+    Raises UsageError where `name` is taken, ConfigError for a secret that is not set, BudgetError where a budget does
+    not hold its worst case, and what the backend raises.
     """
     secrets = _secrets(prepared.config, environ)
     config = prepared.config
@@ -45,7 +50,7 @@ def send(
 
     def make(job_id: str, number: int) -> Job:
         request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)
-        return Job(
+        job = Job(
             id=job_id,
             name=config.name,
             backend=config.backend,
@@ -56,8 +61,13 @@ def send(
             attempt=_intent(job_id, number, prepared, request),
             idempotency_key=key,
         )
+        reserving.reserve(registry, job.attempt, job.config)
+        return job
 
-    job, is_new = registry.add(name or config.name, make, exclusive=name is not None, key=key)
+    def add() -> tuple[Job, bool]:
+        return registry.add(name or config.name, make, exclusive=name is not None, key=key)
+
+    job, is_new = _with_room(registry, add)
     if not is_new:
         return job, False
     return _send(registry, job, prepared, secrets), True
@@ -70,8 +80,45 @@ def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[st
     request = prepared.backend.request(prepared.plan, prepared.config, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
-    registry.add_attempt(attempt, config, bundle)
+
+    def add() -> None:
+        with registry.database.transaction():
+            registry.add_attempt(attempt, config, bundle)
+            reserving.reserve(registry, attempt, config)
+
+    _with_room(registry, add)
     return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
+
+
+def _with_room(registry: Registry, add: Callable[[], T]) -> T:
+    """Return what `add` does; where a budget is full, once more after what has ended meanwhile was asked for."""
+    reserving.adopt(registry)
+    try:
+        return add()
+    except BudgetError:
+        before = ledger.held(registry.database)
+        reserving.reconcile(registry)
+        if ledger.held(registry.database) == before:
+            raise
+        return add()
+
+
+def _hold(registry: Registry, attempt: Attempt) -> None:
+    """Hold the worst case in the team's ledger too, and say what is reserved. Where it cannot be, nothing is sent."""
+    try:
+        shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+    except CloudtrainError as error:
+        registry.mark_never_sent(attempt, _not_sent(error))
+        teams.tell(registry.database)
+        raise
+    held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
+    own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])
+    for line in reserving.words(reserving.amount_of(attempt.plan), [*own, *shared]):
+        say(line)
+
+
+def _not_sent(error: CloudtrainError) -> State:
+    return State("failed", "error", detail=f"not sent: {error.message}", ended_s=time.time())
 
 
 def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
@@ -83,14 +130,15 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
     request = backends.Request.load(attempt.name, attempt.request)
     shipment = backends.Shipment(prepared.bundle, registry.folder, Path(job.config_file).parent, secrets)
     try:
+        _hold(registry, attempt)
         ref = prepared.backend.send(request, shipment)
     except CloudtrainError as error:
         # The backend refused: the attempt is over, with its reason. What it did not answer stays an intent.
         if error.exit_code == 7:
             registry.release(attempt)
             raise
-        state = State("failed", "error", detail=f"not sent: {error.message}", ended_s=time.time())
-        registry.mark_never_sent(attempt, state)
+        registry.mark_never_sent(attempt, _not_sent(error))
+        teams.tell(registry.database)
         raise
     except BaseException:  # this process may live on, and follow
         registry.release(attempt)

@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from cloudtrain.launcher.errors import UsageError
 
-__all__ = ["LEDGER_PATTERN", "Cell", "located", "open_cell"]
+__all__ = ["ABSENT", "LEDGER_PATTERN", "Cell", "located", "open_cell"]
 
 ABSENT = ""  # the version of what is not there
 DEFAULT_NAME = "ledger.json"

@@ -17,15 +17,18 @@ from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Period, Sta
 
 __all__ = [
     "Closing",
+    "adopt",
     "budgets",
     "closing",
     "held",
     "ledgers",
-    "mark_told",
+    "mark_closed",
+    "mark_held",
     "projects",
     "release",
     "remember_ledger",
     "remove_budget",
+    "reservation",
     "reserve",
     "revive",
     "set_budget",
@@ -45,7 +48,7 @@ class Closing:
     attempt: int
     project: str
     amount_micro: int | None
-    created_s: float
+    spent_micro: int | None
     ended_s: float
     months: Mapping[str, int]
 
@@ -150,12 +153,8 @@ def settle(
     again, with a better figure. One without a reservation, of before there were any, gets one here.
     """
     with database.transaction():
-        database.execute(
-            "INSERT OR IGNORE INTO reservations (job_id, attempt, project, created_s, state)"
-            " VALUES (?, ?, '', ?, 'held')",
-            (job_id, attempt, ended_s),
-        )
-        row = _row(database, job_id, attempt)
+        adopt(database, job_id, attempt, OVERALL, None, ended_s)
+        row = reservation(database, job_id, attempt)
         if row is None or row["state"] == "released":
             return
         total = row["amount_micro"] if spent_micro is None else max(0, spent_micro)
@@ -172,9 +171,20 @@ def settle(
 def release(database: Database, job_id: str, attempt: int, now_s: float) -> None:
     """Free what is held for the attempt, which was never sent and never will be: its backend has said so."""
     with database.transaction():
-        row = _row(database, job_id, attempt)
+        row = reservation(database, job_id, attempt)
         if row is not None and row["state"] == "held":
             _close(database, row, "released", 0, now_s)
+
+
+def adopt(
+    database: Database, job_id: str, attempt: int, project: str, amount_micro: int | None, created_s: float
+) -> None:
+    """Hold what was begun before there was a ledger, whatever the budgets are; what has a place keeps it."""
+    database.execute(
+        "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
+        " VALUES (?, ?, ?, ?, ?, 'held')",
+        (job_id, attempt, project, amount_micro, created_s),
+    )
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:
@@ -239,12 +249,25 @@ def ledgers(database: Database) -> dict[str, str]:
     return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
 
 
-def mark_told(database: Database, job_id: str, attempt: int, told: str, unless_ended_s: float | None = None) -> None:
-    """Store what the team's ledger knows now. `unless_ended_s`: the end that it was told of; another is told later."""
+def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
+    """Return the attempt's row, None without one."""
+    rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    return rows[0] if rows else None
+
+
+def mark_held(database: Database, job_id: str, attempt: int) -> None:
+    """Store that the team's ledger holds it."""
     database.execute(
-        "UPDATE reservations SET told = ?1 WHERE job_id = ?2 AND attempt = ?3"
-        " AND CASE ?1 WHEN 'held' THEN told = 'wanted' ELSE ended_s = ?4 END",
-        (told, job_id, attempt, unless_ended_s),
+        "UPDATE reservations SET told = 'held' WHERE job_id = ? AND attempt = ? AND told = 'wanted'", (job_id, attempt)
+    )
+
+
+def mark_closed(database: Database, end: Closing) -> None:
+    """Store that the team's ledger has heard of this end; another one, of later, is told too."""
+    database.execute(
+        "UPDATE reservations SET told = 'closed'"
+        " WHERE job_id = ? AND attempt = ? AND told = 'closing' AND ended_s = ? AND spent_micro IS ?",
+        (end.job_id, end.attempt, end.ended_s, end.spent_micro),
     )
 
 
@@ -255,8 +278,9 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         months = database.execute(
             "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
         )
+        amount = None if row["state"] == "released" else row["amount_micro"]  # it says nothing of what jobs cost
         end = Closing(
-            *(row["job_id"], row["attempt"], row["project"], row["amount_micro"], row["created_s"], row["ended_s"]),
+            *(row["job_id"], row["attempt"], row["project"], amount, row["spent_micro"], row["ended_s"]),
             {each["month"]: each["spent_micro"] for each in months},
         )
         found.setdefault(row["ledger"], []).append(end)
@@ -264,11 +288,6 @@ def closing(database: Database) -> dict[str, list[Closing]]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-
-
-def _row(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
-    rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
-    return rows[0] if rows else None
 
 
 def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:

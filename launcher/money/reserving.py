@@ -1,0 +1,105 @@
+"""A job's worst case, held before it is sent: in the home's ledger with the journal, then in its team's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.money import ledger, teams
+from cloudtrain.launcher.money.budgets import OVERALL, Standing, usd
+from cloudtrain.launcher.refresh import refresh
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["adopt", "amount_of", "ledger_of", "project_of", "reconcile", "reserve", "words"]
+
+
+def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
+    """Hold the attempt's worst case; to be called in the transaction that journals the intent to send it.
+
+    Raises BudgetError where a budget of this home does not hold it, or nobody knows its price.
+    """
+    database, project = registry.database, project_of(config)
+    uri = ledger_of(registry, config)
+    given = (config.get("project") or {}).get("ledger")
+    if given is not None and uri is not None:
+        ledger.remember_ledger(database, project, uri)  # for `budget show`
+    amount_micro = amount_of(attempt.plan)
+    ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledger=uri)
+
+
+def reconcile(registry: Registry) -> list[str]:
+    """Ask for what may have ended, and tell the teams' ledgers; return what could not be asked or told.
+
+    Jobs of before there was a ledger get their place in it.
+    """
+    adopt(registry)
+    failures = []
+    for job in registry.jobs(active=True):
+        found = refresh(registry, job)
+        if found.active and found.attempt.unreachable_since_s is not None:
+            failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
+    return failures + teams.tell(registry.database, patient=True)
+
+
+def adopt(registry: Registry) -> None:
+    """Give each attempt of before there was a ledger its place: what runs at its worst case, else what it has cost."""
+    database = registry.database
+    missing = (
+        "SELECT a.job_id FROM attempts a LEFT JOIN reservations r ON r.job_id = a.job_id AND r.attempt = a.number"
+        " WHERE r.job_id IS NULL"
+    )
+    if not database.execute(f"{missing} LIMIT 1"):
+        return
+    with database.transaction():
+        for job_id in sorted({row["job_id"] for row in database.execute(missing)}):
+            job = registry.find(job_id)
+            for attempt in registry.attempts(job):
+                ledger.adopt(
+                    database,
+                    attempt.job_id,
+                    attempt.number,
+                    project_of(job.config),
+                    amount_of(attempt.plan),
+                    attempt.created_s,
+                )
+                if attempt.phase == "never_sent":
+                    ledger.release(database, attempt.job_id, attempt.number, attempt.created_s)
+                elif attempt.state.state not in ACTIVE:
+                    registry.settle(attempt)
+
+
+def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
+    """Yield what is said once a worst case is held: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
+    for standing in standings:
+        left = usd(standing.left_micro).removesuffix(" USD")
+        yield f"reserved {usd(amount_micro or 0)} of {standing.budget.title} ({left} left)"
+
+
+def project_of(config: Mapping[str, Any]) -> str:
+    """Return the project that a job of this config, as it is stored, counts against."""
+    project = config.get("project") or {}
+    return str(project.get("name") or OVERALL)
+
+
+def ledger_of(registry: Registry, config: Mapping[str, Any]) -> str | None:
+    """Return where the job's team has its ledger: as the config says, else as `budget set` was told on this machine."""
+    from cloudtrain.launcher.money.cells import located
+
+    given = (config.get("project") or {}).get("ledger")
+    if given is not None:
+        return located(given)
+    known = ledger.ledgers(registry.database)
+    return known.get(project_of(config), known.get(OVERALL))
+
+
+def amount_of(plan: Mapping[str, Any]) -> int | None:
+    """Return the plan's worst case, of all the attempts that the platform may make; None where nobody knows a price."""
+    if (micro := plan.get("worst_case_micro")) is not None:
+        return int(micro)
+    worst_usd = plan.get("worst_case_usd")  # of an earlier version
+    return None if worst_usd is None else round(worst_usd * 1_000_000)

@@ -1,0 +1,258 @@
+"""A ledger that a team's machines share without a server: one JSON object, changed by compare and swap.
+
+Whoever changes it reads all of it, changes what was read, and writes it on condition that nobody else has meanwhile;
+else it begins anew. Each write carries a nonce of its own, so one whose answer is lost is known again at the
+next reading. What may cost money lies under `held`, by home, job and attempt; at its end it goes to `closed`, where it
+stays for some months: so nothing counts twice, and nothing that is over is held again. Then only its sums are kept.
+
+A request that is still under way when its sender has died can do no harm once its job is closed: the close is a write
+too, even where there is nothing to close, and so the version that the late one names is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Standing, month_of, require_room
+from cloudtrain.launcher.money.cells import ABSENT, Cell
+
+__all__ = ["Book", "End", "change", "close", "hold", "load", "read", "standings"]
+
+FORM = 1
+MOST_S = 60.0  # of trying, while others are quicker or the store does not answer
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+KEEP_S = 100 * 86_400  # after its end: no machine's clock is so wrong, and no settlement so late
+NONCES = 256  # of the last writes
+
+
+@dataclass(frozen=True)
+class End:
+    """An attempt that is over. `months`: what it has cost in each."""
+
+    project: str
+    amount_micro: int | None
+    ended_s: float
+    months: Mapping[str, int]
+
+
+@dataclass
+class Book:
+    """The object's content, to be changed in place.
+
+    `spent`: project -> month -> sum, of what is kept no more; `before_s`: all that ended earlier may be among it.
+    """
+
+    budgets: dict[tuple[str, str], Budget] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    closed: dict[str, End] = field(default_factory=dict)
+    spent: dict[str, dict[str, int]] = field(default_factory=dict)
+    before_s: float = 0.0
+    nonces: list[str] = field(default_factory=list)
+
+
+def read(cell: Cell) -> Book | None:
+    """Return the content, None where there is none. Raises UnreachableError, ConfigError at a damaged one."""
+    data = cell.read()[0]
+    return None if data is None else load(data, cell.uri)
+
+
+def change(cell: Cell, apply: Callable[[Book], None], *, may_make: bool = False, most_s: float = MOST_S) -> Book:
+    """Return the content as it is once `apply` has changed it, and nobody else has at the same time.
+
+    `apply` may be called several times, each time with what is there then; what it raises is raised, and nothing is
+    written. Raises UnreachableError where it is not known to be written, ConfigError where there is none to change.
+    """
+    nonce, end = secrets.token_hex(8), time.monotonic() + most_s
+    pause_s, doubt = PAUSE_S, None
+    while True:
+        data, version = cell.read()
+        if data is None and not may_make:
+            hint = "cloudtrain budget set [PROJECT] LIMIT --ledger PLACE makes it; is the place right?"
+            raise ConfigError("there is no ledger", where=cell.uri, hint=hint)
+        book = Book() if data is None else load(data, cell.uri)
+        if nonce in book.nonces:  # it was written, and only the answer lost
+            return book
+        apply(book)
+        book.nonces = [*book.nonces, nonce][-NONCES:]
+        try:
+            if cell.write(_dump(book), ABSENT if data is None else version):
+                return book
+        except UnreachableError as error:
+            doubt = error
+        if time.monotonic() > end:
+            message = f"the ledger could not be written for {most_s:.0f} s" + (f": {doubt.message}" if doubt else "")
+            raise UnreachableError(message, where=cell.uri, hint="try again") from doubt
+        time.sleep(random.uniform(0, pause_s))
+        pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+def standings(book: Book, now_s: float, project: str | None = None) -> list[Standing]:
+    """Return how each budget stands, or each that a job of the project counts against: its own and the overall ones."""
+    wanted = [budget for budget in book.budgets.values() if project is None or budget.project in (OVERALL, project)]
+    return [_standing(book, budget, now_s) for budget in sorted(wanted, key=lambda each: (each.project, each.period))]
+
+
+def hold(book: Book, key: str, held: Held, now_s: float) -> None:
+    """Hold the worst case; what is held already changes nothing.
+
+    Raises BudgetError, or ConfigError where it is over and must not begin.
+    """
+    if key in book.held:
+        return
+    if key in book.closed:
+        raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
+    require_room(standings(book, now_s, held.project), held.amount_micro, "the team's ledger")
+    book.held[key] = held
+
+
+def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:
+    """Put what was spent in place of what was held; told again, the last word holds. Sums up what is long over."""
+    for key, end in ends.items():
+        known = book.held.pop(key, None) or book.closed.get(key)
+        # Of one that is not known and ended long ago, the sums may be kept already.
+        if known is not None or end.ended_s >= book.before_s:
+            book.closed[key] = end
+    _sum_up(book, now_s - KEEP_S)
+
+
+def load(data: bytes, uri: str) -> Book:
+    """Return the content. Raises ConfigError: a damaged ledger is never taken for an empty one."""
+    try:
+        told = json.loads(data)
+        form = told["cloudtrain_ledger"]
+        if form != FORM:
+            hint = "use the newest cloudtrain on every machine"
+            raise ConfigError(f"the ledger has form {form!r}, and this version knows {FORM}", where=uri, hint=hint)
+        return Book(
+            {(each["project"], each["period"]): _budget(each) for each in told["budgets"]},
+            {key: _held(each) for key, each in told["held"].items()},
+            {key: _end(each) for key, each in told["closed"].items()},
+            {project: _months(months) for project, months in told["spent"].items()},
+            float(told["before_s"]),
+            [str(nonce) for nonce in told["nonces"]],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"the ledger is damaged, or something else lies there ({type(error).__name__}: {error})"
+        hint = "bring back an earlier version of the object; nothing is sent until then"
+        raise ConfigError(message, where=uri, hint=hint) from error
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _standing(book: Book, budget: Budget, now_s: float) -> Standing:
+    month = month_of(now_s)
+    projects = None if budget.project == OVERALL else (budget.project,)
+    ended = [end for end in book.closed.values() if projects is None or end.project in projects]
+    costs = [months for project, months in book.spent.items() if projects is None or project in projects]
+    costs += [dict(end.months) for end in ended]
+    # What was spent after this month counts too: a clock may have been put back.
+    spent = sum(micro for months in costs for when, micro in months.items() if budget.period == "all" or when >= month)
+    held = sorted(
+        (each for each in book.held.values() if projects is None or each.project in projects),
+        key=lambda each: (each.created_s, each.job_id),
+    )
+    known = [end for end in ended if end.amount_micro]
+    return Standing(
+        budget,
+        month,
+        spent,
+        tuple(held),
+        sum(sum(end.months.values()) for end in known),
+        sum(end.amount_micro or 0 for end in known),
+        len(known),
+    )
+
+
+def _sum_up(book: Book, before_s: float) -> None:
+    """Keep only the sums of what ended earlier, a month's whole at a time: a change a month, not one a write."""
+    if month_of(before_s) == month_of(book.before_s):
+        return
+    for key, end in list(book.closed.items()):
+        if end.ended_s < before_s:
+            del book.closed[key]
+            months = book.spent.setdefault(end.project, {})
+            for month, micro in end.months.items():
+                months[month] = months.get(month, 0) + micro
+    book.before_s = max(book.before_s, before_s)
+
+
+def _dump(book: Book) -> bytes:
+    told = {
+        "cloudtrain_ledger": FORM,
+        "budgets": [_told_budget(each) for each in book.budgets.values()],
+        "held": {key: _told_held(each) for key, each in book.held.items()},
+        "closed": {key: _told_end(each) for key, each in book.closed.items()},
+        "spent": book.spent,
+        "before_s": book.before_s,
+        "nonces": book.nonces,
+    }
+    return json.dumps(told, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _told_budget(budget: Budget) -> dict[str, Any]:
+    return {
+        "project": budget.project,
+        "period": budget.period,
+        "limit_micro": budget.limit_micro,
+        "overcommit_percent": budget.overcommit_percent,
+        "set_s": budget.set_s,
+        "set_by": budget.set_by,
+    }
+
+
+def _told_held(held: Held) -> dict[str, Any]:
+    return {
+        "job": held.job_id,
+        "attempt": held.attempt,
+        "project": held.project,
+        "amount_micro": held.amount_micro,
+        "created_s": held.created_s,
+        "by": held.by,
+    }
+
+
+def _told_end(end: End) -> dict[str, Any]:
+    return {
+        "project": end.project,
+        "amount_micro": end.amount_micro,
+        "ended_s": end.ended_s,
+        "months": dict(end.months),
+    }
+
+
+def _budget(told: dict[str, Any]) -> Budget:
+    period = told["period"]
+    if period not in ("all", "month"):
+        raise ValueError(f"no such period: {period!r}")
+    limit, percent = _micro(told["limit_micro"]), _micro(told["overcommit_percent"])
+    return Budget(str(told["project"]), period, limit, percent, float(told["set_s"]), str(told["set_by"]))
+
+
+def _held(told: dict[str, Any]) -> Held:
+    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
+    attempt, created_s = int(told["attempt"]), float(told["created_s"])
+    return Held(str(told["job"]), attempt, str(told["project"]), amount, created_s, str(told["by"]))
+
+
+def _end(told: dict[str, Any]) -> End:
+    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
+    return End(str(told["project"]), amount, float(told["ended_s"]), _months(told["months"]))
+
+
+def _months(told: dict[str, Any]) -> dict[str, int]:
+    return {str(month): _micro(micro) for month, micro in told.items()}
+
+
+def _micro(value: Any) -> int:
+    """Return a sum. Raises ValueError: a negative one would make room for others."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"no sum of money: {value!r}")
+    return value
