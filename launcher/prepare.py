@@ -69,13 +69,16 @@ def prepare(
 def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
     """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
     asked = {
-        "notify": bool(config.notify),
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
     }
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
-        yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f or wait"
+        yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f, wait or watch"
+    if config.notify:
+        from cloudtrain.launcher.notices.channels import doubts
+
+        yield from doubts(config.model_dump(mode="json", include={"notify"}))
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"not carried out on {config.backend} by this version: {', '.join(names)}"
