@@ -14,12 +14,14 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJso
 from pydantic_core import core_schema
 
 from cloudtrain.launcher import units
+from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
 from cloudtrain.launcher.money.cells import LEDGER_PATTERN
 
 __all__ = [
     "Accelerators",
     "AppriseUrl",
     "Arguments",
+    "BackendChoice",
     "BackendName",
     "Channel",
     "Duration",
@@ -186,7 +188,7 @@ ProjectName = Annotated[
     _matching(
         "project's name",
         "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first",
-        "[a-z0-9][a-z0-9_-]{0,62}",
+        PROJECT_PATTERN,
     ),
 ]
 LedgerUri = Annotated[
@@ -200,6 +202,22 @@ LedgerUri = Annotated[
 ]
 BackendName = Annotated[
     str, _matching("backend", "a backend's name, such as `local` or `sagemaker`", r"[a-z][a-z0-9_-]{0,40}")
+]
+
+
+def _the_one(value: object) -> object:
+    """Return the backend of a list of one; which of several it is, the command line says before."""
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) == 1:
+        return value[0]
+    raise ValueError("one backend, chosen by `--backend NAME` where the file lists several")
+
+
+# Several are what `plan` compares and a submit chooses from (config/choices.py); a job has one.
+BackendChoice = Annotated[
+    BackendName,
+    Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]
 EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
 InputName = Annotated[

@@ -17,6 +17,7 @@ from cloudtrain.launcher.units import format_money
 
 __all__ = [
     "OVERALL",
+    "PROJECT_PATTERN",
     "Budget",
     "Held",
     "Period",
@@ -28,6 +29,7 @@ __all__ = [
     "usd",
 ]
 
+PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # what the clouds' labels take too
 OVERALL = ""  # the project of a budget over all jobs, and of a job without one
 Period = Literal["all", "month"]
 LEAST_KNOWN = 3  # ended jobs from which a mean is told
@@ -134,8 +136,8 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
     held = f", reserved {usd(standing.reserved_micro)} by {_names(standing.held)}" if standing.held else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
     yield (
-        f"{title} does not hold this job's worst case of {usd(amount_micro)}: spent {usd(standing.spent_micro)}{when}"
-        f"{held}, left {usd(max(0, standing.left_micro))}"
+        f"{title} does not hold this job's worst case of {usd(_up(amount_micro))}: spent {usd(standing.spent_micro)}"
+        f"{when}{held}, left {usd(_down(max(0, standing.left_micro)))}"
     )
 
 
@@ -167,6 +169,16 @@ def usd(micro: int) -> str:
     return f"{sign}{(size + 5_000) // 10_000 / 100:.2f} USD"
 
 
+def _up(micro: int) -> int:
+    """Return the sum rounded up to cents, so that what is needed never looks like what is left."""
+    return -(-micro // _CENT) * _CENT if micro > _CENT else micro
+
+
+def _down(micro: int) -> int:
+    return micro // _CENT * _CENT if micro > _CENT else micro
+
+
+_CENT = 10_000
 _LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "closing",
     "held",
     "ledgers",
+    "months",
     "mark_closed",
     "mark_held",
     "projects",
@@ -225,6 +226,17 @@ def spent(database: Database, project: str | None, month: str | None) -> int:
     )
     total: int = rows[0][0]
     return total
+
+
+def months(database: Database) -> dict[str, dict[str, int]]:
+    """Return project -> month -> what ended attempts have cost in it; jobs without a project are under OVERALL."""
+    found: dict[str, dict[str, int]] = {}
+    rows = database.execute(
+        "SELECT project, month, SUM(spent_micro) AS spent FROM spends GROUP BY project, month ORDER BY project, month"
+    )
+    for row in rows:
+        found.setdefault(row["project"], {})[row["month"]] = row["spent"]
+    return found
 
 
 def projects(database: Database) -> list[str]:

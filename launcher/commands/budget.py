@@ -1,0 +1,234 @@
+"""`cloudtrain budget`: what all jobs together, or a project's, may cost: ever, or in a month."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.money.budgets import Budget, Period, Standing
+    from cloudtrain.launcher.money.shown import Row
+
+__all__ = ["command"]
+
+MOST_OVERCOMMIT = 10.0
+
+_month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
+_ledger = click.option(
+    "--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path."
+)
+_here = click.option("--here", is_flag=True, help="On this machine alone, though the project's budget is shared.")
+
+
+@click.group("budget", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Limit what all jobs together, or a project's, may cost.
+
+    A job's worst case is reserved before it is sent, and refused where a budget does not hold it. Without PROJECT a
+    budget is over all jobs. Children need not add up to the whole: each is checked by itself.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(show, project=None, as_json=False)
+
+
+@command.command("set", short_help="Set a limit, ever or by month.")
+@click.argument("what", nargs=-1, required=True, metavar="[PROJECT] LIMIT")
+@_month
+@click.option(
+    "--overcommit",
+    type=float,
+    default=1.0,
+    help="Let worst cases add up to so much more than is left, such as 1.2: jobs seldom cost their worst case.",
+)
+@_ledger
+@_here
+def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | None, here: bool) -> None:
+    """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money.budgets import Budget, usd
+    from cloudtrain.launcher.money.teams import this_person
+
+    project, limit_micro = _what(what)
+    if not (math.isfinite(overcommit) and 1.0 <= overcommit <= MOST_OVERCOMMIT):
+        raise UsageError(f"--overcommit is a number from 1 to {MOST_OVERCOMMIT:g}, such as 1.2")
+    period: Period = "month" if monthly else "all"
+    budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), this_person())
+    database = _database()
+    place = None if here else _place(database, project, ledger)
+    if place is None:
+        ledgers.set_budget(database, budget)
+        standing = ledgers.standing_of(database, budget, time.time())
+    else:
+        standing = _set_shared(database, budget, place, may_make=ledger is not None)
+    title = f"{budget.title}{f', shared at {place}' if place else ''}"
+    say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(standing.reserved_micro)}")
+    if standing.left_micro < 0:
+        say(f"that is {usd(-standing.left_micro)} more than it holds: what runs goes on, nothing more is sent under it")
+    else:
+        say(f"left {usd(standing.left_micro)}")
+    if standing.unknown:
+        jobs = ", ".join(held.job_id for held in standing.unknown)
+        say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
+
+
+@command.command("show", short_help="Show limits, what is spent, reserved, left.")
+@click.argument("project", required=False)
+@json_option
+def show(project: str | None, as_json: bool) -> None:
+    """Show limits, what is spent, reserved and left, and the jobs that hold reservations.
+
+    Jobs that may have ended are asked for, so that what they hold no more is free.
+    """
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money import shown
+    from cloudtrain.launcher.money.reserving import reconcile
+    from cloudtrain.launcher.registry import Registry
+
+    if project is not None:
+        _require_name(project)
+    registry = Registry()
+    failures = reconcile(registry)
+    database = registry.database
+    rows = _own_rows(database, project)
+    for place in sorted(set(ledgers.ledgers(database).values())):
+        try:
+            rows += _shared_rows(place, project)
+        except CloudtrainError as error:
+            failures.append(f"{place}: {error.message}")
+    months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
+    if as_json:
+        print_json({**shown.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
+    else:
+        print_lines(shown.as_lines(rows))
+        if unpriced := ledgers.unpriced(database):
+            say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
+    for failure in failures:
+        say(failure)
+
+
+@command.command("remove", short_help="Remove a limit.")
+@click.argument("project", required=False)
+@_month
+@_here
+def remove(project: str | None, monthly: bool, here: bool) -> None:
+    """Remove a limit; what was spent and what is reserved stays known."""
+    from cloudtrain.launcher.money import ledger as ledgers
+
+    if project is not None:
+        _require_name(project)
+    database = _database()
+    name = project or ""
+    period: Period = "month" if monthly else "all"
+    place = None if here else _place(database, name, None)
+    is_gone = _remove_shared(place, name, period) if place else ledgers.remove_budget(database, name, period)
+    whose = f"project `{project}`" if project else "all jobs together"
+    where = f" at {place}" if place else ""
+    if not is_gone:
+        hint = "cloudtrain budget show lists those there are"
+        raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
+    say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
+
+
+def _what(words: tuple[str, ...]) -> tuple[str, int]:
+    """Return the project, and the limit in micro-dollars, which may be written with a space: `vision 5000 USD`."""
+    from cloudtrain.launcher.units import parse_money
+
+    given = list(words)
+    if len(given) > 1 and given[-1].upper() == "USD":
+        given[-2:] = [" ".join(given[-2:])]
+    if len(given) > 2:
+        raise UsageError("that is more than a project and a limit", hint="cloudtrain budget set [PROJECT] 5000USD")
+    if len(given) == 2:
+        _require_name(given[0])
+    try:
+        return (given[0] if len(given) == 2 else ""), parse_money(given[-1])
+    except ValueError as error:
+        raise UsageError(f"the limit is to be {error}", hint="cloudtrain budget set [PROJECT] 5000USD") from error
+
+
+def _require_name(project: str) -> None:
+    from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
+
+    if not re.fullmatch(PROJECT_PATTERN, project):
+        hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
+        raise UsageError(f"{project!r} cannot name a project", hint=hint)
+
+
+def _database() -> Database:
+    from cloudtrain.launcher.money.reserving import adopt
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    adopt(registry)
+    return registry.database
+
+
+def _place(database: Database, project: str, given: str | None) -> str | None:
+    """Return where the project's budget is shared: as given, else as this machine knows; None where it is not."""
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money.cells import located
+
+    return ledgers.ledgers(database).get(project) if given is None else located(given)
+
+
+def _set_shared(database: Database, budget: Budget, place: str, *, may_make: bool) -> Standing:
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money import teamledger
+    from cloudtrain.launcher.money.cells import open_cell
+
+    def apply(book: teamledger.Book) -> None:
+        book.budgets[budget.project, budget.period] = budget
+
+    book = teamledger.change(open_cell(place), apply, may_make=may_make)
+    ledgers.remember_ledger(database, budget.project, place)
+    found = teamledger.standings(book, time.time(), budget.project)
+    return next(each for each in found if (each.budget.project, each.budget.period) == (budget.project, budget.period))
+
+
+def _remove_shared(place: str, project: str, period: Period) -> bool:
+    from cloudtrain.launcher.money import teamledger
+    from cloudtrain.launcher.money.cells import open_cell
+
+    found = []
+
+    def apply(book: teamledger.Book) -> None:
+        found.append(book.budgets.pop((project, period), None))
+
+    teamledger.change(open_cell(place), apply)
+    return found[-1] is not None
+
+
+def _own_rows(database: Database, project: str | None) -> list[Row]:
+    """Return this machine's budgets, and what is spent and reserved where there is none."""
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money.budgets import OVERALL, Budget
+    from cloudtrain.launcher.money.shown import Row
+
+    now_s = time.time()
+    wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
+    limited = [Row(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
+    bare = [name for name in wanted if not any(row.standing.budget.project == name for row in limited)]
+    unlimited = [Row(ledgers.standing_of(database, Budget(name, "month", 0), now_s), is_limited=False) for name in bare]
+    return sorted([*limited, *unlimited], key=lambda row: (row.standing.budget.project, row.standing.budget.period))
+
+
+def _shared_rows(place: str, project: str | None) -> list[Row]:
+    from cloudtrain.launcher.money import teamledger
+    from cloudtrain.launcher.money.cells import open_cell
+    from cloudtrain.launcher.money.shown import Row
+
+    book = teamledger.read(open_cell(place))
+    if book is None:
+        raise ConfigError("there is no ledger any more")
+    found = teamledger.standings(book, time.time())
+    return [Row(each, place) for each in found if project is None or each.budget.project in ("", project)]

@@ -1,0 +1,171 @@
+"""Budgets in the words of `budget show`: one object with stable names for scripts, lines of 80 columns for people."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
+from cloudtrain.launcher.terminal import when
+
+__all__ = ["Row", "as_json", "as_lines"]
+
+WIDTH = 80
+MOST_BAR, LEAST_BAR = 24, 8
+MOST_NAME = 22
+ALL_JOBS = "(all jobs)"
+_HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a budget stands, and where: `place` is a team's ledger, None this machine.
+
+    `is_limited` off: there is no budget, and only what was spent and is reserved is told.
+    """
+
+    standing: Standing
+    place: str | None = None
+    is_limited: bool = True
+
+
+def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]) -> dict[str, Any]:
+    """Return all there is to tell; money in US dollars, times in unix seconds. A project that is null means all jobs.
+
+    `months`: what each project's ended jobs have cost in each month; `unpriced`: jobs that ended at an unknown price.
+    """
+    return {
+        "budgets": [_budget_json(row) for row in rows],
+        "reservations": [
+            {
+                "job": held.job_id,
+                "attempt": held.attempt,
+                "project": held.project or None,
+                "amount_usd": None if held.amount_micro is None else held.amount_micro / 1e6,
+                "created_s": held.created_s,
+                "by": held.by or None,
+                "ledger": place,
+            }
+            for place, held in _holders(rows)
+        ],
+        "spent_usd": [
+            {"project": project or None, "months": {month: micro / 1e6 for month, micro in each.items()}}
+            for project, each in months.items()
+        ],
+        "unpriced": list(unpriced),
+    }
+
+
+def as_lines(rows: Sequence[Row]) -> list[str]:
+    """Return a table of the budgets for each place, and below it the jobs that hold reservations there."""
+    lines: list[str] = []
+    for place in dict.fromkeys(row.place for row in rows):
+        here = [row for row in rows if row.place == place]
+        lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
+        lines += _table(here)
+        held = [each for _, each in _holders(here)]
+        lines += ["", *_held_table(held)] if held else []
+    return lines
+
+
+def _budget_json(row: Row) -> dict[str, Any]:
+    standing, budget = row.standing, row.standing.budget
+    mean_micro = standing.mean_left_micro()
+    limited = row.is_limited
+    return {
+        "project": budget.project or None,
+        "period": budget.period,
+        "month": standing.month if budget.period == "month" else None,
+        "ledger": row.place,
+        "limit_usd": budget.limit_micro / 1e6 if limited else None,
+        "overcommit": budget.overcommit_percent / 100 if limited else None,
+        "spent_usd": standing.spent_micro / 1e6,
+        "reserved_usd": standing.reserved_micro / 1e6,
+        "left_usd": standing.left_micro / 1e6 if limited else None,
+        "mean_left_usd": mean_micro / 1e6 if limited and mean_micro is not None else None,
+        "price_unknown": [held.job_id for held in standing.unknown],
+    }
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    cells = [_HEAD, *map(_cells, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
+    used = sum(widths) + 2 * len(widths)
+    bar = min(MOST_BAR, WIDTH - used - 2)
+    lines = []
+    for row, each in zip([None, *rows], cells, strict=True):
+        left = [cell.ljust(width) for cell, width in zip(each[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(each[2:], widths[2:], strict=True)]
+        drawn = f"  {_bar(row.standing, bar)}" if row is not None and row.is_limited and bar >= LEAST_BAR else ""
+        lines.append("  ".join([*left, *right]) + drawn)
+    return lines
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    standing, budget = row.standing, row.standing.budget
+    limit, left = "-", "-"
+    if row.is_limited:
+        more = f" x{budget.overcommit_percent / 100:g}" if budget.overcommit_percent != 100 else ""
+        limit, left = _sum(budget.limit_micro) + more, _sum(standing.left_micro)
+    period = standing.month if budget.period == "month" else "ever"
+    reserved = _sum(standing.reserved_micro) + ("+?" if standing.unknown else "")
+    return _short(budget.project), period, limit, _sum(standing.spent_micro), reserved, left
+
+
+def _held_table(held: Sequence[Held]) -> list[str]:
+    """Return the jobs that hold reservations, the largest first."""
+    ordered = sorted(held, key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id))
+    rows = [
+        (
+            "?" if each.amount_micro is None else _sum(each.amount_micro),
+            f"{each.job_id} ({each.attempt})" if each.attempt > 1 else each.job_id,
+            _short(each.project) if each.project else "-",
+            when(each.created_s) + (f", {each.by}" if each.by else ""),
+        )
+        for each in ordered
+    ]
+    cells = [("RESERVED", "BY JOB", "PROJECT", "SINCE"), *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    return [
+        "  ".join([row[0].rjust(widths[0]), row[1].ljust(widths[1]), row[2].ljust(widths[2]), row[3]]).rstrip()
+        for row in cells
+    ]
+
+
+def _holders(rows: Iterable[Row]) -> list[tuple[str | None, Held]]:
+    """Return what is held, each once, though several budgets hold it."""
+    found = {
+        (row.place, held.by, held.job_id, held.attempt): (row.place, held) for row in rows for held in row.standing.held
+    }
+    return sorted(found.values(), key=lambda each: (each[0] or "", each[1].created_s, each[1].job_id))
+
+
+def _bar(standing: Standing, width: int) -> str:
+    """Return what is spent `#`, reserved `=` and left `.`; full as soon as nothing is left, and never before."""
+    limit = max(1, standing.budget.limit_micro)
+    spent = min(width, round(width * standing.spent_micro / limit))
+    taken = min(width, -(-width * (standing.spent_micro + standing.reserved_micro) // limit))
+    if standing.left_micro > 0:
+        taken = min(taken, width - 1)
+        spent = min(spent, taken)
+    text = "#" * spent, "=" * max(0, taken - spent), "." * (width - max(taken, spent))
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return f"[{''.join(text)}]"
+    full = "red" if standing.left_micro <= 0 else "green"
+    return f"[{click.style(text[0], fg=full)}{click.style(text[1], fg='yellow')}{text[2]}]"
+
+
+def _sum(micro: int) -> str:
+    """Return dollars with cents; millions without."""
+    return f"{micro / 1e6:.0f}" if abs(micro) >= 1_000_000_000_000 else f"{micro / 1e6:.2f}"
+
+
+def _short(project: str) -> str:
+    if project == OVERALL:
+        return ALL_JOBS
+    return project if len(project) <= MOST_NAME else f"{project[: MOST_NAME - 2]}.."
