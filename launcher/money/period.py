@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.money.words import usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
 
-__all__ = ["Group", "Spent", "grouped", "month_of", "month_span", "spent_between", "total"]
+__all__ = ["Group", "Spent", "as_json", "grouped", "month_of", "month_span", "spent_between", "total"]
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
@@ -100,6 +101,14 @@ def total(spent: Iterable[Spent]) -> Group:
     return groups[0] if groups else Group("")
 
 
+def as_json(spent: Sequence[Spent], groups: Sequence[Group] | None = None) -> dict[str, Any]:
+    """Return the sum, and the groups or else the jobs, with stable names; `spend_usd` is null where it is not known."""
+    found: dict[str, Any] = _sum_json(total(spent))
+    if groups is not None:
+        return found | {"groups": [{"key": each.key, **_sum_json(each)} for each in groups]}
+    return found | {"jobs": [_job_json(job) for job in spent]}
+
+
 def month_span(month: str) -> tuple[float, float]:
     """Return when a month of UTC begins and ends: `2026-11`. Raises ValueError with what it expected."""
     match = _MONTH.match(month)
@@ -113,6 +122,31 @@ def month_span(month: str) -> tuple[float, float]:
 def month_of(time_s: float) -> str:
     """Return the month of UTC in which a time lies."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m")
+
+
+def _sum_json(group: Group) -> dict[str, Any]:
+    least = usd(group.spent_micro)
+    return {
+        "spend_usd": None if group.unknown else least,
+        "at_least_usd": least,
+        "jobs_without_a_price": group.unknown,
+        "job_count": group.jobs,
+        "node_hours": round(group.node_s / 3600, 4),
+    }
+
+
+def _job_json(job: Spent) -> dict[str, Any]:
+    return {
+        "job": job.job_id,
+        "name": job.name,
+        "backend": job.backend,
+        "state": job.state,
+        "project": job.project or None,
+        "tags": job.tags,
+        "created_s": job.created_s,
+        "spend_usd": None if job.unknown else usd(job.spent_micro),
+        "node_hours": round(job.node_s / 3600, 4),
+    }
 
 
 def _of(row: Any, *, labels: bool) -> Spent:

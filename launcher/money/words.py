@@ -1,8 +1,10 @@
-"""Money in people's words."""
+"""Money and time in people's words."""
 
 from __future__ import annotations
 
-__all__ = ["dollars", "of_limit", "usd"]
+import time
+
+__all__ = ["clock", "dollars", "moment", "of_limit", "span", "usd"]
 
 _MICRO = 1_000_000
 
@@ -25,6 +27,29 @@ def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
         return dollars(spent_micro)
     share = "" if spent_micro is None or limit_micro == 0 else f", {100 * spent_micro / limit_micro:.0f} %"
     return f"{dollars(spent_micro)} of {dollars(limit_micro)}{share}"
+
+
+def span(seconds: float) -> str:
+    """Return how long in one or two units: `45s`, `12m05s`, `3h20m`, `2d04h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def clock(time_s: float, now_s: float) -> str:
+    """Return a time by the user's clock: `14:05`, of another day `24 Nov 14:05`."""
+    there, here = time.localtime(time_s), time.localtime(now_s)
+    return time.strftime("%H:%M" if there[:3] == here[:3] else "%d %b %H:%M", there)
+
+
+def moment(time_s: float | None) -> str:
+    """Return a time in UTC, in which bills are written: `2026-11-22 14:05:09`."""
+    return "-" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
 
 
 def usd(micro: int | None) -> float | None:

@@ -1,0 +1,113 @@
+"""`cloudtrain cost`: what one job has cost, leg by leg, or what all have in a month or since a day."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, table
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["command"]
+
+_BY = re.compile(r"^(project|backend|name|tag:.+)$")
+_DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
+
+
+@click.command("cost")
+@click.argument("job", required=False)
+@click.option("--month", metavar="YYYY-MM", help="A calendar month, in UTC; the present one by default.")
+@click.option("--since", metavar="WHEN", help="From then on: a day such as `2026-11-03`, or so long ago, `7d`.")
+@click.option("--by", metavar="WORD", help="Sums by `tag:NAME`, `project`, `backend` or `name`.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
+@json_option
+def command(job: str | None, month: str | None, since: str | None, by: str | None, as_csv: bool, as_json: bool) -> None:
+    """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month."""
+    from cloudtrain.launcher.registry import Registry
+
+    if as_csv and as_json:
+        raise UsageError("--csv and --json are two forms of the same", hint="give one")
+    if job is not None and (month or since or by):
+        raise UsageError("a job is shown whole", hint="leave out --month, --since and --by, or the job")
+    if month and since:
+        raise UsageError("--month and --since are two spans of time", hint="give one")
+    if by is not None and not _BY.match(by):
+        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`")
+    if job is not None:
+        _one(Registry(), job, as_csv=as_csv, as_json=as_json)
+    else:
+        from_s, to_s = _span(month, since)
+        _many(Registry(), from_s, to_s, by, as_csv=as_csv, as_json=as_json)
+
+
+def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
+    """Print one job's bill."""
+    from cloudtrain.launcher.describe import outcome
+    from cloudtrain.launcher.money import bill, billwords
+    from cloudtrain.launcher.refresh import refresh
+
+    job = refresh(registry, registry.find(key))
+    found = bill.bill(job, registry.attempts(job), time.time())
+    if as_json:
+        who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
+        print_json(who | bill.as_json(found))
+    elif as_csv:
+        _print_csv(*billwords.leg_cells(found.lines))
+    else:
+        legs = table(billwords.LEG_HEAD, billwords.leg_rows(found.lines)) if found.lines else ["nothing was ever sent"]
+        print_lines([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *billwords.bill_lines(found)])
+
+
+def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
+    """Print what jobs have cost in a span, one by one or in groups."""
+    from cloudtrain.launcher.money import billwords, period
+    from cloudtrain.launcher.refresh import refresh
+
+    for job in registry.jobs(active=True):
+        refresh(registry, job)
+    labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
+    spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
+    groups = None if by is None else period.grouped(spent, by)
+    if as_json:
+        print_json({"from_s": from_s, "to_s": to_s, "by": by} | period.as_json(spent, groups))
+    elif as_csv:
+        _print_csv(*(billwords.spent_cells(spent) if groups is None else billwords.group_cells(groups, by or "")))
+    elif groups is None:
+        print_lines(table(billwords.SPENT_HEAD, billwords.spent_rows(spent)))
+    else:
+        head = (str(by) if str(by).startswith("tag:") else str(by).upper(), *billwords.GROUP_HEAD)
+        print_lines(table(head, billwords.group_rows(groups, period.total(spent))))
+
+
+def _span(month: str | None, since: str | None) -> tuple[float, float]:
+    """Return from when to when. Raises UsageError."""
+    from cloudtrain.launcher.money import period
+    from cloudtrain.launcher.times import seconds
+    from cloudtrain.launcher.units import parse_duration
+
+    now_s = time.time()
+    try:
+        if since is None:
+            return period.month_span(month or period.month_of(now_s))
+        if _DAY.match(since):
+            from_s = seconds(f"{since}T00:00:00Z")
+            if from_s is None:
+                raise ValueError("a day that there is")
+        else:
+            from_s = now_s - parse_duration(since)
+    except ValueError as error:
+        raise UsageError(f"{'--since' if since else '--month'} {since or month}: expected {error}") from error
+    return from_s, max(from_s, now_s)
+
+
+def _print_csv(head: list[str], rows: list[list[Any]]) -> None:
+    from cloudtrain.launcher.csvtext import csv_text
+
+    print_lines([csv_text(head, rows)])
