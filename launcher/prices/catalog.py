@@ -13,7 +13,7 @@ from importlib.resources import files
 from cloudtrain.launcher.prices import own
 from cloudtrain.launcher.prices.rate import Kind, Machine, Rate
 
-__all__ = ["by_accelerators", "by_type", "plain", "rates", "rows", "types"]
+__all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types"]
 
 TABLE = "instances.csv"
 
@@ -69,6 +69,11 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
     return list(found)
 
 
+def backends() -> list[str]:
+    """Return the backends that the table knows."""
+    return list(dict.fromkeys(line.partition(",")[0] for line in _lines()[1:]))
+
+
 def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
     """Return a key to sort by: the price here, else the least in any other region, else the end."""
     if machine.hourly_usd is not None:
@@ -100,5 +105,10 @@ def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
 @functools.cache
 def rows(backend: str) -> list[dict[str, str]]:
     """Return the table's rows of one backend: a plan asks for no more, and the others' lines need not be read."""
-    lines = files("cloudtrain.launcher.prices").joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    lines = _lines()
     return list(csv.DictReader([lines[0], *(line for line in lines if line.startswith(f"{backend},"))]))
+
+
+@functools.cache
+def _lines() -> list[str]:
+    return files("cloudtrain.launcher.prices").joinpath(TABLE).read_text(encoding="utf-8").splitlines()

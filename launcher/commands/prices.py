@@ -1,0 +1,171 @@
+"""`cloudtrain prices`: what machines cost, how old that is, and reading it anew."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.options import DEFAULT_FILE, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say, table
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.prices.listing import Line
+    from cloudtrain.launcher.prices.refreshing import Change
+
+__all__ = ["command"]
+
+HEAD = ("USD/H", "BACKEND", "TYPE", "HAS", "REGION", "HOW", "ORIGIN", "AS OF", "AGE", "OFF BY", "SOURCE")
+CHANGES = ("BACKEND", "TYPE", "REGION", "HOW", "WAS", "IS", "CHANGE", "SOURCE, OR WHY NOT")
+MANY = 40  # new prices from which on they are counted, not listed
+SOURCE_CHARS = 60
+PERCENT = 0.0005  # as a share, from which on a price is another one
+
+
+@click.group("prices", invoke_without_command=True)
+@click.option("--backend", help="Of this backend alone.")
+@click.option("--accelerator", help="Of machines with these: A100:8, or A100 in any number.")
+@click.option("--region", help="In this region alone.")
+@click.option("--type", "instance_type", help="Of this machine type alone.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    backend: str | None,
+    accelerator: str | None,
+    region: str | None,
+    instance_type: str | None,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """Show what is known of machines' prices, the cheapest first: US dollars for one machine and an hour.
+
+    `quoted` was found in a public place, `derived` follows from another figure by a rule, `read` comes from the
+    vendor's own list by `cloudtrain prices refresh`. OFF BY is how much more it may cost, which budgets count with.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from cloudtrain.launcher.prices.listing import Wanted, lines
+
+    _require(backend, accelerator)
+    found = lines(Wanted(backend, accelerator, region, instance_type))
+    if as_json:
+        print_json({"prices": [line.dump() for line in found]})
+    elif as_csv:
+        print_lines(_csv(found))
+    elif found:
+        print_lines(table(HEAD, [_row(line) for line in found]))
+    if not found:
+        say("no such machine is known here; `cloudtrain prices refresh --backend B --region R --type T` asks for it")
+
+
+def _require(backend: str | None, accelerator: str | None) -> None:
+    """Raise ConfigError for a backend that there is not, UsageError for a count that is none."""
+    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher.errors import ConfigError, UsageError
+
+    if backend is not None and backend not in backends.names():
+        raise ConfigError(f"unknown backend `{backend}`", hint=f"there are: {', '.join(backends.names())}")
+    name, colon, count = (accelerator or "").partition(":")
+    if accelerator is not None and (not name or (colon and not (count.isascii() and count.isdecimal()))):
+        raise UsageError(f"`{accelerator}` names no accelerators", hint="as in A100:8, or A100")
+
+
+def _row(line: Line) -> list[str]:
+    from cloudtrain.launcher.prices.rate import age_days
+
+    key, rate = line.key, line.rate
+    age = None if rate is None else age_days(rate)
+    source = "" if rate is None else rate.source
+    return [
+        "-" if rate is None else f"{rate.usd:.4f}",
+        key.backend,
+        key.instance_type,
+        f"{line.accelerator}:{line.count}" if line.count else line.accelerator or "-",
+        key.region or "-",
+        key.kind.replace("_", " "),
+        line.origin,
+        "-" if rate is None else rate.as_of,
+        "-" if age is None else f"{age}d",
+        f"{line.uncertainty - 1:.0%}",
+        source if len(source) <= SOURCE_CHARS else f"{source[: SOURCE_CHARS - 1]}…",
+    ]
+
+
+def _csv(found: list[Line]) -> list[str]:
+    text = io.StringIO()
+    rows = [line.dump() for line in found]
+    names = ["backend", "instance_type", "region", "kind", "accelerator", "count", "usd_per_hour", "spot", "derived"]
+    names += ["own", "uncertainty", "as_of", "age_days", "source"]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().splitlines()
+
+
+@command.command("refresh")
+@click.option(
+    "-f", "--file", type=click.Path(path_type=Path), help=f"Of its backends.  [default: {DEFAULT_FILE}, if there]"
+)
+@click.option("--backend", help="Of this backend alone.")
+@click.option("--region", "regions", multiple=True, help="In this region, not the config's or the environment's.")
+@click.option("--type", "types", multiple=True, help="Of this machine type, with GPUs or without; repeatable.")
+@json_option
+def refresh_command(
+    file: Path | None, backend: str | None, regions: tuple[str, ...], types: tuple[str, ...], as_json: bool
+) -> int:
+    """Read prices anew from the vendors' own lists, and keep them in prices.csv in cloudtrain's home.
+
+    From then on they win over the package's table. AWS's and Azure's lists need no account, Google's needs a login.
+    Exit code 4 without credentials, 7 where a vendor does not answer, 3 where it does not list what was asked for.
+    """
+    from cloudtrain.launcher.errors import UsageError
+    from cloudtrain.launcher.prices import refreshing
+
+    if file is None and Path(DEFAULT_FILE).exists():
+        file = Path(DEFAULT_FILE)
+    wanted = refreshing.targets(file, backend)
+    if len(wanted) > 1 and (regions or types):
+        names = ", ".join(target.name for target in wanted)
+        raise UsageError("regions and types are one cloud's own", hint=f"say whose, by --backend: {names}")
+    changes, damaged = refreshing.refresh(wanted, regions, types)
+    if damaged is not None:
+        say(f"prices.csv was damaged: its good lines are kept, all of it as it was lies in {damaged}")
+    if as_json:
+        print_json({"prices": [change.dump() for change in changes]})
+    else:
+        _show(changes)
+    codes = [change.exit_code for change in changes if change.exit_code]
+    is_all_lost = not any(change.quote.rate is not None for change in changes)
+    is_asked = file is not None or backend is not None
+    return codes[0] if codes and (is_all_lost or is_asked) else 0
+
+
+def _show(changes: list[Change]) -> None:
+    new = [change for change in changes if change.quote.rate is not None and change.old_usd is None]
+    other = [change for change in changes if change.share is not None and abs(change.share) >= PERCENT]
+    failed = [change for change in changes if change.quote.rate is None]
+    shown = [*other, *(new if len(new) <= MANY else []), *failed]
+    if shown:
+        print_lines(table(CHANGES, [_cells(change) for change in shown]))
+    read = sum(change.quote.rate is not None for change in changes)
+    say(f"{read} prices read: {len(other)} changed, {len(new)} new, {read - len(other) - len(new)} as before")
+
+
+def _cells(change: Change) -> list[str]:
+    key, rate = change.quote.key, change.quote.rate
+    share = "new" if change.share is None else f"{change.share:+.1%}"
+    return [
+        key.backend,
+        key.instance_type or "-",
+        key.region or "-",
+        key.kind.replace("_", " "),
+        "-" if change.old_usd is None else f"{change.old_usd:.4f}",
+        "-" if rate is None else f"{rate.usd:.4f}",
+        "-" if rate is None else share,
+        change.quote.reason if rate is None else rate.source,
+    ]

@@ -1,0 +1,92 @@
+"""All prices that are known here, each with source, day, age and what it may be off by, for people and scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.launcher.prices import catalog, own
+from cloudtrain.launcher.prices.quote import Key
+from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate, age_days, uncertainty
+
+__all__ = ["Line", "Wanted", "lines"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which prices to show; None: all. `accelerator` as in `A100:8`, or without a number."""
+
+    backend: str | None = None
+    accelerator: str | None = None
+    region: str | None = None
+    instance_type: str | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One price of a machine type in a region; `rate` is None where it is not known."""
+
+    key: Key
+    accelerator: str
+    count: int
+    rate: Rate | None
+    uncertainty: float
+
+    @property
+    def origin(self) -> str:
+        """How the price was come by: `read` from the vendor by this user, `quoted` or `derived` in the table."""
+        if self.rate is None:
+            return "unknown"
+        if self.rate.is_derived:
+            return "derived"
+        return "read" if self.rate.is_own else "quoted"
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON and CSV."""
+        rate = self.rate
+        return {
+            **self.key._asdict(),
+            "accelerator": self.accelerator,
+            "count": self.count,
+            "usd_per_hour": None if rate is None else rate.usd,
+            "spot": self.key.kind == "spot",
+            "derived": rate is not None and rate.is_derived,
+            "own": rate is not None and rate.is_own,
+            "uncertainty": self.uncertainty,
+            "as_of": None if rate is None else rate.as_of,
+            "age_days": None if rate is None else age_days(rate),
+            "source": None if rate is None else rate.source,
+        }
+
+
+def lines(wanted: Wanted) -> list[Line]:
+    """Return what is known, the cheapest first, what has no price last. Raises ConfigError for damaged own prices."""
+    found = [line for line in _all(wanted) if _is_wanted(line, wanted)]
+    return sorted(found, key=lambda line: (line.rate is None, 0.0 if line.rate is None else line.rate.usd, line.key))
+
+
+def _all(wanted: Wanted) -> Iterator[Line]:
+    mine = {key: rate for key, rate in own.everything().items() if wanted.backend in (None, key.backend)}
+    names = {*catalog.backends(), *(key.backend for key in mine)} if wanted.backend is None else {wanted.backend}
+    for backend in sorted(names):
+        listed = {(row["instance_type"], row["region"]): row for row in catalog.rows(backend)}
+        made = {row["instance_type"]: (row["accelerator"], int(row["count"])) for row in listed.values()}
+        places = {**listed, **{(key.instance_type, key.region): {} for key in mine if key.backend == backend}}
+        for instance_type, region in places:
+            accelerator, count = made.get(instance_type, ("", 0))
+            rates: dict[Kind, Rate] = catalog.rates(backend, instance_type, region)
+            for kind in [one for one in KINDS if one in rates] or ["on_demand"]:
+                key, rate = Key(backend, instance_type, region, kind), rates.get(kind)
+                sure = uncertainty(rates, kind) if rate is not None else 1.0
+                yield Line(key, accelerator, count, rate, sure)
+
+
+def _is_wanted(line: Line, wanted: Wanted) -> bool:
+    name, _, count = (wanted.accelerator or "").partition(":")
+    return (
+        wanted.region in (None, line.key.region)
+        and wanted.instance_type in (None, line.key.instance_type)
+        and (not name or catalog.plain(name) == catalog.plain(line.accelerator))
+        and (not count or count == str(line.count))
+    )

@@ -1,0 +1,141 @@
+"""Reads prices anew from the vendors' lists, keeps them at home, and says what has changed. No submit needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.prices import catalog, own
+from cloudtrain.launcher.prices.quote import Key, Quote
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Priced
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["Change", "Target", "priced", "refresh", "targets"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A backend whose list is to be read, with the config for it, where there is one."""
+
+    name: str
+    config: Config | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was known before, in dollars, and what the vendor says now; `exit_code` of what hindered it, else 0."""
+
+    quote: Quote
+    old_usd: float | None
+    exit_code: int = 0
+
+    @property
+    def share(self) -> float | None:
+        """How much more it is than before, as a share."""
+        rate = self.quote.rate
+        return None if rate is None or self.old_usd is None else rate.usd / self.old_usd - 1
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        rate = self.quote.rate
+        return {
+            **self.quote.key._asdict(),
+            "old_usd_per_hour": self.old_usd,
+            "usd_per_hour": None if rate is None else rate.usd,
+            "change": self.share,
+            "derived": rate is not None and rate.is_derived,
+            "as_of": None if rate is None else rate.as_of,
+            "source": None if rate is None else rate.source,
+            "reason": self.quote.reason or None,
+        }
+
+
+def priced(name: str) -> Priced | None:
+    """Return the backend, if its vendor has a price list that it can read. Raises ConfigError for an unknown one."""
+    found = backends.load(name)
+    return cast("Priced", found) if hasattr(found, "quotes") else None
+
+
+def targets(file: Path | None, backend: str | None) -> list[Target]:
+    """Return whose lists to read: the named one's, else all that the file configures, else where a region is known.
+
+    Raises UsageError where there is none, ConfigError with all faults of the file.
+    """
+    if backend is not None and priced(backend) is None:
+        cure = f"write {backend}.price_per_hour into the config"
+        raise UsageError(f"{backend} has no price list to read", hint=cure)
+    if file is not None:
+        from cloudtrain.launcher import config as configs
+
+        names = [backend] if backend is not None else _configured(configs.load(file))
+        if not names:
+            raise UsageError(f"no backend of {file} has a price list", hint="name one: --backend sagemaker --region R")
+        return [Target(name, configs.load(file, backend=name)) for name in names]
+    if backend is not None:
+        return [Target(backend, None)]
+    found = [Target(name, None) for name in backends.names() if priced(name) is not None and _regions(name, None)]
+    if not found:
+        hint = "name both: --backend sagemaker --region us-east-1; or a config: -f cloudtrain.yaml"
+        raise UsageError("no region is known whose prices are of use", hint=hint)
+    return found
+
+
+def _configured(config: Config) -> list[str]:
+    """Return the backends with a price list that the file names or has a block for."""
+    wanted = [name for name in backends.BUILT_IN if getattr(config, name, None) is not None]
+    return [name for name in dict.fromkeys([config.backend, *wanted]) if priced(name) is not None]
+
+
+def refresh(
+    wanted: Sequence[Target], regions: tuple[str, ...], types: tuple[str, ...]
+) -> tuple[list[Change], Path | None]:
+    """Read the lists and keep what they say; return the changes, and where a damaged file of before was put.
+
+    Without regions: the configs' own, and those that were read before. Raises ConfigError where nothing can be kept.
+    """
+    damaged = own.add(())  # before anything is asked: what follows can be kept, and what is there can be read
+    changes: list[Change] = []
+    for target in wanted:
+        for region in regions or _regions(target.name, target.config) or ("",):
+            changes += _read(target, region, types)
+    own.add(change.quote for change in changes)
+    return changes, damaged
+
+
+def _regions(name: str, config: Config | None) -> tuple[str, ...]:
+    """Return the config's or environment's region, and those whose prices the user has read before."""
+    try:
+        before = {key.region for key in own.everything() if key.backend == name}
+    except ConfigError:  # it is mended before it is written
+        before = set()
+    backend = priced(name)
+    here = backend.price_region(config) if backend is not None else None
+    return tuple(dict.fromkeys([*([here] if here else []), *sorted(before)]))
+
+
+def _read(target: Target, region: str, types: tuple[str, ...]) -> list[Change]:
+    """Return what the vendor says of one region, or what hindered it."""
+    nothing = Key(target.name, "", region, "on_demand")
+    if not region:
+        why = f"no region: --region, or {target.name}'s in the config"
+        return [Change(Quote(nothing, None, why), None, ConfigError.exit_code)]
+    backend = priced(target.name)
+    assert backend is not None  # targets() has seen to it
+    try:
+        found = backend.quotes(target.config, region, types)
+    except CloudtrainError as error:
+        reason = f"{error.message} ({error.hint})" if error.hint else error.message
+        return [Change(Quote(nothing, None, reason), None, error.exit_code)]
+    changes = []
+    for quote in found:
+        known = catalog.rates(quote.key.backend, quote.key.instance_type, quote.key.region).get(quote.key.kind)
+        is_lacking = quote.rate is None and quote.key.instance_type in types
+        code = ConfigError.exit_code if is_lacking else 0
+        changes.append(Change(quote, None if known is None else known.usd, code))
+    return changes
