@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,15 @@ main()
 """
 
 
+# Takes a cap of some seconds for a useful one: no test waits for the minutes that the shortest take on a cloud.
+_CONTENT_WITH_LITTLE = """\
+from cloudtrain.launcher.money import cap
+cap.least_useful_s = lambda terms: max(terms.least_s, 20)
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+
 @dataclass(frozen=True)
 class Result:
     """How a command ended."""
@@ -78,6 +87,7 @@ class Cli:
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
     preloaded: tuple[str, ...] = ()
+    command: tuple[str, ...] = (str(COMMAND),)
 
     def __call__(
         self,
@@ -89,11 +99,11 @@ class Cli:
     ) -> Result:
         """Run to the end."""
         if self.preloaded and stdin is None:
-            command, where = [str(COMMAND), *map(str, args)], cwd or self.cwd
+            command, where = [*self.command, *map(str, args)], cwd or self.cwd
             done = warmpython.run(command, where, self.environment(env), timeout_s, self.preloaded)
             return Result(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
-            [COMMAND, *map(str, args)],
+            [*self.command, *map(str, args)],
             cwd=cwd or self.cwd,
             env=self.environment(env),
             input=stdin,
@@ -107,7 +117,7 @@ class Cli:
     def start(self, *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
         """Start it and return the process (subprocess.Popen), its output in pipes."""
         return subprocess.Popen(
-            [COMMAND, *map(str, args)],
+            [*self.command, *map(str, args)],
             cwd=cwd or self.cwd,
             env=self.environment(env),
             stdin=subprocess.DEVNULL,
@@ -147,6 +157,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cli(home: Path, tmp_path: Path) -> Cli:
     """Return the installed command, run in `tmp_path` unless told otherwise."""
     return Cli(home, tmp_path)
+
+
+@pytest.fixture
+def content_cli(cli: Cli) -> Cli:
+    """Return the command line with one thing changed: no cap from money is too short to be of use."""
+    return replace(cli, command=(sys.executable, "-c", _CONTENT_WITH_LITTLE))
 
 
 @pytest.fixture
