@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from cloudtrain.launcher.job import Job, exit_code
+from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.money.achieved import achieved, in_words
+from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.words import clock, dollars, of_limit, span, usd
 from cloudtrain.launcher.progress import shown
-from cloudtrain.launcher.units import format_duration
 
-__all__ = ["as_json", "as_lines", "next_step", "outcome"]
+__all__ = ["as_json", "as_lines", "limit_words", "next_step", "outcome"]
 
 
-def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
-    """Return the job's state; money in US dollars, times in unix seconds. `spend_usd` is for all its attempts."""
+def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return the job's state; money in US dollars, times in unix seconds. `attempts`, all of its, make up its money."""
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
+    money = outlook(job, attempts, time.time())
     return {
         "job": job.id,
         "name": job.name,
@@ -35,7 +39,15 @@ def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
         "samples_per_s": progress.get("samples_per_s"),
         "eta_s": progress.get("eta_s") if job.active else None,
         "checkpoint_step": progress.get("checkpoint_step"),
-        "spend_usd": spend_usd,
+        "spend_usd": usd(money.spent_micro),
+        "limit_usd": usd(money.limit_micro),
+        "burn_usd_per_hour": usd(money.burn_micro_h),
+        "projected_usd": usd(money.total_micro),
+        "projected_finish_s": money.finish_at_s,
+        "cap_at_s": money.cap_at_s,
+        "deadline_at_s": money.deadline_at_s,
+        "hits_limit": money.hits_limit,
+        "stalled_s": money.stalled_s,
         "idle_usd": attempt.idle_usd,
         "error": state.error,
         "detail": state.detail,
@@ -47,8 +59,8 @@ def as_json(job: Job, spend_usd: float | None) -> dict[str, Any]:
     }
 
 
-def as_lines(job: Job, spend_usd: float | None) -> list[str]:
-    """Return one screen about the job."""
+def as_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
+    """Return one screen about the job; `attempts`, all of its, make up its money."""
     attempt, state = job.attempt, job.attempt.state
     plan = attempt.plan
     lines = [f"{job.id}  {outcome(job)}"]
@@ -63,11 +75,7 @@ def as_lines(job: Job, spend_usd: float | None) -> list[str]:
         lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
     if attempt.progress.get("checkpoint_step") is not None:
         lines.append(f"  checkpoint  step {attempt.progress['checkpoint_step']}")
-    if state.started_s:
-        took = (state.ended_s or time.time()) - state.started_s
-        lines.append(f"  time        {format_duration(round(took))} of at most {format_duration(plan['cap_s'])}")
-    idle = f", and up to {attempt.idle_usd:.2f} USD while its machines idle after it" if attempt.idle_usd else ""
-    lines.append("  spend       " + ("unknown" if spend_usd is None else f"{spend_usd:.2f} USD{idle}"))
+    lines += _money_lines(job, attempts, time.time())
     if attempt.unreachable_since_s is not None:
         lines.append("  backend     does not answer; this is what it said last")
     lines += _error_lines(state.error)
@@ -95,10 +103,59 @@ def next_step(job: Job) -> list[str]:
     return [*hint, *([f"cloudtrain resume {job.id}"] if job.attempt.state.resumable else [])]
 
 
+def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[str]:
+    """Return the time and the money: how much of both is gone, what is to come, and what has been paid for what."""
+    attempt, state = job.attempt, job.attempt.state
+    money = outlook(job, attempts, now_s)
+    spent = of_limit(money.spent_micro, money.limit_micro)
+    lines = []
+    if state.started_s:
+        took_s = (state.ended_s or now_s) - state.started_s
+        ends = _ends(money, now_s) if job.active else ""
+        lines.append(f"  time        {span(took_s)} of at most {span(attempt.plan['cap_s'])}{ends}")
+    if job.active:
+        burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
+        lines.append(f"  spend       {spent}{burn}")
+        lines += _outlook_lines(job, money, now_s)
+    else:
+        bought = in_words(achieved([*attempts[:-1], attempt], now_s))
+        lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
+    if attempt.idle_usd:
+        lines.append(f"  idle        up to {attempt.idle_usd:.2f} USD more while its machines idle after it")
+    return lines
+
+
+def _ends(money: Outlook, now_s: float) -> str:
+    """Return when it leaves and when it is ended, by the user's clock."""
+    if money.cap_at_s is None or money.deadline_at_s is None:
+        return ""
+    leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
+    return f"; saves and leaves at {leaves}, is ended at {ended}"
+
+
+def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+    if money.finish_at_s is None:
+        return []
+    cost = f" for {dollars(money.total_micro)}" if money.total_micro else ""
+    finish = f"done at {clock(money.finish_at_s, now_s)}, in {span(money.finish_at_s - now_s)},{cost}".rstrip(",")
+    if not money.hits_limit:
+        return [f"  outlook     {finish}"]
+    return [f"  outlook     {limit_words(job, money)}", f"              it would be {finish}"]
+
+
+def limit_words(job: Job, money: Outlook) -> str:
+    """Return which limit comes before the finish."""
+    end_s = money.deadline_at_s or money.cap_at_s
+    if end_s is None or money.finish_at_s is None or money.finish_at_s <= end_s:
+        return "the budget is used up before the finish"
+    which = "budget's cap" if job.attempt.plan.get("cap_reason") == "budget" else "time limit"
+    return f"the {which} comes before the finish"
+
+
 def _pace(progress: dict[str, Any]) -> str:
     rate, eta = progress.get("samples_per_s"), progress.get("eta_s")
     text = f", {rate:.0f} samples/s" if isinstance(rate, float | int) else ""
-    return text + (f", {format_duration(round(eta))} to go" if isinstance(eta, float | int) else "")
+    return text + (f", {span(eta)} to go" if isinstance(eta, float | int) else "")
 
 
 def _error_lines(error: dict[str, Any] | None) -> list[str]:

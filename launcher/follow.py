@@ -50,7 +50,7 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
         return 130
-    for line in as_lines(job, registry.spent_usd(job)):
+    for line in as_lines(job, registry.attempts(job)):
         say(line)
     herald.close()
     return exit_code(job.attempt.state)

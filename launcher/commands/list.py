@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import click
 
 from cloudtrain.launcher.options import json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say, table, when
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command"]
 
@@ -20,8 +27,6 @@ SHOWN = 20
 def command(active: bool, everything: bool, limit: int | None, as_json: bool) -> None:
     """List jobs, the newest first. Those that may be running are asked for their state."""
     from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import outcome
-    from cloudtrain.launcher.progress import shown
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
@@ -31,21 +36,53 @@ def command(active: bool, everything: bool, limit: int | None, as_json: bool) ->
     if active:
         jobs = [job for job in jobs if job.active]
     if as_json:
-        print_json({"jobs": [describe(job, registry.spent_usd(job)) for job in jobs]})
+        print_json({"jobs": [describe(job, _attempts(registry, job)) for job in jobs]})
         return
     if not jobs:
         say("no jobs" + (" are active" if active else " yet: cloudtrain submit"))
         return
-    rows = [
-        [
-            job.id,
-            job.backend,
-            f"{job.attempt.plan['instances']} x {job.attempt.plan['nproc_per_node']}",
-            outcome(job),
-            shown(job.attempt.progress) or "-",
-            "?" if (spend := registry.spent_usd(job)) is None else f"{spend:.2f}",
-            when(job.created_s),
-        ]
-        for job in jobs
-    ]
+    _print(registry, jobs)
+
+
+def _print(registry: Registry, jobs: list[Job]) -> None:
+    """Print the table; below it, on standard error, what the running ones cost an hour, and whose limit is near."""
+    from cloudtrain.launcher.describe import limit_words, outcome
+    from cloudtrain.launcher.money.outlook import outlook
+    from cloudtrain.launcher.money.words import amount, dollars
+    from cloudtrain.launcher.progress import shown
+
+    now_s, rows, notes = time.time(), [], []
+    running, unknown, burn_micro_h = 0, 0, 0
+    for job in jobs:
+        money = outlook(job, _attempts(registry, job), now_s)
+        share = ""
+        if money.limit_micro and money.spent_micro is not None:
+            share = f" {100 * money.spent_micro / money.limit_micro:.0f}%"
+        rows.append(
+            [
+                job.id,
+                job.backend,
+                f"{job.attempt.plan['instances']} x {job.attempt.plan['nproc_per_node']}",
+                outcome(job),
+                shown(job.attempt.progress) or "-",
+                "?" if money.spent_micro is None else amount(money.spent_micro) + share,
+                when(job.created_s),
+            ]
+        )
+        if job.active:
+            running += job.attempt.state.state != "pending"
+            unknown += money.burn_micro_h is None
+            burn_micro_h += money.burn_micro_h or 0
+        if job.active and money.hits_limit:
+            notes.append(f"{job.id}: {limit_words(job, money)}")
     print_lines(table(["JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED"], rows))
+    if running:
+        least = f", and {unknown} without a price" if unknown else ""
+        say(f"{running} running, {dollars(burn_micro_h)}/h{least}")
+    for note in notes:
+        say(note)
+
+
+def _attempts(registry: Registry, job: Job) -> list[Attempt]:
+    """Return all attempts; of most jobs that is the one which is known already."""
+    return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)

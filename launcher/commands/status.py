@@ -23,6 +23,6 @@ def command(job: str, as_json: bool) -> None:
     registry = Registry()
     found = refresh(registry, registry.find(job))
     if as_json:
-        print_json(describe(found, registry.spent_usd(found)))
+        print_json(describe(found, registry.attempts(found)))
     else:
-        print_lines(as_lines(found, registry.spent_usd(found)))
+        print_lines(as_lines(found, registry.attempts(found)))

@@ -55,9 +55,9 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
             return 130
     found = refresh(registry, registry.find(found.id))
     if as_json:
-        print_json(describe(found, registry.spent_usd(found)))
+        print_json(describe(found, registry.attempts(found)))
     else:
-        print_lines(as_lines(found, registry.spent_usd(found)))
+        print_lines(as_lines(found, registry.attempts(found)))
     return 0
 
 

@@ -32,7 +32,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     found = {job.id: job for job in map(registry.find, jobs)}
 
     def tell(job: Job) -> None:
-        print_json(describe(job, registry.spent_usd(job))) if as_json else say(f"{job.id}  {outcome(job)}")
+        print_json(describe(job, registry.attempts(job))) if as_json else say(f"{job.id}  {outcome(job)}")
 
     try:
         return wait(registry, list(found.values()), timeout_s, tell)

@@ -89,11 +89,11 @@ def as_json(paid: Achieved) -> dict[str, Any]:
 
 
 def in_words(paid: Achieved) -> str:
-    """Return the prices on one line: `0.41 USD an epoch, 0.0020 USD per million samples`; "" where there is none."""
+    """Return the prices on one line: `0.41 USD an epoch, 0.0020 USD per 1M samples`; "" where there is none."""
     parts = [
         (paid.epoch_micro, "an epoch"),
-        (paid.million_tokens_micro, "per million tokens"),
-        (paid.million_samples_micro if paid.million_tokens_micro is None else None, "per million samples"),
+        (paid.million_tokens_micro, "per 1M tokens"),
+        (paid.million_samples_micro if paid.million_tokens_micro is None else None, "per 1M samples"),
     ]
     return ", ".join(f"{dollars(price)} {unit}" for price, unit in parts if price is not None)
 

@@ -8,7 +8,7 @@ from typing import Any
 from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.bill import Bill, Line
 from cloudtrain.launcher.money.period import Group, Spent, total
-from cloudtrain.launcher.money.words import dollars, moment, of_limit, span
+from cloudtrain.launcher.money.words import amount, dollars, moment, of_limit, span
 
 __all__ = [
     "GROUP_HEAD",
@@ -140,7 +140,7 @@ def _hours(seconds: float) -> str:
 
 
 def _amount(micro: int | None) -> str:
-    return dollars(micro).removesuffix(" USD")
+    return "unknown" if micro is None else amount(micro)
 
 
 def _plain(micro: int | None) -> str:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["clock", "dollars", "moment", "of_limit", "span", "usd"]
+__all__ = ["amount", "clock", "dollars", "moment", "of_limit", "span", "usd"]
 
 _MICRO = 1_000_000
 
 
+def amount(micro: float) -> str:
+    """Return an amount as people read it: cents, below a dollar two digits that count: `12.30`, `0.0041`."""
+    value = micro / _MICRO
+    if abs(value) >= 0.995 or value == 0:
+        return f"{value:.2f}"
+    digits = f"{value:.2g}"
+    plain = f"{value:.9f}".rstrip("0") if "e" in digits else digits
+    return plain if len(plain.lstrip("-")) >= 4 else f"{value:.2f}"
+
+
 def dollars(micro: float | None) -> str:
-    """Return an amount as people read it: cents, below a dollar two digits that count; `unknown` where it is."""
-    if micro is None:
-        return "unknown"
-    amount = micro / _MICRO
-    if abs(amount) >= 0.995 or amount == 0:
-        return f"{amount:.2f} USD"
-    digits = f"{amount:.2g}"
-    plain = f"{amount:.9f}".rstrip("0") if "e" in digits else digits
-    return f"{plain if len(plain.lstrip('-')) >= 4 else f'{amount:.2f}'} USD"
+    """Return `12.30 USD`; `unknown` where it is."""
+    return "unknown" if micro is None else f"{amount(micro)} USD"
 
 
 def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
