@@ -73,15 +73,15 @@ class Place:
         return f"https://{self.host}/{self.container}/{self.prefix}".rstrip("/")
 
 
-def connect(place: Place) -> tuple[Any, str]:
-    """Return a client of the container, and as whom it asks."""
+def connect(place: Place, attempts: int | None = None) -> tuple[Any, str]:
+    """Return a client of the container, and as whom it asks; `attempts` in place of a training's patience."""
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.storage.blob import ContainerClient
 
     settings: Any = {
         "connection_timeout": CONNECT_S,
         "read_timeout": READ_S,
-        "retry_policy": _retries(),
+        "retry_policy": _retries(attempts or ATTEMPTS),
         "raw_response_hook": _refuse_haste,
         "max_chunk_get_size": RANGE_BYTES,
     }
@@ -126,11 +126,11 @@ def is_broken_off(error: Exception) -> bool:
     return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
 
 
-def _retries() -> Any:
+def _retries(attempts: int) -> Any:
     from azure.storage.blob import ExponentialRetry
 
     # Of either kind of failure it would by itself make three.
-    each: Any = dict.fromkeys(("retry_total", "retry_connect", "retry_read", "retry_status"), ATTEMPTS - 1)
+    each: Any = dict.fromkeys(("retry_total", "retry_connect", "retry_read", "retry_status"), attempts - 1)
     policy: Any = ExponentialRetry(**each)
     policy.get_backoff_time = _pause_s  # its own has no upper limit
     return policy

@@ -1,0 +1,98 @@
+"""An object of Cloud Storage, written on condition: where a team keeps its ledger (launcher/money/cells.py).
+
+Cloud Storage compares an object's generation with ifGenerationMatch before it writes, 0 for its absence (Cloud Storage
+documentation, "Request preconditions"). Asked with the standard library: no SDK is needed for a ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from urllib.parse import quote, urlencode
+
+from cloudtrain.entrypoints import googleaccess
+from cloudtrain.entrypoints.googlehttp import Answer, Lost, Refused, Service, Untrusted
+from cloudtrain.entrypoints.googlestorage import endpoint, split
+from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
+
+__all__ = ["GcsCell", "open_cell"]
+
+TRIES, PAUSE_S = 4, 0.5  # a person waits; the store's own patience is a training's
+_ROLE = "who uses it needs the role Storage Object User (roles/storage.objectUser) on the bucket"
+
+
+def open_cell(uri: str) -> GcsCell:
+    """Return the object at `gs://BUCKET/NAME`, asked with the application's default credentials."""
+    return GcsCell(uri)
+
+
+class GcsCell:
+    """The object; its version is its generation. See cells.Cell."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        bucket, self._key = split(uri)
+        identity = None if googleaccess.anonymous() else googleaccess.of_environment()
+        self._service = Service(endpoint(), identity)
+        self._objects = f"/storage/v1/b/{quote(bucket, safe='')}/o"
+
+    def read(self) -> tuple[bytes | None, str]:
+        """Return what is there and its version."""
+        with self._asking("read"):
+            try:
+                found = self._ask("GET", f"{self._objects}/{quote(self._key, safe='')}?alt=media")
+            except Refused as error:
+                # Of media Google says in plain words what is missing.
+                if error.status != 404 or "bucket" in error.message.lower():
+                    raise
+                return None, ""
+            return found.body, found.headers["x-goog-generation"]
+
+    def write(self, data: bytes, version: str) -> bool:
+        """Put it there in place of that version."""
+        query = {"uploadType": "media", "name": self._key, "ifGenerationMatch": version or "0", "fields": "generation"}
+        headers = {"Content-Type": "application/json"}
+        with self._asking("write"):
+            answer = self._ask("POST", f"/upload{self._objects}?{urlencode(query)}", headers, data, also=(412,))
+            return answer.status != 412
+
+    def _ask(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str] | None = None,
+        body: bytes = b"",
+        also: tuple[int, ...] = (),
+    ) -> Answer:
+        """Return the whole answer. Asked again after a failure, a write that was done meanwhile is refused with 412."""
+        for number in range(1, TRIES + 1):
+            try:
+                with self._service.once(method, target, headers, body, also=also) as reply:
+                    return Answer(reply.status, reply.headers, reply.read())
+            except (Refused, Lost) as error:
+                if number == TRIES or (isinstance(error, Refused) and not (error.is_passing or error.status == 401)):
+                    raise
+            time.sleep(PAUSE_S * 2 ** (number - 1))
+        raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        what = f"cannot {doing} the ledger {self.uri}"
+        try:
+            yield
+        except Refused as error:
+            if error.status == 404:
+                hint = "make the bucket, or name another place"
+                raise ConfigError(f"{what}: there is no such bucket ({error})", hint=hint) from error
+            if error.status in (401, 403) and not error.is_passing:
+                raise CredentialError(f"{what}: not allowed ({error})", hint=_ROLE) from error
+            raise UnreachableError(f"{what}: Google does not answer as it should ({error})") from error
+        except Lost as error:
+            raise UnreachableError(f"{what}: Google does not answer ({error})") from error
+        except Untrusted as error:
+            raise ConfigError(f"{what}: who answers is not trusted ({error})") from error
+        except PermissionError as error:
+            raise CredentialError(f"{what}: {error}") from error
+        except OSError as error:
+            raise UnreachableError(f"{what}: {error}") from error
