@@ -80,7 +80,7 @@ class Capacity:
 
     `price_source` says where the price is from, with its date, which is `price_as_of` too where it is known (ISO).
     `uncertainty`, from 1 up, is how much more than the price it may cost. `is_own`: a machine of the user's, which
-    costs nothing that a bill shows, unless a price was set.
+    costs nothing that a bill shows, unless a price was set. `machine` is what an instance is called there.
     """
 
     gpus: int
@@ -90,6 +90,7 @@ class Capacity:
     uncertainty: float = 1.0
     price_as_of: str | None = None
     is_own: bool = False
+    machine: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,42 @@ from cloudtrain.launcher.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["DEFAULT_FILE", "Overrides", "config_options", "job_argument", "json_option", "yes_option"]
+__all__ = [
+    "ALL",
+    "CHEAPEST",
+    "DEFAULT_FILE",
+    "Overrides",
+    "config_options",
+    "job_argument",
+    "json_option",
+    "price_option",
+    "price_setting",
+    "yes_option",
+]
 
 DEFAULT_FILE = "cloudtrain.yaml"
+ALL, CHEAPEST = "all", "cheapest"  # in place of a backend's name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return an option's amount in micro-dollars."""
+    from cloudtrain.launcher.units import parse_money
+
+    try:
+        return None if value is None else parse_money(value)
+    except ValueError as error:
+        raise click.BadParameter(f"expected {error}", ctx, param) from None
+
+
+price_option = click.option(
+    "--price-per-hour",
+    "price_micro",
+    metavar="USD",
+    callback=_money,
+    help="What one instance costs an hour, in place of the price list.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
 
@@ -32,6 +62,13 @@ def job_argument(command: F) -> F:
     return click.argument("job", shell_complete=_complete_job)(command)
 
 
+def price_setting(backend: str, price_micro: int) -> str:
+    """Return the setting that gives the backend's machines this price."""
+    from cloudtrain.launcher.units import format_money
+
+    return f"{backend}.price_per_hour={format_money(price_micro)}"
+
+
 @dataclass(frozen=True)
 class Overrides:
     """The command line's say over the file."""
@@ -39,12 +76,46 @@ class Overrides:
     file: Path
     backend: str | None
     settings: tuple[str, ...]
+    price_micro: int | None = None
 
     def load(self, backend: str | None = None) -> Config:
-        """Return the config. Raises ConfigError with every fault."""
+        """Return the config for one backend. Raises ConfigError with every fault, and where several are meant."""
         from cloudtrain.launcher import config
 
-        return config.load(self.file, backend=backend or self.backend, overrides=self.settings)
+        chosen = backend or self.backend
+        settings = self.settings
+        if self.price_micro is not None:
+            settings = (
+                *settings,
+                price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
+            )
+        return config.load(self.file, backend=chosen, overrides=settings)
+
+    def compares(self) -> bool:
+        """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""
+        is_many = self.backend in (ALL, CHEAPEST) or len(self.backends()) > 1
+        if is_many and self.price_micro is not None:
+            hint = "add --backend NAME, or set each one's `price_per_hour` in the file"
+            raise UsageError("--price-per-hour is the price of one backend's machines", hint=hint)
+        return is_many
+
+    def backends(self) -> tuple[str, ...]:
+        """Return the backends that are meant, one or several, in the order in which they are named.
+
+        `all`: each that the file configures; `cheapest`: those that it lists, else all. Raises ConfigError.
+        """
+        from cloudtrain.launcher import backend as known
+        from cloudtrain.launcher import config
+
+        if self.backend is not None and self.backend not in (ALL, CHEAPEST):
+            names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",")))
+            for name in names if len(names) > 1 else ():
+                if name not in known.names():
+                    raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known.names())}")
+            return names
+        listed = config.backends_asked(self.file, self.settings)
+        is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
+        return config.backends_configured(self.file, self.settings) if is_all else listed
 
     @contextmanager
     def placing(self) -> Iterator[None]:
@@ -68,6 +139,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         instance_type: str | None,
         spot: bool | None,
         settings: tuple[str, ...],
+        price_micro: int | None,
         **rest: Any,
     ) -> Any:
         # The typed options become settings, and beat `--set`.
@@ -78,7 +150,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             typed.append(f"resources.spot={str(spot).lower()}")
         if backend == "":
             raise UsageError("--backend needs a name", hint="cloudtrain backends")
-        return command(Overrides(file, backend, (*settings, *typed)), **rest)
+        return command(Overrides(file, backend, (*settings, *typed), price_micro), **rest)
 
     for option in reversed(_CONFIG_OPTIONS):
         with_overrides = option(with_overrides)
@@ -87,11 +159,15 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _CONFIG_OPTIONS = (
     click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True),
-    click.option("--backend", help="Override backend; `all`, for a dry run: every backend that the file configures."),
+    click.option(
+        "--backend",
+        help="Override backend. Of several: names with commas, `all` that the file has, or `cheapest`.",
+    ),
     click.option("--instances", type=click.IntRange(min=1), help="Override resources.instances."),
     click.option("--instance-type", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
     click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML."),
+    price_option,
 )
 
 

@@ -50,6 +50,7 @@ class Plan:
     deadline_s: int
     worst_case_usd: float | None
     batch: Batch | None
+    machine: str = ""
     price_micro: int | None = None
     uncertainty: float = 1.0
     price_as_of: str | None = None
@@ -105,6 +106,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         deadline_s=own_limit_s if is_hard else caps.deadline_s(own_limit_s),
         worst_case_usd=None if worst_micro is None else worst_micro / 1e6,
         batch=_split(config, instances * nproc) if config.task else None,
+        machine=capacity.machine,
         price_micro=price_micro,
         uncertainty=capacity.uncertainty,
         price_as_of=capacity.price_as_of,

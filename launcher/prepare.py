@@ -62,11 +62,17 @@ def prepare(
         raise ConfigError(faults)
     doubts = [f"{fault.key}: {fault.message}" for fault in found]
     return Prepared(
-        config, config_file, backend, plan, bundle, request, (*request.notes, *doubts, *_warnings(config, request))
+        config,
+        config_file,
+        backend,
+        plan,
+        bundle,
+        request,
+        (*request.notes, *doubts, *_warnings(config, request, plan)),
     )
 
 
-def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
+def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:
     """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
@@ -74,6 +80,10 @@ def _warnings(config: Config, request: backends.Request) -> Iterator[str]:
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
     }
+    from cloudtrain.launcher.prices.rate import stale
+
+    if plan.price_micro and (old := stale(plan.price_as_of)):
+        yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f, wait or watch"
     if config.notify:

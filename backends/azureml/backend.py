@@ -48,15 +48,17 @@ def capacity(config: Config) -> Capacity:
     terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
     more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
     more += ", on demand: spot machines cost less" if config.resources.spot else ""
+    name = machine.instance_type or str(block.compute)
     if block.price_per_hour is not None:
-        what = machine.instance_type or block.compute
-        return Capacity(machine.count, block.price_per_hour / 1e6, f"{what}, azureml.price_per_hour{more}", terms)
+        source = f"{name}, azureml.price_per_hour{more}"
+        return Capacity(machine.count, block.price_per_hour / 1e6, source, terms, machine=name)
     if machine.hourly_usd is None:
         what = machine.instance_type or f"the machines of {block.compute}"
         where = block.region or "an unknown region (azureml.region)"
-        return Capacity(machine.count, None, f"no price of {what} in {where}: set azureml.price_per_hour", terms)
-    source = f"{machine.instance_type}, {machine.price_source}{more}"
-    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of)
+        source = f"no price of {what} in {where}: set azureml.price_per_hour"
+        return Capacity(machine.count, None, source, terms, machine=name)
+    source = f"{name}, {machine.price_source}{more}"
+    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
 
 
 def check(request: Request) -> list[Fault]:

@@ -43,8 +43,8 @@ def capacity(config: Config) -> Capacity:
     price = config.local.price_per_hour if config.local else None
     each = gpus // config.resources.instances
     if price is None:
-        return Capacity(each, 0.0, "your own machine", TERMS, is_own=True)
-    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS)
+        return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
+    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, machine="this machine")
 
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

@@ -49,15 +49,16 @@ def capacity(config: Config) -> Capacity:
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
     # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
     terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, most_s=MOST_S, lead_s=LEAD_S)
+    name = machine.instance_type
     warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
     spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
     if own is not None:
-        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms)
+        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
-        return Capacity(machine.count, None, f"no price of {machine.instance_type} in {region}", terms)
-    source = f"{machine.instance_type}, {machine.price_source}{spot}{warm}"
-    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of)
+        return Capacity(machine.count, None, f"no price of {name} in {region}", terms, machine=name)
+    source = f"{name}, {machine.price_source}{spot}{warm}"
+    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
 
 
 def check(request: Request) -> list[Fault]:

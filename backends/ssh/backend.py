@@ -30,8 +30,8 @@ def capacity(config: Config) -> Capacity:
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
     price = config.ssh.price_per_hour if config.ssh else None
     if price is None:
-        return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True)
-    return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS)
+        return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True, machine="your hosts")
+    return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, machine="your hosts")
 
 
 def check(request: Request) -> list[Fault]:

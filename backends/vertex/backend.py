@@ -61,12 +61,15 @@ def capacity(config: Config) -> Capacity:
     is_guarded = config.budget is not None and config.budget.on_limit != "alert"
     terms = Terms(TAIL_S, unit_s=UNIT_S, lives=1 if is_guarded else LIVES, lead_s=LEAD_S)
     if block.price_per_hour is not None:
-        return Capacity(choice.count, block.price_per_hour / 1e6, f"{choice.label}, vertex.price_per_hour", terms)
+        source = f"{choice.label}, vertex.price_per_hour"
+        return Capacity(choice.count, block.price_per_hour / 1e6, source, terms, machine=choice.label)
     offer = prices.hourly(choice.machine, kind)
     if offer.usd is None:
         where = location_of(block) or "an unknown region (vertex.location)"
-        return Capacity(choice.count, None, f"no price of {choice.label} in {where}: set vertex.price_per_hour", terms)
-    return Capacity(choice.count, offer.usd, offer.source, terms, offer.uncertainty, offer.as_of)
+        source = f"no price of {choice.label} in {where}: set vertex.price_per_hour"
+        return Capacity(choice.count, None, source, terms, machine=choice.label)
+    known = (offer.uncertainty, offer.as_of)
+    return Capacity(choice.count, offer.usd, offer.source, terms, *known, machine=choice.label)
 
 
 def check(request: Request) -> list[Fault]:

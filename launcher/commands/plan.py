@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines
+from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.money.compare import Offer
 
 __all__ = ["command"]
 
@@ -15,15 +19,44 @@ __all__ = ["command"]
 @click.command("plan")
 @config_options
 @json_option
-def command(overrides: Overrides, as_json: bool) -> None:
-    """Show ranks, batch split, time limit and price; sends nothing."""
+def command(overrides: Overrides, as_json: bool) -> int:
+    """Show ranks, batch split, time limit and price; sends nothing.
+
+    Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
+    cheapest hour first.
+    """
     from cloudtrain.launcher.prepare import prepare
 
+    if overrides.compares():
+        return _compare(overrides, as_json=as_json)
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
     if as_json:
         print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
-        return
+        return 0
     print_lines([f"backend {prepared.config.backend}", *prepared.lines()])
     print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])
+    return 0
+
+
+def _compare(overrides: Overrides, *, as_json: bool) -> int:
+    from cloudtrain.launcher.money import compare
+
+    found = compare.offers(overrides.load, overrides.backends(), overrides.file)
+    first = compare.cheapest(found)
+    if as_json:
+        print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
+    else:
+        print_lines(compare.lines(found))
+        say(_below(first, found))
+    return 0 if any(offer.prepared for offer in found) else 3
+
+
+def _below(first: Offer | None, found: list[Offer]) -> str:
+    """Return the line below the table: how to take one of them."""
+    if first is not None:
+        return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
+    if any(offer.prepared for offer in found):
+        return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
+    return "none of them can be planned: `cloudtrain plan --backend NAME` says all that is in the way"

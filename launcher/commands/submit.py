@@ -12,12 +12,13 @@ import click
 
 from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
+from cloudtrain.launcher.options import ALL, CHEAPEST, Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.prepare import Prepared
 
 __all__ = ["command", "render"]
 
@@ -59,8 +60,10 @@ def command(
         return _dry_run(overrides, output, as_json)
     if output is not None:
         raise UsageError("-o writes a dry run's files", hint="add --dry-run")
-    if overrides.backend == "all":
+    if overrides.backend == ALL:
         raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
+    if overrides.compares():
+        overrides = _chosen(overrides)
     return _submit(overrides, name, idempotency_key, detach=detach, yes=yes, as_json=as_json)
 
 
@@ -105,40 +108,76 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     return follow(registry, job, view_of(job, View(as_json=as_json)))
 
 
+def _chosen(overrides: Overrides) -> Overrides:
+    """Return the overrides with one backend of several: the cheapest where that was asked for.
+
+    Raises UsageError where nobody has chosen, ConfigError where no price is known to choose by.
+    """
+    from cloudtrain.launcher.money import compare
+
+    found = compare.offers(overrides.load, overrides.backends(), overrides.file)
+    for line in compare.lines(found):
+        say(line)
+    first = compare.cheapest(found)
+    if overrides.backend != CHEAPEST:
+        planned = [offer.backend for offer in found if offer.prepared]
+        hint = f"--backend {planned[0]}" if planned else "mend what stands in the way"
+        if first is not None:
+            hint = f"--backend {first.backend} is the cheapest by the hour; `--backend cheapest` takes that"
+        raise UsageError(f"several backends, and none chosen: {', '.join(overrides.backends())}", hint=hint)
+    if first is None:
+        hint = "set `price_per_hour` in a backend's block, or choose one by --backend NAME"
+        raise ConfigError("the cheapest cannot be told: no price is known", hint=hint)
+    say(f"the cheapest by the hour, of those whose price is known: {first.backend}")
+    return replace(overrides, backend=first.backend)
+
+
 def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
-    chosen = _configured(overrides) if overrides.backend == "all" else [overrides.backend]
-    shown: list[dict[str, Any]] = []
-    for backend in chosen:
-        config = overrides.load(backend)
-        with overrides.placing():
-            prepared = prepare(config, overrides.file, Path(), dry=True)
-        request = prepared.request
-        for line in prepared.lines():
-            say(f"{config.backend}: {line}" if len(chosen) > 1 else line)
-        say("dry run: nothing was sent")
-        if output is not None:
-            folder = output / config.backend if len(chosen) > 1 else output
-            _write(folder, dict(request.files))
-            if request.archive is not None:
-                _pack(config, overrides.file, folder / request.archive)
-        if as_json:
-            plan = prepared.plan.dump()
-            job_id = request.name.rpartition("-")[0]
-            shown.append({"job": job_id, "backend": config.backend, "request": request.body, "plan": plan})
-        else:
-            click.echo(request.text, nl=False)
+    if overrides.compares() and overrides.backend != CHEAPEST:
+        return _dry_run_of_several(overrides, output, as_json)
+    overrides = _chosen(overrides) if overrides.backend == CHEAPEST else overrides
+    config = overrides.load()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, Path(), dry=True)
+    shown = _show(prepared, overrides, output, "", as_json=as_json)
     if as_json:
-        print_json(shown if overrides.backend == "all" else shown[0])
+        print_json(shown)
     return 0
 
 
-def _configured(overrides: Overrides) -> list[str | None]:
-    """Return the usable backends that the file names or has a block for; say which have to be left out."""
-    config = replace(overrides, backend=None).load()
-    blocks = ("ssh", "sagemaker", "azureml", "vertex")
-    with_block = [block for block in blocks if getattr(config, block) is not None]
-    wanted = list(dict.fromkeys(["local", *with_block, config.backend]))
-    return list(wanted)
+def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
+    """Show each backend's request, and all plans side by side; one that cannot be is told with its reason."""
+    from cloudtrain.launcher.money import compare
+
+    found = compare.offers(overrides.load, overrides.backends(), overrides.file)
+    shown = [
+        _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
+    ]
+    for line in ["", *compare.lines(found)]:
+        say(line)
+    if as_json:
+        missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]
+        print_json([*shown, *missing])
+    return 0 if shown else 3
+
+
+def _show(
+    prepared: Prepared, overrides: Overrides, output: Path | None, backend: str, *, as_json: bool
+) -> dict[str, Any]:
+    """Print a request and its plan, write its files; return it for JSON. `backend` is named where there are several."""
+    request, config = prepared.request, prepared.config
+    for line in prepared.lines():
+        say(f"{backend}: {line}" if backend else line)
+    say("dry run: nothing was sent")
+    if output is not None:
+        folder = output / backend if backend else output
+        _write(folder, dict(request.files))
+        if request.archive is not None:
+            _pack(config, overrides.file, folder / request.archive)
+    if not as_json:
+        click.echo(request.text, nl=False)
+    job_id = request.name.rpartition("-")[0]
+    return {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
 
 
 def _pack(config: Config, config_file: Path, target: Path) -> None:

@@ -27,9 +27,10 @@ def command(overrides: Overrides, as_json: bool) -> int:
     """
     file = overrides.file
     try:
-        job = overrides.load()
-        with overrides.placing():
-            _require_a_plan(job)
+        for name in overrides.backends():
+            job = overrides.load(name if overrides.compares() else None)
+            with overrides.placing():
+                _require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise
@@ -39,8 +40,9 @@ def command(overrides: Overrides, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"ok": True, "file": str(file), "faults": []}, indent=2))
         return 0
-    instances = job.resources.instances
-    click.echo(f"{file}: ok (backend {job.backend}, {instances} instance{'s' * (instances != 1)})")
+    instances, names = job.resources.instances, overrides.backends()
+    on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
+    click.echo(f"{file}: ok ({on}, {instances} instance{'s' * (instances != 1)})")
     return 0
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.config import codefiles, rules, schema, schemafaults, yamlfile
+from cloudtrain.launcher.config import choices, codefiles, rules, schema, schemafaults, yamlfile
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config.schema import Config
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node
 from cloudtrain.launcher.errors import ConfigError, Fault
 
-__all__ = ["DEFAULT_FILE", "Config", "load", "placed", "stored"]
+__all__ = ["DEFAULT_FILE", "Config", "backends_asked", "backends_configured", "load", "placed", "stored"]
 
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
@@ -51,6 +51,16 @@ def load(
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     return config
+
+
+def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the backends that the file names: one, or the several that its job may run on. Raises ConfigError."""
+    return choices.asked(path, _text(path), overrides)
+
+
+def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the backends that the file has a block for or names, and `local`. Raises ConfigError."""
+    return choices.configured(path, _text(path), overrides)
 
 
 def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:

@@ -14,7 +14,7 @@ from cloudtrain.launcher.config.kinds import (
     Accelerators,
     AppriseUrl,
     Arguments,
-    BackendName,
+    BackendChoice,
     Channel,
     Duration,
     EnvName,
@@ -291,9 +291,10 @@ class Config(Section):
     """A training job."""
 
     name: JobName = Field(description="Name of the job.", examples=["digits"])
-    backend: BackendName = Field(
+    backend: BackendChoice = Field(
         "local",
-        description="Where it runs: local, ssh, sagemaker, azureml, vertex, or a plug-in's name.",
+        description="Where it runs: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
+        "shows what each costs, and `submit --backend NAME` or `--backend cheapest` chooses.",
         examples=list(BACKENDS),
     )
     task: RelativePath | None = Field(

@@ -1,0 +1,61 @@
+"""Which backends a file is for: the one or the several under `backend`, and those that it has a block for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cloudtrain.launcher.config import overrides as given_values
+from cloudtrain.launcher.config import schema, yamlfile
+from cloudtrain.launcher.config.yamlfile import Node
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+__all__ = ["asked", "configured"]
+
+DEFAULT = "local"
+
+
+def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what stands under `backend`: names in the file's order. Raises ConfigError for a list that is none."""
+    root = _root(path, text, overrides, environ)
+    node = yamlfile.find(root, ("backend",)) if root is not None else None
+    if node is None or node.value is None:
+        return (DEFAULT,)
+    if not isinstance(node.value, tuple):
+        return (str(node.value),)
+    faults = [_odd(item) for item in node.value if not isinstance(item.value, str)]
+    names = [str(item.value) for item in node.value]
+    faults += [
+        Fault(f"`{name}` stands here twice", "backend", item.place, "once is enough")
+        for index, (name, item) in enumerate(zip(names, node.value, strict=True))
+        if name in names[:index]
+    ]
+    if not names:
+        faults.append(Fault("no backend is named", "backend", node.place, "as in `backend: [sagemaker, vertex]`"))
+    if faults:
+        raise ConfigError(faults)
+    return tuple(names)
+
+
+def configured(
+    path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """Return the backends that can be planned by this file: local, those with a block, and what `backend` names."""
+    root = _root(path, text, overrides, environ)
+    members = root.value if root is not None and isinstance(root.value, dict) else {}
+    blocks = [name for name in schema.BACKENDS if name in members and members[name].node.value is not None]
+    return tuple(dict.fromkeys([DEFAULT, *blocks, *asked(path, text, overrides, environ)]))
+
+
+def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> Node | None:
+    """Return the tree with the overrides in it; what is wrong with it, loading tells."""
+    root = yamlfile.parse(text, os.fspath(path), environ).root
+    for assignment in overrides:
+        if root is not None and isinstance(root.value, dict):
+            root, _ = given_values.apply(root, "--set", assignment, environ)
+    return root
+
+
+def _odd(item: Node) -> Fault:
+    return Fault("expected a backend's name", "backend", item.place, "as in `backend: [sagemaker, vertex]`")

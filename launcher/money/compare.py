@@ -1,0 +1,119 @@
+"""Backends side by side: what the same job is on each, and which one costs least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.money.cap import Rate
+from cloudtrain.launcher.planwords import age, usd
+from cloudtrain.launcher.terminal import table
+from cloudtrain.launcher.units import format_span
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.prepare import Prepared
+
+__all__ = ["Offer", "cheapest", "lines", "offers"]
+
+HEAD = ("backend", "machine", "instances x ranks", "USD/h", "cap", "worst case", "price")
+WHY = 160  # columns of a reason
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a backend makes of the job; without a plan, `error` is why there is none."""
+
+    backend: str
+    prepared: Prepared | None = None
+    error: CloudtrainError | None = None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan, where there is one."""
+        return self.prepared.plan if self.prepared else None
+
+    @property
+    def why(self) -> str:
+        """The reason in one line."""
+        if self.error is None:
+            return ""
+        faults = self.error.faults if isinstance(self.error, ConfigError) else []
+        first, hint = (faults[0].message, faults[0].hint) if faults else (self.error.message, self.error.hint)
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        words = " ".join(f"{first}; {hint}".split() if hint else first.split())
+        return f"{words[: WHY - 3]}...{more}" if len(words) > WHY else words + more
+
+    def dump(self) -> dict[str, Any]:
+        """Return the offer for JSON."""
+        plan = None if self.plan is None else self.plan.dump()
+        return {"backend": self.backend, "plan": plan, "error": self.why or None}
+
+
+def offers(load: Callable[[str], Config], names: Sequence[str], config_file: Path) -> list[Offer]:
+    """Return an offer of each backend, the cheapest hour at its worst price first.
+
+    Then come those whose price was not set or is not known, and those that cannot be planned. Nothing is sent, and
+    nothing is written. Raises ConfigError where the file itself cannot be read.
+    """
+    from cloudtrain.launcher.prepare import prepare
+
+    found: list[Offer] = []
+    bundle = None
+    for name in names:
+        try:
+            prepared = prepare(load(name), config_file, Path(), dry=True, shipped=bundle)
+        except CloudtrainError as error:
+            found.append(Offer(name, error=error))
+        else:
+            bundle = prepared.bundle  # the code is the same for all
+            found.append(Offer(name, prepared))
+    return sorted(found, key=_rank)
+
+
+def cheapest(found: Sequence[Offer]) -> Offer | None:
+    """Return the offer whose hour costs least at its worst price, of those whose price is known; None without any."""
+    first = next(iter(sorted(found, key=_rank)), None)
+    return first if first is not None and _rank(first)[0] == 0 else None
+
+
+def lines(found: Sequence[Offer]) -> list[str]:
+    """Return the table, and below it what an offer has to say for itself."""
+    return table(HEAD, [_row(offer) for offer in found])
+
+
+def _rank(offer: Offer) -> tuple[int, int]:
+    """Return a key to sort by: a price, none set or an unknown one, no plan."""
+    plan = offer.plan
+    if plan is None:
+        return 2, 0
+    if not plan.price_micro:
+        return 1, int(plan.price_micro is None)
+    return 0, Rate(plan.instances, plan.price_micro, plan.uncertainty).scaled
+
+
+def _row(offer: Offer) -> tuple[str, ...]:
+    plan = offer.plan
+    if plan is None:
+        return offer.backend, "-", "-", "-", "-", "-", offer.why
+    what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
+    cap = format_span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
+    if not plan.price_micro or plan.worst_case_micro is None:
+        return offer.backend, plan.machine or "-", what, "-", cap, "-", plan.price_source
+    hourly = f"{plan.instances * plan.price_micro / 1e6:.2f}"
+    factor = f" x {plan.uncertainty:g}" if plan.uncertainty > 1 else ""
+    old = age(plan.price_as_of)
+    source = plan.price_source.removeprefix(f"{plan.machine}, ")
+    return (
+        offer.backend,
+        plan.machine,
+        what,
+        hourly + factor,
+        cap,
+        usd(plan.worst_case_micro),
+        ", ".join(part for part in (source, old) if part),
+    )
