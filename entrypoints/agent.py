@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import bundlefile, durable, gpulocks, heartbeat, logtimes, peers, processes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
@@ -31,6 +31,9 @@ from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpo
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.gather import Gathering
 from cloudtrain.entrypoints.replication.replicas import Replicas
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.notices.teller import Teller
 
 __all__ = ["Agent", "supervise"]
 
@@ -79,6 +82,7 @@ class Agent:
         self.told_s = 0.0  # when the state was last written
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
+        self.teller = _teller(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.get("copies"):
             self._share_checkpoints()
@@ -103,6 +107,8 @@ class Agent:
         if announce is not None:
             os.write(announce, b"%d\n" % os.getpid())
             os.close(announce)
+        if self.teller is not None:
+            self.teller.start()
         try:
             bundlefile.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
             durable.write_json(self.root / "spec.json", self.spec["spec"])
@@ -313,11 +319,16 @@ class Agent:
         self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, failures=failures, saved=saved)
 
     def _end(self, verdict: dict[str, Any]) -> None:
+        if self.teller is not None:
+            self.teller.end(verdict)
         stuck = self._kill_ranks()
         self.times.note(time.time())
         self.line.close()
         if self.replicas is not None:
             self.replicas.finish()
+        if self.teller is not None:
+            self.teller.finish()
+            self.times.note(time.time())
         checkpoints = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         resumable = verdict["state"] != "succeeded" and has_checkpoint(checkpoints)
         times = {"started_s": self.started_s, "ended_s": time.time()}
@@ -358,6 +369,15 @@ class Agent:
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self.terminated = True  # the machine shuts down, or somebody asks by hand: stop the job, saving first
+
+
+def _teller(spec: dict[str, Any], began_s: float) -> Teller | None:
+    """Return what tells people of the job, where it is to tell by itself."""
+    if not spec["spec"].get("notices"):
+        return None
+    from cloudtrain.entrypoints.notices import teller
+
+    return teller.of_agent(spec, began_s)
 
 
 def _failure(message: str, kind: str = "config") -> dict[str, Any]:

@@ -43,6 +43,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["checkpoint_step"] = event.get("step")
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
+        elif kind == "notice" and "key" in event:  # what the job has told by itself
+            now["told"] = [*now.get("told", ()), [event.get("channel"), event["key"]]]
         if isinstance(event.get("diagnosis"), dict):
             now["diagnosis"] = finite(event["diagnosis"])
     if points:

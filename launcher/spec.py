@@ -46,7 +46,38 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         if plan.batch is not None and fewest < plan.instances:
             # Its default is a rank's whole share: on fewer ranks another number, and another split of the samples.
             spec["training"]["micro_batch_size"] = plan.batch.micro_size
+    if any(entry.from_job for entry in config.notify):
+        spec["notices"] = _notices(plan, config)
     return spec
+
+
+def _notices(plan: Plan, config: Config) -> dict[str, Any]:
+    """Return what the job is to tell of by itself (entrypoints/notices/teller.py); its secrets hold the addresses."""
+    from cloudtrain.launcher.notices.channels import entries
+
+    found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
+    channels = [
+        {
+            "id": entry.id,
+            "kind": entry.kind,
+            "secret": (entry.smtp if entry.kind == "email" else entry.place).removeprefix("env:"),
+            "to": entry.place if entry.kind == "email" else "",
+            "sender": entry.sender,
+            "on": list(entry.on),
+        }
+        for entry in found
+    ]
+    return {
+        "channels": channels,
+        "backend": config.backend,
+        "limit_micro": config.budget.limit if config.budget else None,
+        "alert_at": list(config.budget.alert_at) if config.budget else [],
+        "on_limit": config.budget.on_limit if config.budget else None,
+        "rate_micro_h": None if plan.price_micro is None else plan.price_micro * plan.instances,
+        "uncertainty": plan.uncertainty,
+        "tail_s": plan.tail_s,
+        "spent_micro": plan.spent_micro,
+    }
 
 
 def _node_counts(plan: Plan, config: Config) -> list[int]:

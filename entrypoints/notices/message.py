@@ -115,9 +115,9 @@ def deadline_key(attempt: int) -> str:
     return f"deadline:{attempt}"
 
 
-def end_key(state: str, attempt: int) -> str:
-    """Return what makes an attempt's end one."""
-    return f"{state}:{attempt}"
+def end_key(state: str, reason: str | None, attempt: int) -> str:
+    """Return what makes an attempt's end one; where its machines were taken, its platform may begin it anew."""
+    return f"{'preempted' if reason == 'preempted' else state}:{attempt}"
 
 
 def usd(micro: int | None) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.notices import further
+from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ STALLED_S = 120.0  # the least that counts as no progress
 STEPS = 10  # and no less than so many steps take
 UNREACHABLE_S = 600.0
 SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow: by them nothing is foreseen
-MARGIN, START_S, SAVE_S = 1.1, 60.0, 120.0  # of a further run: its steps may take longer, it begins, it saves
-_CENT = 10_000
 
 
 def due(job: Job, outlook: Outlook, told: Collection[str], now_s: float) -> list[Notice]:
@@ -57,22 +56,11 @@ def wanted(notice: Notice, on: Collection[str]) -> bool:
 
 
 def more_micro(job: Job, outlook: Outlook) -> int | None:
-    """Return what the budget must grow by for the steps that are left; None where that is not known, 0 if by nothing.
-
-    Counted as a further run: the steps since the last checkpoint again, its start, its save, what its platform bills
-    beyond its limit, all at the worst price.
-    """
-    plan, progress = job.attempt.plan, job.attempt.progress
-    if outlook.limit_micro is None or outlook.spent_micro is None or job.attempt.hourly_usd is None:
-        return None
-    left_s = _number(progress.get("eta_s"))
-    if left_s is None:
-        return None
-    run_s = (left_s + _again_s(progress, left_s)) * MARGIN + START_S
-    cap_s = run_s + min(SAVE_S, run_s / 3) + (plan.get("tail_s") or 0)
-    cost = job.attempt.hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0) * cap_s / 3600
-    lacking = cost - max(0, outlook.limit_micro - outlook.spent_micro)
-    return max(0, math.ceil(lacking / _CENT) * _CENT)
+    """Return what the budget must grow by for the steps that are left; None without a budget or a price."""
+    hourly_usd, plan = job.attempt.hourly_usd, job.attempt.plan
+    rate = None if hourly_usd is None else hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0)
+    tail_s = plan.get("tail_s") or 0
+    return further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, job.attempt.progress, tail_s)
 
 
 def _facts(job: Job, outlook: Outlook) -> Facts:
@@ -88,7 +76,7 @@ def _facts(job: Job, outlook: Outlook) -> Facts:
         burn_micro_h=outlook.burn_micro_h,
         total_micro=outlook.total_micro if job.active else None,
         cap_at_s=outlook.cap_at_s,
-        deadline_at_s=outlook.deadline_at_s,
+        deadline_at_s=None if _is_hard(job) else outlook.deadline_at_s,
         finish_at_s=outlook.finish_at_s,
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
@@ -107,9 +95,7 @@ def _resume(job: Job, outlook: Outlook) -> str | None:
     if not is_money:
         return command
     more = more_micro(job, outlook)
-    if more is None:  # how much is left to do is not known: as much again
-        more = outlook.limit_micro
-    return f"{command} --budget +{_amount(max(more, _CENT))}" if more is not None else command
+    return command if more is None else f"{command} --budget +{further.amount(more)}"
 
 
 def _is_short_of_money(job: Job, outlook: Outlook) -> bool:
@@ -155,7 +141,8 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
     if not outlook.hits_limit or began_s is None or finish_s is None:
         return
-    if now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
+    is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
+    if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
         return
     done = f"done in {span(finish_s - now_s)}"
     if _is_short_of_money(job, outlook):
@@ -178,7 +165,8 @@ def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterato
         return
     why = "its budget" if job.attempt.plan.get("cap_reason") == "budget" else "its time limit"
     when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
-    headline = f"saves and leaves {when}, because of {why}"
+    does = "is stopped" if _is_hard(job) else "saves and leaves"
+    headline = f"{does} {when}, because of {why}"
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))
 
 
@@ -189,7 +177,7 @@ def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator
     asked = job.config.get("distributed") or {}
     hang_s = _seconds(asked.get("hang_timeout")) or (asked.get("timeout_s") or 600) + 300
     progress = job.attempt.progress
-    left_s, step, last = (_number(progress.get(name)) for name in ("eta_s", "step", "max_steps"))
+    left_s, step, last = (number(progress.get(name)) for name in ("eta_s", "step", "max_steps"))
     step_s = left_s / (last - step) if left_s and step is not None and last and last > step else 0.0
     if outlook.stalled_s < max(STALLED_S, hang_s / 2, STEPS * step_s):
         return
@@ -207,7 +195,14 @@ def _end(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
     if message := (state.error or {}).get("message"):
         headline += f": {str(message)[:300]}"
     also = (state.reason,) if state.reason in ("preempted", "budget") else ()
-    yield compose(end_key(state.state, number), state.state, headline, replace(facts, cap_at_s=None), now_s, also=also)
+    yield compose(
+        end_key(state.state, state.reason, number),
+        state.state,
+        headline,
+        replace(facts, cap_at_s=None),
+        now_s,
+        also=also,
+    )
 
 
 def _has_higher(key: str, told: Collection[str]) -> bool:
@@ -222,18 +217,16 @@ def _threshold_of(key: str) -> tuple[int, str]:
     return (int(percent), limit) if kind == "budget" else (0, "")
 
 
+def _is_hard(job: Job) -> bool:
+    """Return whether the limit ends the job without a save (on_limit: stop)."""
+    plan = job.attempt.plan
+    return plan.get("deadline_s") is not None and plan["deadline_s"] == plan.get("own_limit_s")
+
+
 def _alert_at(job: Job) -> list[int]:
     """Return the thresholds in per cent; a config is stored with `80%` for them."""
     asked = (job.config.get("budget") or {}).get("alert_at", ())
     return [int(str(each).strip().rstrip("%")) for each in asked]
-
-
-def _again_s(progress: dict[str, Any], left_s: float) -> float:
-    """Return how long the steps since the last checkpoint take again."""
-    step, last = _number(progress.get("step")), _number(progress.get("max_steps"))
-    if step is None or last is None or last <= step:
-        return 0.0
-    return (step - (_number(progress.get("checkpoint_step")) or 0.0)) * left_s / (last - step)
 
 
 def _seconds(value: Any) -> float | None:
@@ -241,14 +234,3 @@ def _seconds(value: Any) -> float | None:
     from cloudtrain.launcher.units import parse_duration
 
     return None if value is None else float(parse_duration(value))
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
-
-
-def _amount(micro: int) -> str:
-    from cloudtrain.launcher.units import format_money
-
-    return format_money(micro).replace(" ", "")

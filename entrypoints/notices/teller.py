@@ -1,0 +1,278 @@
+"""The job tells by itself, where its config allows it: node 0's agent posts while everybody else may sleep.
+
+A thread of the agent, beside the ranks' processes and not in them: no step waits for it, nor does the job's end, but
+for EXIT_S. What was told stands as an event line in rank 0's log, so that whoever follows the job does not tell it
+again, and beside the checkpoints, so that the job on other machines does not either.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints.notices import further
+from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
+from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
+from cloudtrain.entrypoints.places import has_checkpoint
+
+__all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
+
+EXIT_S = 3.0  # the most that a job's end waits for what is being told of it
+EVERY_S = 5.0
+LEAD_S, LEAD_SHARE = 900.0, 10  # before the deadline: a quarter of an hour, of a short run a tenth
+MEMORY = ".told.json"  # beside the checkpoints
+TAIL_BYTES = 1 << 15  # of rank 0's log, where its last step stands
+_FROM_STEP = ("step", "max_steps", "eta_s")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the agent knows of the job. Times in unix seconds; `used_s` is what machines before these have taken."""
+
+    job: str
+    attempt: int
+    order: Mapping[str, Any]  # the spec's `notices`
+    began_s: float
+    limit_s: float
+    deadline_s: float
+    limit_reason: str
+    used_s: float = 0.0
+
+    def spent_micro(self, now_s: float) -> int | None:
+        """Return what the job has cost until then, by this machine's clock; None where no price is known."""
+        rate = self.order["rate_micro_h"]
+        return (
+            None
+            if rate is None
+            else round(self.order["spent_micro"] + rate * (now_s - self.began_s + self.used_s) / 3600)
+        )
+
+
+def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
+    """Return what tells of the job of this agent's spec, None where it is not asked to, or another node is."""
+    job = spec["spec"]
+    order = job.get("notices")
+    if not order or spec["node"] != 0:
+        return None
+    limit_s = float(spec["max_duration_s"])
+    used_s = max(0.0, float(job.get("max_duration_s", limit_s)) - limit_s)
+    reason = spec["limit_reason"]
+    run = Run(spec["job"], spec["attempt"], order, began_s, limit_s, float(spec["deadline_s"]), reason, used_s)
+    folder = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+    return Teller(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
+
+
+def standing(run: Run, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
+    """Return what is to be told of the job while it runs."""
+    facts, notices = _facts(run, progress, now_s), []
+    limit, spent = run.order["limit_micro"], facts.spent_micro
+    reached = [] if not limit or spent is None else [p for p in run.order["alert_at"] if spent * 100 >= limit * p]
+    if reached:
+        headline = f"{max(reached)} % of the budget is spent: {usd(spent)} of {usd(limit)}"
+        if max(reached) >= 100 and run.order["on_limit"] == "alert":
+            headline += "; it runs on (on_limit: alert)"
+        notices.append(_notice(budget_key(max(reached), limit), "budget", headline, facts, now_s))
+    at_s = run.began_s + run.deadline_s
+    done_s = further.number(progress.get("eta_s"))
+    if now_s >= at_s - min(LEAD_S, run.deadline_s / LEAD_SHARE) and (done_s is None or now_s + done_s > at_s):
+        why = "its budget" if run.limit_reason == "budget" else "its time limit"
+        does = "is stopped" if run.deadline_s >= run.limit_s else "saves and leaves"
+        headline = f"{does} {f'in {span(at_s - now_s)}' if now_s < at_s else 'now'}, because of {why}"
+        notices.append(_notice(deadline_key(run.attempt), "deadline", headline, facts, now_s, ("budget",)))
+    return notices
+
+
+class Teller:
+    """The thread. `folder` is that of the checkpoints, `log` rank 0's."""
+
+    def __init__(
+        self, run: Run, channels: Mapping[str, tuple[Channel, tuple[str, ...]]], log: Path, folder: Path
+    ) -> None:
+        self._run = run
+        self._channels = channels
+        self._log = log
+        self._folder = folder
+        self._told = self._remembered()
+        self._tries: dict[tuple[str, str], tuple[int, float]] = {}
+        self._said: set[str] = set()
+        self._verdict: Mapping[str, Any] | None = None
+        self._end_s = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def end(self, verdict: Mapping[str, Any]) -> None:
+        """Begin to tell how the job has ended; returns at once."""
+        self._verdict, self._end_s = verdict, time.monotonic() + EXIT_S
+        self._is_over.set()
+
+    def finish(self) -> None:
+        """Return when it is told, at most EXIT_S after `end`."""
+        self._thread.join(max(0.0, self._end_s - time.monotonic()))
+
+    def _follow(self) -> None:
+        every_s = max(0.2, min(EVERY_S, self._run.limit_s / 100))
+        while not self._is_over.wait(every_s):
+            self._tell(partial(standing, self._run))
+        while True:
+            wait_s = self._tell(self._ending)
+            if wait_s is None or time.monotonic() + wait_s > self._end_s:
+                return
+            time.sleep(wait_s)
+
+    def _ending(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
+        verdict, run = self._verdict, self._run
+        assert verdict is not None
+        state, reason = verdict["state"], verdict.get("reason")
+        is_resumable = state != "succeeded" and has_checkpoint(self._folder)
+        facts = _facts(run, progress, now_s, state, reason, is_resumable=is_resumable)
+        headline = f"{state}{f' ({reason})' if reason else ''}{', resumable' if is_resumable else ''}"
+        if message := (verdict.get("error") or {}).get("message"):
+            headline += f": {str(message)[:300]}"
+        also = (reason,) if reason in ("preempted", "budget") else ()
+        told = [each for each in standing(run, progress, now_s) if each.event == "budget"]
+        return [*told, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
+
+    def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
+        """Tell what is due; return the seconds until something may be tried again, None where nothing is left."""
+        now_s = time.time()
+        due = self._due(what({}, now_s), now_s)
+        if due:  # only now is the log read
+            due = self._due(what(_progress(self._log), now_s), now_s)
+        faults = try_all([partial(send, self._channels[name][0], notice) for name, notice in due])
+        for (name, notice), fault in zip(due, faults, strict=True):
+            if fault is None:
+                self._mark(name, notice)
+                continue
+            tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
+            self._tries[name, notice.key] = (tries, time.time() + back_off_s(tries, fault))
+            self._say(self._channels[name][0], fault)
+        waits = [next_s for _, next_s in self._tries.values()]
+        return max(0.05, min(waits) - time.time()) if waits else None
+
+    def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
+        found = []
+        standing_now = {notice.key for notice in notices}
+        self._tries = {key: value for key, value in self._tries.items() if key[1] in standing_now}
+        for name, (_, on) in self._channels.items():
+            for notice in notices:
+                is_wanted = not {notice.event, *notice.also}.isdisjoint(on)
+                is_time = self._tries.get((name, notice.key), (0, 0.0))[1] <= now_s
+                if is_wanted and is_time and (name, notice.key) not in self._told:
+                    found.append((name, notice))
+        return found
+
+    def _mark(self, name: str, notice: Notice) -> None:
+        self._told.add((name, notice.key))
+        self._tries.pop((name, notice.key), None)
+        words = f"told {self._channels[name][0].shown}: {notice.title}"
+        line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
+        try:
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(log, line.encode())
+            finally:
+                os.close(log)
+            kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
+            durable.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
+        except OSError as error:  # a full disk: at worst somebody is told twice
+            print(f"agent: what was told cannot be kept: {error}", flush=True)
+
+    def _remembered(self) -> set[tuple[str, str]]:
+        known = durable.read_json(self._folder / MEMORY)
+        if not isinstance(known, dict) or known.get("job") != self._run.job:
+            return set()
+        return {(str(name), str(key)) for name, key in known.get("told", ())}
+
+    def _say(self, channel: Channel, fault: Fault) -> None:
+        words = f"not told, and tried again: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
+        if words not in self._said:
+            self._said.add(words)
+            print(f"agent: {words}", flush=True)
+
+
+def _channels(order: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
+    """Return the channels by their id, each with the events that it is told of."""
+    found = {}
+    for each in order["channels"]:
+        value = secrets.get(each["secret"], "").strip()
+        is_mail = each["kind"] == "email"
+        channel = Channel(each["kind"], each["to"] if is_mail else value, value if is_mail else "", each["sender"])
+        found[each["id"]] = (channel, tuple(each["on"]))
+    return found
+
+
+def _facts(
+    run: Run,
+    progress: Mapping[str, Any],
+    now_s: float,
+    state: str = "running",
+    reason: str | None = None,
+    *,
+    is_resumable: bool = True,
+) -> Facts:
+    order, is_running = run.order, state == "running"
+    spent, rate, limit = run.spent_micro(now_s), order["rate_micro_h"], order["limit_micro"]
+    done_s = further.number(progress.get("eta_s")) if is_running else None
+    total = None if done_s is None or spent is None else spent + round(rate * done_s / 3600)
+    at_s = run.began_s + run.deadline_s
+    is_short = run.limit_reason == "budget" and done_s is not None and now_s + done_s > at_s
+    resume = None
+    if state != "succeeded" and (is_running or is_resumable):
+        resume = f"cloudtrain resume {run.job}"
+        worst = None if rate is None else rate * order["uncertainty"]
+        more = further.more_micro(limit, spent, worst, progress, order["tail_s"])
+        if more is not None and (reason == "budget" or is_short):
+            resume += f" --budget +{further.amount(more)}"
+    return Facts(
+        job=run.job,
+        backend=order["backend"],
+        attempt=run.attempt,
+        state=state,
+        reason=reason,
+        spent_micro=spent,
+        limit_micro=limit,
+        burn_micro_h=rate if is_running else 0,
+        total_micro=total,
+        cap_at_s=run.began_s + run.limit_s,
+        deadline_at_s=at_s if run.deadline_s < run.limit_s else None,
+        finish_at_s=None if done_s is None else now_s + done_s,
+        step=progress.get("step"),
+        max_steps=progress.get("max_steps"),
+        checkpoint_step=progress.get("checkpoint_step"),
+        resume=resume,
+    )
+
+
+def _notice(key: str, event: str, headline: str, facts: Facts, now_s: float, also: tuple[str, ...] = ()) -> Notice:
+    return compose(key, event, headline, facts, now_s, also=also, origin="job")
+
+
+def _progress(log: Path) -> dict[str, Any]:
+    """Return the last step and checkpoint that stand at the end of rank 0's log."""
+    found: dict[str, Any] = {}
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        if events.MARK not in line:
+            continue
+        _, event = events.parse(line)
+        if event is not None and event["e"] in ("start", "step", "done"):
+            found |= {key: event[key] for key in _FROM_STEP if key in event}
+        elif event is not None and event["e"] == "checkpoint":
+            found["checkpoint_step"] = event.get("step")
+    return found
