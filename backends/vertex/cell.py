@@ -43,8 +43,7 @@ class GcsCell:
             try:
                 found = self._ask("GET", f"{self._objects}/{quote(self._key, safe='')}?alt=media")
             except Refused as error:
-                # Of media Google says in plain words what is missing.
-                if error.status != 404 or "bucket" in error.message.lower():
+                if error.status != 404 or not error.message.lower().startswith("no such object"):  # but no such bucket
                     raise
                 return None, ""
             return found.body, found.headers["x-goog-generation"]
