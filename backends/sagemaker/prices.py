@@ -158,7 +158,9 @@ def _products(access: Access, region: str) -> list[Mapping[str, Any]]:
 
 def _bulk(access: Access, region: str) -> list[Mapping[str, Any]]:
     """Return the rows of the public file, in GetProducts' form: products and prices lie apart there."""
-    base = dict(access.endpoints).get("pricing", BULK).rstrip("/")
+    # botocore reads these variables too; a stand-in serves both.
+    told = os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
+    base = (dict(access.endpoints).get("pricing") or told or BULK).rstrip("/")
     index = _download(f"{base}/offers/v1.0/aws/{SERVICE}/current/region_index.json")
     try:
         there = index["regions"].get(region)

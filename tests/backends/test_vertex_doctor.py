@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cloudtrain.launcher.prices import own
+from cloudtrain.launcher.prices.quote import Key, Quote
+from cloudtrain.launcher.prices.rate import Rate
 from doubles.google.handle import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT, Google
 
 CONFIG: dict[str, Any] = {
@@ -147,15 +150,14 @@ def test_service_that_is_away_is_no_fault_of_the_user_s(doctor: Any, google: Goo
     assert (found["Cloud Logging"][0], found["bucket"][0]) == ("warn", "ok")
 
 
-def test_price_that_is_another_today(doctor: Any, google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan counts with our table: the difference is told, with what to set."""
-    from cloudtrain.backends.vertex import prices
-
+def test_price_that_is_another_today(doctor: Any, google: Google, home: Path) -> None:
+    """The plan counts with our table, or with what was read before: the difference is told, with what to do."""
     verdict, words = doctor(resources={"accelerators": "T4:1"})["price"]
-    assert (verdict, "our table knows none: set vertex.price_per_hour: " in words) == ("warn", True)
-    monkeypatch.setattr(prices, "hourly", lambda machine, kind: (0.1, "an old table"))
+    assert (verdict, "our table knows none: cloudtrain prices refresh --backend vertex" in words) == ("warn", True)
+    key, rate = Key("vertex", "n1-standard-4", REGION, "on_demand"), Rate(0.1, "2026-01-02", "an old list")
+    own.add([Quote(key, rate)])
     verdict, words = doctor()["price"]
-    assert (verdict, "our table says 0.100: set vertex.price_per_hour: " in words) == ("warn", True)
+    assert (verdict, "our table says 0.100, as of 2026-01-02: cloudtrain prices" in words) == ("warn", True)
 
 
 def test_text_for_people(vertex: Any, tmp_path: Path, google: Google) -> None:

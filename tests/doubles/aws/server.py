@@ -7,12 +7,13 @@ import logging
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, make_server
 
-from doubles.aws import control, controlplane, validate
+from doubles.aws import control, controlplane, pricelist, validate
 from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
 from doubles.aws.world import CONTAINER_KEY, World
@@ -26,12 +27,15 @@ class Application:
     def __init__(self, world: World) -> None:
         self._world = world
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._conditional = threading.Lock()  # S3 compares and writes in one; moto first compares, then writes
 
     def __call__(self, environ: Environ, start: StartResponse) -> Reply:
         """Answer one request."""
         if environ["PATH_INFO"].startswith(control.PREFIX):
             return control.answer(self._world, environ, start)
         call = parse(environ)
+        if environ["PATH_INFO"].startswith(pricelist.OFFERS):  # anybody may read it
+            call = replace(call, service="pricing", operation="GetFile", params={"path": environ["PATH_INFO"]})
         entry = {
             "service": call.service,
             "operation": call.operation,
@@ -74,12 +78,23 @@ class Application:
             return reply(start, controlplane.sagemaker(self._world, call))
         if call.service == "servicequotas" or call.service == "service-quotas":
             return reply(start, controlplane.quotas(self._world, call))
+        if call.operation == "GetFile":
+            return self._file(start, call)
+        if call.service == "pricing":
+            return reply(start, pricelist.get_products(self._world, call))
         if call.service == "logs":
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"
             return reply(start, self._world.logs(call.region).execute(call.operation, call.params, is_empty))
-        answer: Reply = self._moto(environ, start)
+        with self._conditional if _has_condition(environ) else contextlib.nullcontext():
+            answer: Reply = self._moto(environ, start)
         return list(answer) if is_lost else answer
+
+
+    def _file(self, start: StartResponse, call: Call) -> Reply:
+        data = pricelist.file(self._world, call.params["path"])
+        start("200 OK" if data else "404 Not Found", [("Content-Length", str(len(data or b"")))])
+        return [data or b""]
 
 
 class _Handler(MotoRequestHandler):
@@ -111,6 +126,11 @@ def _serve_too(server: ThreadedWSGIServer, listening: socket.socket) -> None:
     while True:
         with contextlib.suppress(OSError):
             server.process_request(*listening.accept())
+
+
+def _has_condition(environ: Environ) -> bool:
+    """Return whether it is a write that another one must not come in between."""
+    return environ["REQUEST_METHOD"] == "PUT" and bool({"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys())
 
 
 def _nobody(*args: Any) -> Any:

@@ -38,3 +38,7 @@ class Settings:
     """Billable seconds of a training second on spot machines. Invented: AWS says only that it is less than 1."""
     quota: float = 10_000.0
     """Of every service quota that was not set by its name."""
+    price_page_size: int = 100
+    """Of GetProducts."""
+    price_damage: str = ""
+    """Of the price list: `truncated`, in another `currency`, of another `form`."""

@@ -19,7 +19,13 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Reply = Iterable[bytes]
 
-_TARGETS = {"SageMaker": "sagemaker", "Logs": "logs", "ServiceQuotasV": "service-quotas", "AmazonSSM": "ssm"}
+_TARGETS = {
+    "SageMaker": "sagemaker",
+    "Logs": "logs",
+    "ServiceQuotasV": "service-quotas",
+    "AmazonSSM": "ssm",
+    "AWSPriceListService": "pricing",
+}
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/([^/]+)/([^/]+)/aws4_request")
 
 

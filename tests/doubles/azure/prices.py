@@ -24,13 +24,14 @@ SIZES = {  # US dollars an hour, invented
 REGIONS = {"eastus": 1.0, "westus2": 1.0, "westeurope": 1.25}
 # Words of the meter -> part of the dedicated price.
 _METERS = {"": 1.0, " Spot": 0.3, " Low Priority": 0.2}
-_CLAUSE = re.compile(r"\s*(?:(\w+)\s+(eq|ne)\s+'([^']*)'|contains\((\w+),\s*'([^']*)'\))\s*")
+_CLAUSE = re.compile(r"\s*(?:(\w+)\s+(eq|ne)\s+'((?:[^']|'')*)'|contains\((\w+),\s*'([^']*)'\))\s*")
 
 
 def get(world: World, request: Request) -> Answer:
     """Return a page of the items that the filter lets through."""
     clauses = _clauses(request.query.get("$filter", ""))
-    found = [item for item in _items() if all(_holds(clause, item) for clause in clauses)]
+    listed = ({**item, "currencyCode": world.settings.price_currency} for item in (*_items(), *_traps()))
+    found = [item for item in listed if all(_holds(clause, item) for clause in clauses)]
     start, size = int(request.query.get("$skip", 0)), world.settings.price_page_size
     page = found[start : start + size]
     query = "&".join(f"{name}={value}" for name, value in request.query.items() if name != "$skip")
@@ -57,7 +58,7 @@ def _holds(clause: re.Match[str], item: dict[str, Any]) -> bool:
     value = str(item.get(key, ""))
     if clause[4]:
         return clause[5] in value
-    return (value == clause[3]) == (clause[2] == "eq")
+    return (value == clause[3].replace("''", "'")) == (clause[2] == "eq")
 
 
 def _items() -> Iterator[dict[str, Any]]:
@@ -69,6 +70,31 @@ def _items() -> Iterator[dict[str, Any]]:
                     price = round(dedicated * factor * surcharge * part, 6)
                     yield _item(size, family, region, system, word, price, "Consumption")
             yield _item(size, family, region, "", "", round(dedicated * factor * 5000, 2), "Reservation")
+
+
+def _traps() -> Iterator[dict[str, Any]]:
+    """Yield what no other size has: announced prices, twins, gifts, a spot price that saves nothing."""
+    later, region = "2999-01-01T00:00:00Z", "eastus"
+
+    def item(size: str, price: float, word: str = "", system: str = "", **more: Any) -> dict[str, Any]:
+        family = size.removeprefix("Standard_").replace("_", " ")
+        return {**_item(size, family, region, system, word, price, "Consumption"), **more}
+
+    yield item("Standard_D8s_v5", 0.384)
+    yield item("Standard_D8s_v5", 0.36, effectiveStartDate="2023-01-01T00:00:00Z")
+    yield item("Standard_D8s_v5", 0.48, effectiveStartDate=later)
+    yield item("Standard_D16s_v6", 0.8, effectiveStartDate=later)
+    yield item("Standard_NC12s_v3", 6.0)
+    yield item("Standard_NC12s_v3", 6.12)
+    yield item("Standard_ND40rs_v2", 22.0)
+    yield item("Standard_ND40rs_v2", 22.0, " Low Priority")
+    yield item("Standard_F4s_v2", 0.17)
+    yield item("Standard_F4s_v2", 0.0)
+    yield item("Standard_F4s_v2", 9.0, productName="Fsv2 Series Cloud Services")
+    yield item("Standard_F4s_v2", 9.0, productName="Fsv2 Series Dedicated Host")
+    yield item("Standard_F4s_v2", 9.0, unitOfMeasure="1 Month")
+    yield item("Standard_F4s_v2", 0.1, tierMinimumUnits=1000.0)
+    yield item("Standard_F8s_v2", 0.34, system=" Windows")
 
 
 def _item(size: str, family: str, region: str, system: str, word: str, price: float, kind: str) -> dict[str, Any]:

@@ -66,6 +66,8 @@ class Settings:
     """Of the list of jobs."""
     price_page_size: int = 100
     """Of the list of prices."""
+    price_currency: str = "USD"
+    """Of all prices, whatever is asked for."""
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ class BillingSettings:
 
     sku_page_size: int = MAX_PAGE
     """How much a page has at the most, whatever pageSize asks for."""
+    sku_currency: str = "USD"
+    """Of all prices, whatever is asked for."""
 
 
 class _Device(NamedTuple):
@@ -248,7 +251,10 @@ def _list_skus(world: Any, request: Request, service: str) -> Answer:
     unknown = set(request.query) - {"currencyCode", "pageSize", "pageToken", "key", "alt", "prettyPrint", "fields"}
     if unknown:
         raise GoogleError("INVALID_ARGUMENT", f"the stand-in's list of SKUs knows no {min(unknown)}")
-    return _page(world, request, _skus(service), "skus")
+    found = _skus(service)
+    if (currency := world.settings.sku_currency) != "USD":
+        found = json.loads(json.dumps(found).replace('"currencyCode": "USD"', f'"currencyCode": "{currency}"'))
+    return _page(world, request, found, "skus")
 
 
 ROUTES = [
