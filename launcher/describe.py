@@ -6,8 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from cloudtrain.entrypoints.notices.further import amount
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.money.achieved import achieved, in_words
+from cloudtrain.launcher.money.alerts import more_micro
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, dollars, of_limit, span, usd
 from cloudtrain.launcher.progress import shown
@@ -81,7 +83,7 @@ def as_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
     lines += _error_lines(state.error)
     if state.detail:
         lines.append(f"  detail      {state.detail}")
-    return [*lines, *(f"  next        {line}" for line in next_step(job))]
+    return [*lines, *(f"  next        {line}" for line in next_step(job, attempts))]
 
 
 def outcome(job: Job) -> str:
@@ -91,8 +93,8 @@ def outcome(job: Job) -> str:
     return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
 
 
-def next_step(job: Job) -> list[str]:
-    """Return what the user may want to do now."""
+def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
+    """Return what the user may want to do now; `attempts`, all of its, say what a job out of money needs."""
     if job.active:
         return [f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
     if job.attempt.state.state == "succeeded":
@@ -100,7 +102,9 @@ def next_step(job: Job) -> list[str]:
     if job.attempt.phase == "never_sent":
         return ["submit it again"]
     hint = [f"cloudtrain logs --tail 50 {job.id}"] if job.attempt.state.state == "failed" else []
-    return [*hint, *([f"cloudtrain resume {job.id}"] if job.attempt.state.resumable else [])]
+    more = more_micro(job, outlook(job, attempts, time.time())) if job.attempt.state.reason == "budget" else None
+    budget = "" if more is None else f" --budget +{amount(more)}"
+    return [*hint, *([f"cloudtrain resume{budget} {job.id}"] if job.attempt.state.resumable else [])]
 
 
 def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[str]:

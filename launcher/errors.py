@@ -128,9 +128,10 @@ class CapacityError(CloudtrainError):
 
 
 class BudgetError(CloudtrainError):
-    """The budget refuses it, or was reached."""
+    """The budget refuses it, or was reached. `enough_micro`: the job's budget that would do."""
 
     exit_code = 6
+    enough_micro: int | None = None
 
 
 class UnreachableError(CloudtrainError):

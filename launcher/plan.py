@@ -36,7 +36,8 @@ class Plan:
     `deadline_s` is `own_limit_s`.
     `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
     as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
-    beyond each cap. `budget_micro` is the job's, of which `spent_micro` was spent before.
+    beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
+    `spent_micro` was spent before.
     """
 
     instances: int
@@ -56,6 +57,7 @@ class Plan:
     price_as_of: str | None = None
     own_limit_s: int = 0
     tail_s: int = 0
+    useful_s: int | None = None
     unit_s: int = 1
     minimum_bill_s: int = 0
     attempts: int = 1
@@ -112,6 +114,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         price_as_of=capacity.price_as_of,
         own_limit_s=own_limit_s,
         tail_s=terms.tail_s,
+        useful_s=caps.least_useful_s(terms),
         unit_s=terms.unit_s,
         minimum_bill_s=terms.minimum_bill_s,
         attempts=terms.lives,
@@ -165,13 +168,14 @@ def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: C
         hourly += f" and up to {capacity.uncertainty:g} times that"
     buys = f"buy {format_span(found.affordable_s)}" if found.affordable_s else "buy no run at all"
     tail = f" and {format_span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
-    more = f"resume with --budget +{format_money(found.enough_micro - limit_micro)}" if spent_micro else ""
     needs = f"{format_span(found.least_s)}{tail} need a budget of {format_money(found.enough_micro)}"
-    return BudgetError(
+    error = BudgetError(
         f"{left if spent_micro else f'the budget of {format_money(limit_micro)}'} {buys} at {hourly}",
         where="budget.limit",
-        hint=f"{needs}{f': {more}' if more else ''}; or take fewer or cheaper instances",
+        hint=f"{needs}; or take fewer or cheaper instances",
     )
+    error.enough_micro = found.enough_micro
+    return error
 
 
 def _split(config: Config, ranks: int) -> Batch | None:

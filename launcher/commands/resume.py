@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.options import job_argument, json_option, yes_option
+from cloudtrain.launcher.options import job_argument, json_option, price_option, price_setting, yes_option
 from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["command"]
@@ -19,6 +20,8 @@ __all__ = ["command"]
 @job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML.")
+@click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
+@price_option
 @click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not as it was submitted.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
@@ -27,6 +30,8 @@ def command(
     job: str,
     instances: int | None,
     settings: tuple[str, ...],
+    budget: str | None,
+    price_micro: int | None,
     update_code: bool,
     detach: bool,
     yes: bool,
@@ -48,7 +53,12 @@ def command(
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable:
         say("nothing was saved to go on from: it starts from step 0")
-    prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
+    typed += [_budget_setting(found, budget)] if budget is not None else []
+    typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
+    try:
+        prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
+    except BudgetError as error:
+        raise _with_command(error, found, settings) from error
     if not approved(prepared, yes=yes, more=True):
         return 1
     found = submit.resend(registry, found, prepared)
@@ -56,6 +66,39 @@ def command(
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
     return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _budget_setting(job: Job, text: str) -> str:
+    """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
+    from cloudtrain.launcher.money.outlook import limit_micro
+    from cloudtrain.launcher.units import format_money, parse_money
+
+    wanted, before = text.strip(), limit_micro(job)
+    try:
+        micro = parse_money(wanted.removeprefix("+"))
+    except ValueError as error:
+        raise UsageError(f"--budget: expected {error}", hint="+50USD adds to the budget, 200USD sets it") from None
+    if wanted.startswith("+"):
+        if before is None:
+            raise UsageError(f"{job.id} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
+        micro += before
+    return f"budget.limit={format_money(micro)}"
+
+
+def _with_command(error: BudgetError, job: Job, settings: tuple[str, ...]) -> BudgetError:
+    """Return the refusal with the command that would be accepted, and its smallest sum."""
+    from cloudtrain.launcher.money.outlook import limit_micro
+    from cloudtrain.launcher.units import format_money
+
+    before = limit_micro(job)
+    if error.enough_micro is None or before is None:
+        return error
+    more_micro = error.enough_micro - before
+    sign, micro = ("+", more_micro) if more_micro > 0 else ("", error.enough_micro)
+    more = sign + format_money(micro).replace(" ", "")
+    given = "".join(f" --set {quote(setting)}" for setting in settings)
+    hint = f"{error.hint.partition(';')[0]}, at least: cloudtrain resume --budget {more}{given} {job.id}"
+    return BudgetError(error.message, where=error.where, hint=hint)
 
 
 def _require_ended(job: Job) -> None:

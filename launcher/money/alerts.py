@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
+from cloudtrain.launcher.money.earlier import least_more_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -60,7 +61,11 @@ def more_micro(job: Job, outlook: Outlook) -> int | None:
     hourly_usd, plan = job.attempt.hourly_usd, job.attempt.plan
     rate = None if hourly_usd is None else hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0)
     tail_s = plan.get("tail_s") or 0
-    return further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, job.attempt.progress, tail_s)
+    more = further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, job.attempt.progress, tail_s)
+    if more is None or outlook.limit_micro is None or outlook.spent_micro is None:
+        return None
+    least = least_more_micro(plan, job.attempt.number, outlook.limit_micro, outlook.spent_micro)
+    return max(more, -(-least // 10_000) * 10_000)
 
 
 def _facts(job: Job, outlook: Outlook) -> Facts:

@@ -1,18 +1,20 @@
-"""What a job's earlier attempts have cost at worst: what a budget has left is counted from there."""
+"""What a job's earlier attempts have cost at worst, and what a further one needs: so a budget is counted on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.backend import Terms
 from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.money.cap import Rate, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
 
-__all__ = ["spent_at_worst_micro"]
+__all__ = ["least_more_micro", "spent_at_worst_micro"]
 
 
 def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
@@ -23,6 +25,22 @@ def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro:
     """
     costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
     return None if None in costs else sum(cost or 0 for cost in costs)
+
+
+def least_more_micro(plan: dict[str, Any], attempt: int, limit_micro: int, spent_micro: int) -> int:
+    """Return what the budget must grow by, at least, for one more run of use like that of the plan; 0 where none.
+
+    `spent_micro` is what the meter says of all `attempt` attempts, which may have been billed by a unit more each.
+    """
+    price_micro, useful_s = plan.get("price_micro"), plan.get("useful_s")
+    if not price_micro or useful_s is None:
+        return 0
+    rate = Rate(plan["instances"], price_micro, plan["uncertainty"])
+    unit_s, least_s = plan["unit_s"], plan["minimum_bill_s"]
+    terms = Terms(plan["tail_s"], unit_s=unit_s, lives=plan["attempts"], minimum_bill_s=least_s)
+    rounding_micro = worst_case_micro(unit_s + least_s, rate, Terms()) * attempt
+    spent_worst_micro = -(-spent_micro * ceil(round(rate.uncertainty * 1000, 6)) // 1000) + rounding_micro
+    return max(0, spent_worst_micro + worst_case_micro(useful_s, rate, terms) - limit_micro)
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
