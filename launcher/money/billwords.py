@@ -114,7 +114,7 @@ def group_cells(groups: Sequence[Group], by: str) -> tuple[list[str], list[list[
 def _planned(found: Bill) -> str:
     parts = [f"at worst {dollars(found.worst_micro)}"] if found.worst_micro is not None else []
     if found.estimate_micro is not None:
-        parts.append(f"by its pace at step {found.estimate_step} {dollars(found.estimate_micro)}")
+        parts.append(f"at step {found.estimate_step} its pace promised {dollars(found.estimate_micro)}")
     return "; ".join(parts)
 
 

@@ -1,0 +1,262 @@
+"""What attempts have cost, held against a truth that is counted node by node."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.launcher import agents
+from cloudtrain.launcher.job import Attempt, State
+from cloudtrain.launcher.money import meter
+
+HISTORIES = 20_000
+HOUR = 3600
+HOUR_MS = HOUR * 1000
+
+
+def attempt(number: int = 1, state: State | None = None, phase: str = "sent", **plan: Any) -> Attempt:
+    """Return an attempt on two instances of 36 USD an hour, a cent a second each."""
+    planned = {"instances": 2, "hourly_usd": 72.0, "cap_s": 3600, **plan}
+    return Attempt("j", number, phase, planned, {}, 0.0, {}, state=state or State("pending"))
+
+
+def spent(*attempts: Attempt, now_s: float = 10_000.0) -> int | None:
+    """Return what they have cost."""
+    return meter.spent_micro(meter.legs_of(attempts), now_s)
+
+
+# -- the truth ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What a job's attempts look like to the registry, and what each of its nodes has truly cost."""
+
+    attempts: list[Attempt]
+    truth_ms: int  # micro-dollars, times the milliseconds of an hour: whole numbers, so exact
+    node_minute_ms: int  # of its dearest attempt, all nodes
+
+
+class Clock:
+    """Our own clock: off by up to 30 s, and it jumps."""
+
+    def __init__(self, rnd: random.Random) -> None:
+        self.rnd, self.off_s = rnd, rnd.uniform(-30, 30)
+
+    def at(self, true_s: float) -> float:
+        """Return what it shows; by then it may have been set."""
+        if self.rnd.random() < 0.2:
+            self.off_s = self.rnd.choice([self.rnd.uniform(-30, 30), self.rnd.uniform(-2 * HOUR, 2 * HOUR)])
+        return true_s + self.off_s
+
+
+def looked(known: State, told: State, clock: Clock, true_s: float) -> tuple[State, float]:
+    """Return what a look at that moment leaves in the registry, and what time it is there."""
+    now_s = clock.at(true_s)
+    return meter.steady(known, told, now_s), now_s
+
+
+def some(rnd: random.Random, least: float, most: float) -> float:
+    """Return a time in whole milliseconds."""
+    return rnd.randrange(round(least * 1000), round(most * 1000) + 1) / 1000
+
+
+def ms(seconds: float) -> int:
+    """Return a span in milliseconds."""
+    return round(seconds * 1000)
+
+
+def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
+    """Return an attempt whose platform bills all nodes while they run, in pieces with gaps, and tells the seconds."""
+    pieces, when_s = [], at_s + some(rnd, 0, 3000)
+    for _ in range(rnd.choice([1, 1, 1, 2, 3])):
+        pieces.append((when_s, when_s + rnd.choice([some(rnd, 1, 100), some(rnd, 100, 20_000)])))
+        when_s = pieces[-1][1] + some(rnd, 1, 900)
+    begun_s, over_s = pieces[0][0], pieces[-1][1]
+
+    def billed_s(true_s: float) -> float:
+        return sum(max(0.0, min(true_s, end) - begin) for begin, end in pieces)
+
+    state, now_s, look_s = State("pending"), 0.0, at_s
+    for _ in range(rnd.randrange(4)):  # looks while it runs
+        look_s = some(rnd, max(look_s, begun_s), over_s)
+        running = any(begin <= look_s <= end for begin, end in pieces)
+        told = State("running" if running else "pending", started_s=begun_s, billed_s=billed_s(look_s))
+        state, now_s = looked(state, told, clock, look_s)
+    if ends or state.started_s is None:
+        told = State("succeeded", started_s=begun_s, ended_s=over_s, billed_s=float(round(billed_s(over_s))))
+        state, now_s = looked(state, told, clock, over_s + 5)
+        look_s = over_s
+    return state, now_s, over_s, nodes * price * ms(billed_s(look_s))
+
+
+def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
+    """Return an attempt on own machines, of which some are lost and given up after up to 15 s."""
+    wall_off_s = some(rnd, -2 * HOUR, 2 * HOUR)  # the nodes' clock is set, once, while it runs
+    begun_s, over_s = at_s, at_s + rnd.choice([some(rnd, 5, 200), some(rnd, 200, 20_000)])
+    zero_s = 1000.0
+    lost = {node: some(rnd, begun_s, over_s) for node in range(1, nodes) if rnd.random() < 0.2}
+    given_up = {node: min(true_s + some(rnd, 10, 15), over_s) for node, true_s in lost.items()}
+
+    def look(true_s: float, ended: dict[str, Any] | None) -> dict[str, Any]:
+        gone_s = {str(node): up_s - begun_s for node, up_s in given_up.items() if up_s <= true_s}
+        state = {"started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": zero_s}
+        told = {"state": {**state, "gone_s": gone_s}, "exit": None, "alive": not ended, "asked": None}
+        if ended is not None:
+            held_s = sum(gone_s.get(str(node), true_s - begun_s) for node in range(nodes)) / nodes
+            return {**told, "exit": {**ended, "held_s": held_s, "gone_s": gone_s}, "ended_ago_s": 40.0}
+        return {**told, "held_s": true_s - begun_s}
+
+    state, now_s, look_s = State("pending"), 0.0, begun_s
+    for _ in range(rnd.randrange(4)):
+        look_s = some(rnd, look_s, over_s)
+        told = agents.fold({0: look(look_s, None)}, nodes)
+        assert told is not None
+        state, now_s = looked(state, told, clock, look_s)
+    if ends or state.started_s is None:
+        verdict = {"state": "succeeded", "reason": None, "error": None, "restarts": 0, "resumable": False}
+        told = agents.fold({0: look(over_s, {**verdict, "ended_s": over_s + wall_off_s})}, nodes)
+        assert told is not None
+        state, now_s = looked(state, told, clock, over_s + 5)
+        look_s = over_s
+    used_ms = sum(ms(min(lost.get(node, over_s), look_s)) - ms(begun_s) for node in range(nodes))
+    return state, now_s, over_s, price * used_ms
+
+
+def history(rnd: random.Random) -> tuple[Told, float]:
+    """Return a job of up to four attempts with sizes and prices of their own, and our time at the last look."""
+    clock, when_s, found, truth, minute = Clock(rnd), 1_790_000_000.0, [], 0, 0
+    kind = rnd.choice([cloud, own])
+    last = rnd.randrange(1, 5)
+    now_s = 0.0
+    for number in range(1, last + 1):
+        nodes, price = (
+            rnd.choice([1, 2, 3, 8, 64]),
+            rnd.choice([100_000, 3_060_000, 63_296_000, rnd.randrange(1, 10**8)]),
+        )
+        ends = number < last or rnd.random() < 0.7
+        state, now_s, when_s, cost = kind(rnd, clock, when_s, price, nodes, ends=ends)
+        # The cap is past the end: what runs is never cut by it here.
+        found.append(attempt(number, state, instances=nodes, price_micro=price, cap_s=200_000, hourly_usd=None))
+        truth, minute = truth + cost, max(minute, 60_000 * nodes * price)
+        when_s += some(rnd, 0, 8 * HOUR)
+    return Told(found, truth, minute), now_s
+
+
+def test_meter_holds_on_random_histories() -> None:
+    """Within 0.5 % or a node-minute, with restarts, resizes, lost nodes, interruptions, and clocks that are set."""
+    rnd = random.Random(8)
+    for number in range(HISTORIES):
+        told, now_s = history(rnd)
+        found = spent(*told.attempts, now_s=now_s)
+        assert found is not None
+        off = abs(found * HOUR_MS - told.truth_ms)
+        assert off <= max(told.truth_ms // 200, told.node_minute_ms), number
+
+
+# -- one rule each ------------------------------------------------------------------------------------------------
+
+
+def ran(start_s: float, end_s: float | None, **more: Any) -> State:
+    """Return the state of an attempt that ran then, or still does."""
+    return State("running" if end_s is None else "succeeded", started_s=start_s, ended_s=end_s, **more)
+
+
+def test_legs_are_added_exactly_and_rounded_up() -> None:
+    """Half a second of a millionth of a dollar an hour is one micro-dollar, not none; a cent a second is exact."""
+    assert spent(attempt(state=ran(100, 200))) == 2_000_000
+    assert spent(attempt(state=ran(100, 100.5), instances=1, price_micro=1)) == 1
+    assert spent(attempt(1, ran(0, 100)), attempt(2, ran(900, 1000), instances=1, price_micro=72_000_000)) == 4_000_000
+
+
+def test_time_between_attempts_costs_nothing() -> None:
+    """Eight nodes, a queue of eight hours, then two: never from the first start to now."""
+    first = attempt(1, ran(0, HOUR), instances=8, price_micro=63_296_000)
+    second = attempt(2, ran(9 * HOUR, 10 * HOUR), instances=2, price_micro=63_296_000)
+    assert spent(first, second, now_s=10 * HOUR) == 632_960_000
+
+
+def test_platforms_seconds_go_before_start_and_end() -> None:
+    """Interruptions are not billed."""
+    assert spent(attempt(state=ran(0, 1000, billed_s=400.0))) == 8_000_000
+
+
+def test_span_that_ends_before_it_begins_costs_nothing() -> None:
+    """Two clocks, or one that was set."""
+    assert spent(attempt(state=ran(200, 100))) == 0
+    assert spent(attempt(state=ran(20_000, None)), now_s=100.0) == 0
+
+
+def test_price_that_is_unknown_is_not_nothing() -> None:
+    """Unless the attempt was never sent, or ended before it began."""
+    free = {"hourly_usd": None}
+    assert spent(attempt(1, ran(0, 10)), attempt(2, ran(20, 30), **free)) is None
+    assert spent(attempt(state=State("pending"), **free)) is None
+    assert spent(attempt(state=State("failed", ended_s=10.0), **free)) == 0
+    assert spent(attempt(phase="never_sent", state=State("failed", ended_s=10.0), **free)) == 0
+    assert meter.burn_micro_h(meter.legs_of([attempt(state=ran(0, None), **free)])) is None
+
+
+def test_price_is_what_was_frozen_or_else_what_the_platform_tells() -> None:
+    """Azure alone may know on which machines a job runs."""
+    told = ran(0, HOUR, hourly_usd=10.0)
+    assert spent(attempt(state=told, price_micro=3_000_000)) == 6_000_000
+    assert spent(attempt(state=told)) == 72_000_000
+    assert spent(attempt(state=told, hourly_usd=None)) == 10_000_000
+
+
+def test_job_out_of_reach_costs_on_up_to_its_cap() -> None:
+    """Its platform ends it there, whatever we can see."""
+    state = meter.steady(State("pending"), ran(0, None, billed_s=90.0), now_s=100.0)
+    away = attempt(state=state, cap_s=600, tail_s=60)
+    assert spent(away, now_s=200.0) == 2 * 190 * 10_000
+    assert spent(away, now_s=9e9) == 2 * 660 * 10_000
+    assert spent(attempt(state=state, cap_s=600, attempts=4), now_s=9e9) == 2 * 2400 * 10_000
+
+
+def test_state_is_stored_anew_only_where_it_says_something_new() -> None:
+    """A job that runs as expected is the same a minute later; one whose clock was set, or that stood still, is not."""
+    known = meter.steady(State("pending"), ran(0, None, billed_s=10.0), now_s=100.0)
+    assert meter.steady(known, ran(0, None, billed_s=70.4), now_s=160.0) == known
+    assert meter.steady(known, ran(0, None, billed_s=40.0), now_s=160.0).told_s == 160.0
+    assert meter.steady(known, ran(0, None, billed_s=70.0), now_s=4000.0).told_s == 4000.0
+    assert meter.steady(known, ran(0, 80.0, billed_s=70.0), now_s=160.0) == ran(0, 80.0, billed_s=70.0)
+
+
+def test_nodes_that_a_job_went_on_without_cost_until_then() -> None:
+    """Four of them, one lost after 100 s, one after 200; the mean of all is what the nodes tell."""
+    gone = {"2": 100.0, "3": 200.0}
+    state = ran(0, None, billed_s=(2 * 400 + 300) / 4, gone_s=gone, told_s=1000.0)
+    shrunk = attempt(state=state, instances=4, price_micro=36_000_000)
+    assert spent(shrunk, now_s=1000.0) == 11_000_000
+    assert spent(shrunk, now_s=1010.0) == 11_200_000
+    assert meter.burn_micro_h(meter.legs_of([shrunk])) == 72_000_000
+    assert [leg.instances for leg in meter.legs_of([shrunk])] == [2, 1, 1]
+
+
+def test_what_an_earlier_version_stored_is_read() -> None:
+    """Neither its states nor its plans have the newer keys."""
+    outcome = {"state": "running", "reason": None, "started_s": 1000.0, "ended_s": None, "billed_s": 50.0}
+    assert spent(attempt(state=State(**outcome)), now_s=1100.0) == 2_000_000
+    over = State(**{**outcome, "state": "failed", "billed_s": None})
+    assert spent(attempt(state=over), now_s=9e9) == 2 * 3600 * 10_000
+
+
+def test_huge_sums_are_exact() -> None:
+    """A thousand nodes for ten years at a million dollars an hour, to the micro-dollar."""
+    end_s = 87_600 * HOUR + 0.000_001
+    legs = meter.legs_of([attempt(state=ran(0, end_s), instances=1000, price_micro=10**12, hourly_usd=None)])
+    assert meter.spent_micro(legs, end_s) == 87_600 * 1000 * 10**12 + -(-1000 * 10**12 // (HOUR * 10**6))
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    """Wherever a leg is cut, also where its platform billed less than its span."""
+    rnd = random.Random(1)
+    for _ in range(200):
+        start_s, span_s = rnd.uniform(0, 1e6), rnd.uniform(0, 1e6)
+        leg = meter.Leg("j", 1, 3, rnd.randrange(1, 10**8), start_s, start_s + span_s, rnd.choice([None, span_s / 3]))
+        cuts = sorted([0.0, *(rnd.uniform(0, 2e6) for _ in range(5)), 3e6])
+        parts = [meter.part_micro(leg, *pair, 3e6) or 0 for pair in itertools.pairwise(cuts)]
+        assert sum(parts) == meter.cost_micro(leg, 3e6)
