@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-import runpy
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +20,6 @@ from doubles.google import billing
 from doubles.google.loopback import served as serving
 from doubles.wire import Answer, Request
 
-ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-central1"
 ON = "Vertex AI: Training/Pipelines on "
 FEE = "Vertex AI: Training/Pipelines management fee on "
@@ -426,36 +423,3 @@ def test_list_is_read_over_http(region: str, page: int) -> None:
             found = listprices.assemble(listed, name, kind, *attached)
             assert found.total_usd == pytest.approx(billing.hourly_usd(name, theirs, region, t4=cards), abs=1e-6)
             assert found.difference == pytest.approx(0, abs=1e-4)
-
-
-SOURCE = """\
-backend,instance_type,region,on_demand_usd_per_hour,infra_on_demand_usd_per_hour,infra_spot_usd_per_hour,derived,source
-vertex,a,r,,10,4,,catalogue
-vertex,b,r,12,10,10,no,page
-vertex,c,r,12,10,11,no,"blog, low confidence"
-vertex,d,r,,,,,list
-"""
-TABLE = """\
-backend,instance_type,accelerator,count,accelerator_memory_gib,region,usd_per_hour,spot_usd_per_hour,derived,as_of,source
-other,a,"X, y",1,2,r,3.10,,no,2026-01-01,'as it was'
-vertex,d,X,1,2,r,,,,,list
-vertex,b,X,1,2,r,12,,no,2026-01-01,page
-vertex,c,X,1,2,r,12,,no,2026-01-01,"blog, low confidence"
-vertex,a,X,1,2,r,,,,2026-01-01,catalogue
-vertex,e,X,1,2,r,7,,no,2026-01-01,by hand
-"""
-
-
-def test_tool_derives_what_is_not_quoted(tmp_path: Path) -> None:
-    """Rows stay in their order and other backends' as they are; a spot price that saves nothing is none."""
-    tool = runpy.run_path(str(ROOT / "tools" / "vertex_prices.py"))
-    (tmp_path / "source.csv").write_text(SOURCE)
-    rows = tool["rows_of"](tmp_path / "source.csv")
-    once = tool["rewritten"](TABLE, rows)
-    before, after = TABLE.splitlines(), once.splitlines()
-    assert [place for place in range(7) if before[place] != after[place]] == [4, 5]
-    assert after[4].startswith("vertex,c,X,1,2,r,11.5,,yes,2026-01-01,")
-    assert "not 12" in after[4]
-    assert after[5].startswith("vertex,a,X,1,2,r,11.5,5.5,yes,2026-01-01,")
-    assert "x 1.15" in after[5]
-    assert tool["rewritten"](once, rows) == once

@@ -1,0 +1,84 @@
+"""The tool that makes the table of prices from collected facts."""
+
+from __future__ import annotations
+
+import csv
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = (
+    "backend,instance_type,accelerator,accelerator_count,accelerator_memory_gib,vcpus,memory_gib,interconnect,region,"
+    "on_demand_usd_per_hour,spot_usd_per_hour,infra_on_demand_usd_per_hour,infra_spot_usd_per_hour,derived,source,as_of,note"
+)
+
+
+@pytest.fixture(scope="module")
+def tool() -> Any:
+    """Return the tool's names."""
+    return runpy.run_path(str(ROOT / "tools" / "price_table.py"))
+
+
+def made(tool: Any, *lines: str) -> list[dict[str, str]]:
+    """Return the table's rows for these facts: type, own price, spot, infra, its spot, derived, source, date."""
+    facts = [HEAD]
+    for line in lines:
+        backend, name, own, spot, infra, infra_spot, derived, source, day = line.split("|")
+        facts.append(
+            f'{backend},{name},X,8,80,1,1,-,r,{own},{spot},{infra},{infra_spot},{derived},"{source}",{day},note'
+        )
+    return list(csv.DictReader(tool["table"]("\n".join(facts)).splitlines()))
+
+
+def test_figures_are_taken_as_they_are(tool: Any) -> None:
+    """Blank stays blank, derived stays marked, sources lose what only their collector can use."""
+    rows = made(
+        tool,
+        "sagemaker|a|4.890||||no|list, quoted (text index id 7; by hand)|2026-09",
+        "sagemaker|b|||21.5|||list|2025-11-30",
+        "azureml|c|3.10|0.4|||yes|text|2021?",
+    )
+    assert [(row["usd_per_hour"], row["spot_usd_per_hour"], row["derived"]) for row in rows] == [
+        ("4.890", "", "no"),
+        ("", "", ""),
+        ("3.10", "0.4", "yes"),
+    ]
+    assert [row["source"] for row in rows] == ["list, quoted (by hand)", "list", "text"]
+
+
+def test_vertex_is_derived_where_it_is_not_quoted(tool: Any) -> None:
+    """From Compute Engine's by the fee; a quoted figure of little trust gives way; a spot price that saves nothing, too."""
+    rows = made(
+        tool,
+        "vertex|a|||10|4||catalogue|2026-01-01",
+        "vertex|b|12||10|10|no|page|2026-01-01",
+        "vertex|c|12||10|11|no|blog, low confidence|2026-01-01",
+        "vertex|d||||||list|",
+    )
+    assert [(row["usd_per_hour"], row["spot_usd_per_hour"], row["derived"]) for row in rows] == [
+        ("11.5", "5.5", "yes"),
+        ("12", "", "no"),
+        ("11.5", "", "yes"),
+        ("", "", ""),
+    ]
+    assert "x 1.15" in rows[0]["source"]
+    assert "not 12" in rows[2]["source"]
+
+
+@pytest.mark.parametrize(
+    "line", ["sagemaker|a|0||||no|list|2026", "azureml|a|1||||no||2026", "azureml|a|1|||||list|2026"]
+)
+def test_price_without_an_origin_is_refused(tool: Any, line: str) -> None:
+    """Or one that is none."""
+    with pytest.raises(ValueError, match="line 2"):
+        made(tool, line)
+
+
+def test_tables_form_is_the_tools(tool: Any) -> None:
+    """What is in the package was written by it."""
+    text = (ROOT / "launcher" / "prices" / "instances.csv").read_text()
+    assert text.splitlines()[0] == ",".join(tool["COLUMNS"])
+    assert "text index" not in text

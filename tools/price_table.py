@@ -1,0 +1,100 @@
+"""Writes launcher/prices/instances.csv, the table of machine types and prices, from collected facts.
+
+    .venv/bin/python tools/price_table.py PATH/TO/gpu_instances.csv
+
+The facts have a row for each type and region, with the service's own price, that of the machine below it
+(`infra_...`), source and date. Taken as they are: figures, dates, and which are derived; blank stays blank. Vertex AI's
+prices follow from Compute Engine's by the rules of backends/vertex/prices.py wherever they are not quoted. Run twice it
+writes the same.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from pathlib import Path
+
+from cloudtrain.backends.vertex.prices import standard_usd, with_fee_usd
+
+TARGET = Path(__file__).parents[1] / "launcher" / "prices" / "instances.csv"
+COLUMNS = {  # ours: theirs
+    "backend": "backend",
+    "instance_type": "instance_type",
+    "accelerator": "accelerator",
+    "count": "accelerator_count",
+    "accelerator_memory_gib": "accelerator_memory_gib",
+    "region": "region",
+    "usd_per_hour": "on_demand_usd_per_hour",
+    "spot_usd_per_hour": "spot_usd_per_hour",
+    "derived": "derived",
+    "as_of": "as_of",
+    "source": "source",
+}
+RULE = "; on demand: Compute Engine's x 1.15"
+SPOT_RULE = "; spot: Compute Engine's + 0.15 x its on demand"
+# Where its collector found a text again: of no use to anybody else.
+_PLACES = ((r" \(text index id \d+\)| \(pages corpus\)", ""), (r"\(text index id \d+; ", "("))
+_PLACES += ((r"text index id \d+ \(specs only\)", "specifications only"),)
+
+
+def table(facts: str) -> str:
+    """Return the table's text. Raises ValueError for facts that make no sense."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for number, row in enumerate(csv.DictReader(facts.splitlines()), 2):
+        try:
+            writer.writerow(_vertex(row) if row["backend"] == "vertex" else _taken(row))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number}: {error!r}") from error
+    return text.getvalue()
+
+
+def _taken(row: dict[str, str]) -> dict[str, str]:
+    """Return the row in our columns. Raises ValueError for a price that is none, or has no source or date."""
+    ours = {name: row[theirs] for name, theirs in COLUMNS.items()}
+    for pattern, instead in _PLACES:
+        ours["source"] = re.sub(pattern, instead, ours["source"])
+    for price in (ours["usd_per_hour"], ours["spot_usd_per_hour"]):
+        if price and not (float(price) > 0 and ours["as_of"] and ours["source"] and ours["derived"] in ("yes", "no")):
+            raise ValueError(f"a price of {price} without source, date or mark: {ours}")
+    return ours
+
+
+def _vertex(row: dict[str, str]) -> dict[str, str]:
+    """Return the row with Vertex AI's prices.
+
+    A figure of Vertex's own is taken as it is, unless its source is trusted little: a rule seen on a bill is better.
+    """
+    ours = _taken(row)
+    infra, spot = row["infra_on_demand_usd_per_hour"], row["infra_spot_usd_per_hour"]
+    own, derived, origin = ours["usd_per_hour"], ours["derived"], ours["source"]
+    if infra and (not own or derived == "yes" or "low confidence" in origin):
+        instead = f", not {own}" if own and derived == "no" else ""
+        own, derived, origin = repr(round(standard_usd(float(infra)), 6)), "yes", f"{origin}{RULE}{instead}"
+    reduced = ""
+    if infra and spot and float(spot) < float(infra):  # one that is no lower is a gap that somebody has filled in
+        reduced, origin = repr(round(with_fee_usd(float(spot), float(infra)), 6)), f"{origin}{SPOT_RULE}"
+    return ours | {"usd_per_hour": own, "spot_usd_per_hour": reduced, "derived": derived, "source": origin}
+
+
+def main(argv: list[str]) -> int:
+    """Write the table; return the exit code."""
+    if len(argv) != 1:
+        print(__doc__)
+        return 2
+    made = table(Path(argv[0]).read_text(encoding="utf-8"))
+    TARGET.write_text(made, encoding="utf-8")
+    rows = list(csv.DictReader(made.splitlines()))
+    priced = [row for row in rows if row["usd_per_hour"]]
+    derived = sum(row["derived"] == "yes" for row in priced)
+    print(
+        f"{len(rows)} rows: {len(priced) - derived} quoted, {derived} derived, {len(rows) - len(priced)} without a price"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
