@@ -193,7 +193,8 @@ def test_budget_holds_with_the_laptop_shut(cli: Any, content_cli: Any, job: Any,
     """
     folder, limit_s = job("args: [loop]\n"), SHORTEST_S.get(backend, 31)
     price = ("--price-per-hour", "36")
-    plan = cli("plan", "--json", *price, "--set", f"limits.max_duration={limit_s}s", cwd=folder).json
+    ample = ("--set", f"limits.max_duration={limit_s}s", "--set", "budget.limit=1000 USD")
+    plan = cli("plan", "--json", *price, *ample, cwd=folder).json
     limit_usd = (plan["worst_case_micro"] - 1) / 1e6
     budget = ("--set", f"budget.limit={limit_usd:.6f}")
     content_cli.watch("looping", "submit", "-y", *price, *budget, cwd=folder)  # which is killed then
