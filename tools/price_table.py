@@ -90,9 +90,8 @@ def main(argv: list[str]) -> int:
     rows = list(csv.DictReader(made.splitlines()))
     priced = [row for row in rows if row["usd_per_hour"]]
     derived = sum(row["derived"] == "yes" for row in priced)
-    print(
-        f"{len(rows)} rows: {len(priced) - derived} quoted, {derived} derived, {len(rows) - len(priced)} without a price"
-    )
+    blank = len(rows) - len(priced)
+    print(f"{len(rows)} rows: {len(priced) - derived} quoted, {derived} derived, {blank} without a price")
     return 0
 
 
