@@ -1,0 +1,48 @@
+"""`cloudtrain notify`: try the channels that a config names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import click
+
+from cloudtrain.launcher.options import Overrides, config_options, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+__all__ = ["command"]
+
+
+@click.command("notify")
+@config_options
+@json_option
+def command(overrides: Overrides, as_json: bool) -> int:
+    """Send a trial message to each place of the config's `notify`; exit code 1 where one does not take it."""
+    from cloudtrain.entrypoints.notices.message import Facts, compose
+    from cloudtrain.entrypoints.notices.sending import try_all
+    from cloudtrain.launcher.notices.channels import deliver, entries
+
+    config = overrides.load()
+    found = entries(config.model_dump(mode="json", include={"notify"}))
+    if not found:
+        say("the config has no `notify`: nobody is told\n  hint: cloudtrain explain notify")
+        return 0
+    now_s = time.time()
+    facts = Facts(config.name, config.backend, attempt=1, state="pending")
+    notice = compose(f"trial:{now_s}", "trial", "a trial message; there is nothing to do", facts, now_s)
+    faults = try_all([partial(deliver, entry, notice) for entry in found])
+    told = [
+        {"channel": entry.shown, "told": fault is None, "why": fault and fault.message, "cure": fault and fault.cure}
+        for entry, fault in zip(found, faults, strict=True)
+    ]
+    if as_json:
+        print_json(told)
+    else:
+        print_lines([_line(each) for each in told])
+    return int(any(fault is not None for fault in faults))
+
+
+def _line(told: Mapping[str, object]) -> str:
+    cure = f"  ({told['cure']})" if told["cure"] else ""
+    return f"ok    {told['channel']}" if told["told"] else f"fail  {told['channel']}: {told['why']}{cure}"

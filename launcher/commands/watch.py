@@ -1,0 +1,130 @@
+"""`cloudtrain watch`: look at jobs again and again, and tell people what is due."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import exit_code
+from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.watch import Seen
+
+__all__ = ["command"]
+
+LEAST_S = 1
+
+
+@click.command("watch")
+@click.argument("jobs", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All jobs that are active; the default without JOBS.")
+@click.option("--once", is_flag=True, help="One look at each, as for cron.")
+@click.option("--every", default="60s", show_default=True, metavar="DURATION", help="Time between two looks.")
+@click.option("--install", is_flag=True, help="Write a unit for the user's systemd; else print a line for cron.")
+@click.option("--uninstall", is_flag=True, help="Remove that unit.")
+@json_option
+def command(
+    jobs: tuple[str, ...], everything: bool, once: bool, every: str, install: bool, uninstall: bool, as_json: bool
+) -> int:
+    """Watch jobs: bring them up to date, send alerts, and the further attempts that their `retry` asks for.
+
+    It ends when the JOBS that are named have, with the first exit code of theirs that is not 0; without any never.
+    With --json it prints one object a job and look.
+    """
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        every_s = parse_duration(every)
+    except ValueError as error:
+        raise UsageError(f"--every {every}: expected {error}") from error
+    if every_s < LEAST_S:
+        raise UsageError(f"--every {every}: too often", hint=f"at least {LEAST_S}s")
+    if jobs and everything:
+        raise UsageError("name jobs, or take --all")
+    if install or uninstall:
+        if install and uninstall:
+            raise UsageError("--install and --uninstall exclude each other")
+        return _install(every) if install else _uninstall()
+    try:
+        return _watch(jobs, every_s, once=once, as_json=as_json)
+    except KeyboardInterrupt:
+        say("no longer watching; the jobs run on")
+        return 130
+
+
+def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
+    from cloudtrain.launcher import watch as watching
+    from cloudtrain.launcher.notices.herald import Herald
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    herald = Herald(registry)
+    over: dict[str, tuple[int, int]] = {}  # the attempt that has ended, and its exit code
+    while True:
+        jobs = watching.chosen(registry, names, time.time())
+        faults = 0
+        for job in jobs:
+            if (
+                over.get(job.id, (0, 0))[0] == job.attempt.number
+                or (seen := watching.look(registry, herald, job)) is None
+            ):
+                continue
+            if seen.fault:
+                faults += 1
+                say(f"{job.id}: {seen.fault}")
+                continue
+            if names or job.active or seen.job.active:  # what ended before is only looked through
+                _print(registry, seen, as_json=as_json)
+            if not seen.job.active:
+                over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))
+        is_over = bool(names) and all(job.id in over for job in jobs)
+        if once or is_over:
+            herald.close()
+            return int(faults > 0) if once else next((code for _, code in over.values() if code), 0)
+        time.sleep(every_s)
+
+
+def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
+    from cloudtrain.launcher import watch as watching
+    from cloudtrain.launcher.describe import as_json as describe
+
+    if not as_json:
+        print_lines([watching.line(seen)])
+        return
+    alerts = [notice.fields for notice in seen.notices]
+    attempts = registry.attempts(seen.job)
+    print_json({"time_s": round(time.time(), 3), **describe(seen.job, attempts), "alerts": alerts})
+
+
+def _install(every: str) -> int:
+    import shutil
+
+    from cloudtrain.launcher import service
+
+    if shutil.which("systemctl") is None:
+        say("there is no systemd here; this line for `crontab -e` looks once a minute:")
+        print_lines([service.cron_line()])
+        return 0
+    path = service.install(every)
+    print_lines([str(path)])
+    name, variables = service.NAME, service.environment_file()
+    say(f"written, and not enabled:\n  systemctl --user daemon-reload && systemctl --user enable --now {name}")
+    say(f"  loginctl enable-linger   has it run while you are logged out\n  {variables}   variables for it: NAME=value")
+    return 0
+
+
+def _uninstall() -> int:
+    from cloudtrain.launcher import service
+
+    path = service.uninstall()
+    if path is None:
+        say("there is no such unit")
+        return 0
+    say(f"removed {path}\n  systemctl --user disable --now {service.NAME}   ends one that runs")
+    return 0

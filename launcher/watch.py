@@ -1,0 +1,112 @@
+"""Watching jobs without following their lines: one look at each, by one watcher at a time, and what it brings about."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.entrypoints.notices.message import Notice, span, usd
+from cloudtrain.launcher import retry
+from cloudtrain.launcher.describe import outcome
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.money.outlook import Outlook
+from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices.herald import RECENT_S, Herald
+from cloudtrain.launcher.progress import shown
+from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.registry import Registry
+
+__all__ = ["Seen", "chosen", "line", "look"]
+
+RETRY_S = 3600.0  # a job that ended longer ago is not begun anew by surprise
+LOCK = "watch.lock"
+MOST_JOBS = 500  # the newest, of which those that have ended are looked at once
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one look has found. `fault`: why there was none, or not a whole one."""
+
+    job: Job
+    outlook: Outlook | None = None
+    notices: tuple[Notice, ...] = ()
+    is_again: bool = False
+    fault: str = ""
+
+
+def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
+    """Return the jobs of these names; without any, all that are active, have ended of late, or have things untold."""
+    if names:
+        return list({job.id: job for job in map(registry.find, names)}.values())
+    waiting = set(claims.pending(registry.database, now_s - RECENT_S))
+    jobs = [*registry.jobs(active=True), *registry.jobs(limit=MOST_JOBS)]
+    return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
+
+
+def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
+    """Bring the job up to date, tell what is due, send the attempt it has earned; None where another watcher does.
+
+    What goes wrong with one job is said in its `fault`, and stands in no other's way.
+    """
+    with _alone(registry.folder, job.id) as is_mine:
+        if not is_mine:
+            return None
+        try:
+            return _look(registry, herald, job)
+        except (CloudtrainError, OSError) as error:
+            return Seen(job, fault=str(error))
+        except Exception as error:
+            return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+
+
+def line(seen: Seen) -> str:
+    """Return what was found, for people, on one line."""
+    job, clock = seen.job, time.strftime("%H:%M:%S")
+    parts = [f"{clock} {job.id}  {outcome(job)}", shown(job.attempt.progress)]
+    if (found := seen.outlook) is not None:
+        limit = f" of {usd(found.limit_micro)}" if found.limit_micro else ""
+        parts.append(f"{usd(found.spent_micro)}{limit}")
+        if job.active and found.burn_micro_h:
+            parts.append(f"{usd(found.burn_micro_h)} an hour")
+        if job.active and found.finish_at_s is not None:
+            parts.append(f"done in {span(found.finish_at_s - time.time())}")
+        if job.active and found.cap_at_s is not None:
+            parts.append(f"{span(found.cap_at_s - time.time())} left")
+    if job.attempt.unreachable_since_s is not None:
+        parts.append(f"{job.backend} does not answer")
+    return ", ".join(part for part in parts if part)
+
+
+def _look(registry: Registry, herald: Herald, job: Job) -> Seen:
+    was_active = job.active
+    job = refresh(registry, registry.find(job.id))
+    notices, again = herald.look(job), None
+    if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
+        again = retry.earned(registry, job)
+    return Seen(again or job, herald.outlook(again or job, time.time()), tuple(notices), again is not None)
+
+
+def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
+    ended_s = job.attempt.state.ended_s
+    return job.active or (ended_s is not None and now_s - ended_s <= within_s)
+
+
+@contextmanager
+def _alone(folder: Path, job_id: str) -> Iterator[bool]:
+    """Hold the job's byte of the lock file, which the kernel lets go of with whoever holds it; say whether it is ours.
+
+    Two jobs of one byte only wait for each other.
+    """
+    with (folder / LOCK).open("a") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, zlib.crc32(job_id.encode()))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
