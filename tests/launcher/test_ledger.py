@@ -1,0 +1,253 @@
+"""The home's ledger: what is held, settled and freed with the journal, by month and project, after any crash."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import database as databases
+from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money import ledger, reserving
+from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.registry import Registry
+
+USD = 1_000_000
+NOVEMBER_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
+PRICED = {"instances": 1, "nproc_per_node": 1, "ranks": 1, "hourly_usd": 10.0, "price_micro": 10 * USD, "cap_s": 3600}
+
+
+@pytest.fixture
+def registry(home: Path) -> Registry:
+    """Return an empty registry in the private home."""
+    return Registry()
+
+
+@pytest.fixture
+def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that journals a job with its worst case, as submit does."""
+
+    def add(name: str, amount_usd: float | None = 10, project: str | None = "vision") -> Job:
+        plan = {**PRICED, "worst_case_micro": None if amount_usd is None else round(amount_usd * USD)}
+
+        def make(job_id: str, number: int) -> Job:
+            made = make_job(job_id, number)
+            attempt = replace(made.attempt, plan=plan)
+            job = replace(made, attempt=attempt, config={"project": {"name": project}} if project else {})
+            reserving.reserve(registry, job.attempt, job.config)
+            return job
+
+        return registry.add(name, make, exclusive=True, key=None)[0]
+
+    return add
+
+
+def limit(registry: Registry, usd: float, project: str = "vision", period: Any = "all") -> None:
+    """Set a budget."""
+    ledger.set_budget(registry.database, Budget(project, period, round(usd * USD)))
+
+
+def left(registry: Registry, project: str = "vision") -> list[int]:
+    """Return what is left of each budget that a job of the project counts against."""
+    return [each.left_micro for each in ledger.standings(registry.database, time.time(), project)]
+
+
+def ended(job: Job, started_s: float, ended_s: float) -> State:
+    """Return a state at the end."""
+    return State("succeeded", started_s=started_s, ended_s=ended_s)
+
+
+def test_refused_job_is_not_in_the_journal(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Reserved and journalled in one: what has no room was never there."""
+    limit(registry, 15)
+    submit("one")
+    with pytest.raises(BudgetError, match="reserved 10 USD by one"):
+        submit("two")
+    assert [job.id for job in registry.jobs()] == ["one"]
+    assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
+
+
+def test_every_level_is_checked_and_children_need_not_add_up(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Two projects of 100 under an overall month of 25: the third job of 10 is refused by that."""
+    limit(registry, 100)
+    limit(registry, 100, "speech")
+    limit(registry, 25, "", "month")
+    submit("one")
+    submit("two", project="speech")
+    with pytest.raises(BudgetError, match="the overall monthly 25 USD does not"):
+        submit("three", project="speech")
+    submit("free", 0, None)
+
+
+def test_job_without_a_project_counts_against_the_overall_budgets_only(
+    registry: Registry, submit: Callable[..., Job]
+) -> None:
+    """A project's money is its own."""
+    limit(registry, 10)
+    submit("one", 50, None)
+    assert left(registry) == [10 * USD]
+
+
+def test_unknown_price_is_refused_where_a_budget_applies(registry: Registry, submit: Callable[..., Job]) -> None:
+    """And nowhere else; but once it runs, a budget that it would count against cannot be kept."""
+    submit("before", None)
+    limit(registry, 100)
+    with pytest.raises(BudgetError, match="price of before"):
+        submit("one")
+    with pytest.raises(BudgetError, match="this job's price"):
+        submit("two", None)
+    registry.mark_never_sent(registry.find("before").attempt, State("failed", "error"))
+    submit("one")
+
+
+def test_end_puts_what_was_spent_in_place_of_the_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Half an hour at 10 USD: 5 of the 10 reserved are free again; told again, nothing changes."""
+    limit(registry, 20)
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
+    now_s = time.time()
+    for _ in range(2):
+        registry.set_state(job.attempt, ended(job, now_s - 1800, now_s), {})
+        assert left(registry) == [15 * USD]
+    assert ledger.held(registry.database) == []
+
+
+def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A day on each side of the border between two months, which are past: each has its half; this month has nothing."""
+    limit(registry, 500, period="month")
+    job = submit("one", 480)
+    registry.mark_sent(job.attempt, {"x": 1})
+    border_s = 1_790_812_800.0  # 2026-10-01 00:00 UTC
+    registry.set_state(job.attempt, ended(job, border_s - 86_400, border_s + 86_400), {})
+    assert ledger.months(registry.database) == {"vision": {"2026-09": 240 * USD, "2026-10": 240 * USD}}
+    assert ledger.spent(registry.database, "vision", "2026-11") == 0
+
+
+def test_running_job_counts_in_full_in_the_next_month(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Whenever it was begun, its worst case is held of the month of the question."""
+    limit(registry, 100, period="month")
+    submit("one", 80)
+    for days in (0, 40, 400):
+        standing = ledger.standings(registry.database, time.time() + days * 86_400, "vision")[0]
+        assert (standing.spent_micro, standing.left_micro) == (0, 20 * USD)
+
+
+def test_clock_that_was_put_back_frees_no_money(registry: Registry, submit: Callable[..., Job]) -> None:
+    """What was spent in a month that is still to come counts in this one."""
+    limit(registry, 100, period="month")
+    job = submit("one", 80)
+    ledger.settle(registry.database, job.id, 1, 70 * USD, NOVEMBER_S + 40 * 86_400)
+    assert ledger.standings(registry.database, NOVEMBER_S, "vision")[0].left_micro == 30 * USD
+    assert ledger.standings(registry.database, NOVEMBER_S + 90 * 86_400, "vision")[0].left_micro == 100 * USD
+
+
+def test_end_at_an_unknown_cost_counts_as_the_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
+    """It is never taken for nothing; where not even that is known, the job is named."""
+    limit(registry, 20)
+    job = submit("one")
+    ledger.settle(registry.database, job.id, 1, None, time.time())
+    assert left(registry) == [10 * USD]
+    ledger.remove_budget(registry.database, "vision", "all")
+    other = submit("two", None)
+    ledger.settle(registry.database, other.id, 1, None, time.time())
+    assert ledger.unpriced(registry.database) == ["two"]
+
+
+def test_attempt_that_was_never_sent_frees_its_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Unless it was sent after all, whatever somebody believed: then it is held again."""
+    limit(registry, 10)
+    job = submit("one")
+    registry.mark_never_sent(job.attempt, State("failed", "error"))
+    assert left(registry) == [10 * USD]
+    registry.mark_sent(job.attempt, {"x": 1})
+    assert left(registry) == [0]
+
+
+def test_further_attempt_reserves_anew_beside_what_was_spent(registry: Registry, submit: Callable[..., Job]) -> None:
+    """The first one's 5 USD are spent; the next one's worst case of 10 fits into 15, and not into 14."""
+    limit(registry, 14)
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
+    registry.set_state(job.attempt, ended(job, time.time() - 1800, time.time()), {})
+    second = replace(job.attempt, number=2)
+
+    def again() -> None:
+        with registry.database.transaction():
+            registry.add_attempt(second, job.config, {})
+            reserving.reserve(registry, second, job.config)
+
+    with pytest.raises(BudgetError, match="left (9|8.99)"):
+        again()
+    assert registry.find("one").attempt.number == 1
+    limit(registry, 15.01)
+    again()
+    assert left(registry)[0] < 20_000
+
+
+def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]) -> None:
+    """The same attempt again holds nothing more."""
+    limit(registry, 10)
+    job = submit("one")
+    reserving.reserve(registry, job.attempt, job.config)
+    assert left(registry) == [0]
+
+
+def test_registry_of_the_first_version_loses_nothing(
+    home: Path, make_job: Callable[..., Job], monkeypatch: Any
+) -> None:
+    """Its jobs are all there, and count: what runs at its worst case, what has ended at its cost."""
+    monkeypatch.setattr(databases, "_MIGRATIONS", databases._MIGRATIONS[:1])
+    monkeypatch.setattr(ledger, "settle", lambda *args, **more: None)
+    monkeypatch.setattr(ledger, "release", lambda *args: None)
+    monkeypatch.setattr(ledger, "revive", lambda *args: None)
+    old = Registry()
+    plan = {**PRICED, "price_micro": None, "worst_case_usd": 10.0}
+    for name in ("runs", "ended", "unsent"):
+        made = make_job(name)
+        old.add(name, lambda _, __, made=made: replace(made, attempt=replace(made.attempt, plan=plan)), exclusive=True, key=name)  # fmt: skip
+    old.mark_sent(old.find("runs").attempt, {"x": 1})
+    old.mark_sent(old.find("ended").attempt, {"x": 2})
+    old.set_state(old.find("ended").attempt, ended(old.find("ended"), 1000.0, 2800.0), {"step": 7})
+    old.mark_never_sent(old.find("unsent").attempt, State("failed", "error"))
+    before = [old.find(name) for name in ("runs", "ended", "unsent")]
+    old.close()
+    with sqlite3.connect(home / "registry.sqlite") as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    db.close()
+    monkeypatch.undo()
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
+    new = Registry()
+    assert [new.find(name) for name in ("runs", "ended", "unsent")] == before
+    reserving.adopt(new)
+    assert [(held.job_id, held.amount_micro) for held in ledger.held(new.database)] == [("runs", 10 * USD)]
+    assert ledger.months(new.database) == {"": {"1970-01": 5 * USD}}
+
+
+def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Callable[..., Job]) -> None:
+    """No room for the reservation: the submit is refused in our words, and the journal has no half of it."""
+    limit(registry, 100)
+    pages = registry.database.execute("PRAGMA page_count")[0][0]
+    registry.database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(ConfigError, match="full"):
+        for number in range(200):
+            submit(f"job{number}", 0.001)
+    registry.database.execute("PRAGMA max_page_count = 100000")
+    jobs, held = registry.jobs(), ledger.held(registry.database)
+    assert {job.id for job in jobs} == {each.job_id for each in held}
+    submit("after")
+
+
+def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Whatever a project is called, it is no part of a statement, and no other's money."""
+    limit(registry, 100)
+    submit("one", 10, "'; DROP TABLE budgets; --")
+    submit("two", 10, "%")
+    assert left(registry) == [100 * USD]
+    assert json.dumps(sorted(ledger.projects(registry.database))) == '["%", "\'; DROP TABLE budgets; --"]'
