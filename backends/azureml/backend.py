@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
-CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
 CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented
 LEAD_S = 300  # the image and mounts before our clock begins, should limits.timeout count them: that is not documented
 LEAST_S = 60  # the service takes less for 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
@@ -40,11 +39,11 @@ MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: what spot machines cost is not in our table."""
-    from cloudtrain.backends.azureml.machine import block_of, choose
+    from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
     from cloudtrain.launcher.units import format_duration
 
     machine, block = choose(config), block_of(config)
-    idle_s = (CLUSTER_IDLE_S if block.idle is None else block.idle) if block.compute else 0
+    idle_s = idle_s_of(block)
     terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
     more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
     more += ", on demand: spot machines cost less" if config.resources.spot else ""

@@ -11,6 +11,7 @@ from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.times import duration_s
+from cloudtrain.launcher.units import format_duration, format_span
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
 
@@ -56,12 +57,19 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
 def require(workspace: Workspace, request: Request) -> float:
     """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether it fits.
 
-    Raises ConfigError: a wrong name would be told only after the upload.
+    Raises ConfigError: a wrong name would be told only after the upload; and where a budget has counted less.
     """
     beside = request.beside
     if beside["compute"] is None:
         return 0.0
-    return fitting(workspace, beside["compute"], beside["instance_type"], beside["nodes"]).idle_s
+    found = fitting(workspace, beside["compute"], beside["instance_type"], beside["nodes"])
+    counted_s = beside.get("counted_idle_s")
+    if counted_s is not None and found.idle_s > counted_s:
+        told, counted = format_span(found.idle_s), format_span(counted_s)
+        message = f"`{beside['compute']}` keeps idle machines for {told}, and the budget counts {counted} of it"
+        hint = f"write `idle: {format_duration(int(found.idle_s))}`, or have the cluster let them go sooner"
+        raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
+    return found.idle_s
 
 
 def idle_s(workspace: Workspace, request: Request) -> float:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.config.schema_backends import AzureML
 
-__all__ = ["block_of", "choose", "region_of", "workspace_of"]
+__all__ = ["block_of", "choose", "idle_s_of", "region_of", "workspace_of"]
+
+CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
 # General purpose, compute and memory: the families without accelerators that clusters are made of.
@@ -33,6 +35,13 @@ def block_of(config: Config) -> AzureML:
 def region_of(block: AzureML) -> str | None:
     """Return the region as lists of prices have it: `East US` is eastus there."""
     return None if block.region is None else block.region.lower().replace(" ", "")
+
+
+def idle_s_of(block: AzureML) -> int:
+    """Return how long machines idle after the job, by what the config says: a cluster's do, serverless ones do not."""
+    if block.compute is None:
+        return 0
+    return CLUSTER_IDLE_S if block.idle is None else block.idle
 
 
 def choose(config: Config) -> Machine:

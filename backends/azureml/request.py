@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
+from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
@@ -107,6 +107,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         },
         "compute": block.compute,
         "instance_type": machine.instance_type,
+        "counted_idle_s": idle_s_of(block) if plan.on_limit not in (None, "alert") else None,
         "datastore": block.datastore,
         "code_dir": config.code.dir,
         "checkpoint_uri": outputs.get(CHECKPOINTS),

@@ -212,7 +212,11 @@ class Budget(Section):
         (50, 80, 100), description="Shares of the limit that send a notice.", examples=[["50%", "80%"]]
     )
     on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = Field(
-        "checkpoint-and-stop", description="What happens at the limit.", examples=["checkpoint-and-stop"]
+        "checkpoint-and-stop",
+        description="What happens at the limit. checkpoint-and-stop: the job saves before its time limit, which the "
+        "backend enforces, and leaves, to be resumed; stop: the backend ends it there as it is, without that save; "
+        "alert: notices alone, and nothing is ended but by `limits.max_duration`.",
+        examples=["checkpoint-and-stop"],
     )
 
 
