@@ -115,12 +115,11 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[st
     lines = []
     if state.started_s:
         took_s = (state.ended_s or now_s) - state.started_s
-        ends = _ends(money, now_s) if job.active else ""
-        lines.append(f"  time        {span(took_s)} of at most {span(attempt.plan['cap_s'])}{ends}")
+        lines.append(f"  time        {span(took_s)} of at most {span(attempt.plan['cap_s'])}")
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")
-        lines += _outlook_lines(job, money, now_s)
+        lines += _limit_lines(money, now_s) + _outlook_lines(job, money, now_s)
     else:
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
         lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
@@ -129,12 +128,12 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[st
     return lines
 
 
-def _ends(money: Outlook, now_s: float) -> str:
+def _limit_lines(money: Outlook, now_s: float) -> list[str]:
     """Return when it leaves and when it is ended, by the user's clock."""
     if money.cap_at_s is None or money.deadline_at_s is None:
-        return ""
+        return []
     leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
-    return f"; saves and leaves at {leaves}, is ended at {ended}"
+    return [f"  limit       saves and leaves at {leaves}, is ended at {ended}"]
 
 
 def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:

@@ -33,6 +33,8 @@ COMMANDS = {
     "list": LIGHT,
     "list --json": LIGHT,
     "list --active": LIGHT,
+    "cost": LIGHT,
+    "cost ended --json": LIGHT,
     "status ended": LIGHT,
     "status ended --json": LIGHT,
     "status interrupted": LIGHT,

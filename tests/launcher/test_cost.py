@@ -1,0 +1,200 @@
+"""`cloudtrain cost`: one job's bill, and what all have cost in a span of time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import cli
+from cloudtrain.launcher.csvtext import csv_text
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.money import curve
+from cloudtrain.launcher.money.period import month_span
+from cloudtrain.launcher.registry import Registry, this_process
+
+NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
+PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600, "worst_case_usd": 72.0}
+CONFIG: dict[str, Any] = {"tags": {"team": "vision"}, "budget": {"limit": "150 USD"}, "project": {"name": "digits"}}
+
+Put = Callable[..., Job]
+
+
+def ran(start_s: float, end_s: float, **more: Any) -> State:
+    """Return the state of an attempt that ran then."""
+    return State("succeeded", started_s=start_s, ended_s=end_s, **more)
+
+
+@pytest.fixture
+def put(home: Path) -> Put:
+    """Return a function that puts a job with these attempts' states into the registry, at a cent a second each."""
+
+    def add(name: str, *states: State, progress: dict[str, Any] | None = None, **changes: Any) -> Job:
+        registry = Registry()
+        plan = {**PLAN, **changes.pop("plan", {})}
+        config = {**CONFIG, **changes.pop("config", {})}
+
+        def make(job_id: str, number: int) -> Job:
+            first = Attempt(job_id, number, "intent", plan, {}, states[0].started_s or 0.0, this_process())
+            return Job(job_id, name, "local", first.created_s, config, "/x.yaml", {}, first, **changes)
+
+        job, _ = registry.add(name, make, exclusive=True, key=None)
+        for number, state in enumerate(states, 1):
+            attempt = replace(job.attempt, number=number)
+            if number > 1:
+                registry.add_attempt(attempt, config, {})
+            registry.mark_sent(attempt, {})
+            registry.set_state(attempt, state, progress or {})
+        return registry.find(name)
+
+    return add
+
+
+@pytest.fixture
+def cost(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs the command in this process and returns what it printed."""
+
+    def run(*args: str) -> str:
+        cli.cli.main(["cost", *args], standalone_mode=False)
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_bill_of_a_job_shows_planned_metered_and_billed(put: Put, cost: Callable[..., str]) -> None:
+    """Each leg with its times, its seconds by the platform and by start and end; what counts is the platform's."""
+    put("one", ran(0, 100, billed_s=90.0, billed_by="BillableTimeInSeconds"), ran(500, 600))
+    found = json.loads(cost("one", "--json"))
+    assert (found["spend_usd"], found["metered_usd"], found["billed_usd"]) == (3.8, 4.0, None)
+    assert (found["limit_usd"], found["worst_case_usd"]) == (150.0, 73.8)
+    first, second = found["legs"]
+    assert (first["billed_usd"], first["metered_usd"], first["source"]) == (1.8, 2.0, "BillableTimeInSeconds")
+    assert (second["cost_usd"], second["billed_usd"], second["source"]) == (2.0, None, "start and end")
+    text = cost("one")
+    assert "3.80 USD of 150.00 USD, 3 %" in text
+    assert "1970-01-01 00:08:20  00:10:00  1m40s  2.00" in text
+
+
+def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> None:
+    """An epoch, a million samples and tokens, a unit of loss, and the last fifth of the money."""
+    falling = curve.added(curve.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
+    told = {
+        "epoch": 4.0,
+        "samples": 2_000_000,
+        "tokens": 8_000_000,
+        "curve": curve.dump(falling),
+        "forecast": [5, 80.0],
+    }
+    put("one", ran(0, 100), progress=told)
+    found = json.loads(cost("one", "--json"))
+    assert (found["epoch_usd"], found["million_samples_usd"], found["million_tokens_usd"]) == (0.5, 1.0, 0.25)
+    assert (found["estimate_usd"], found["estimate_step"]) == (1.6, 5)
+    assert found["loss_usd"] == pytest.approx(2.0 / 2.7, rel=0.05)
+    assert (found["last_usd"], found["last_loss_drop"]) == (pytest.approx(0.4), pytest.approx(0.6, rel=0.1))
+    assert "0.50 USD an epoch, 0.25 USD per 1M tokens" in cost("one")
+    assert "the last 0.40 USD bought 0.6" in cost("one")
+
+
+def test_month_takes_its_part_of_a_leg_over_the_border(put: Put, cost: Callable[..., str]) -> None:
+    """A job over New Year is in both months, and their parts add up."""
+    put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
+    put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
+    assert [(job["job"], job["spend_usd"]) for job in december["jobs"]] == [("party", 0.6)]
+    assert [(job["job"], job["spend_usd"]) for job in january["jobs"]] == [("later", 2.0), ("party", 1.2)]
+    assert (december["to_s"], december["spend_usd"], january["spend_usd"]) == (NEW_YEAR_S, 0.6, 3.2)
+    assert json.loads(cost("--month", "2026-02", "--json"))["jobs"] == []
+
+
+def test_price_that_is_unknown_makes_the_sum_a_least_one(put: Put, cost: Callable[..., str]) -> None:
+    """It is shown as unknown, and never counts as nothing."""
+    put("known", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
+    put("strange", ran(NEW_YEAR_S, NEW_YEAR_S + 100), plan={"hourly_usd": None, "worst_case_usd": None})
+    found = json.loads(cost("--month", "2026-01", "--json"))
+    assert (found["spend_usd"], found["at_least_usd"], found["jobs_without_a_price"]) == (None, 2.0, 1)
+    text = cost("--month", "2026-01")
+    assert "unknown" in text
+    assert "at least 2.00: 1 job without a price" in text
+    assert json.loads(cost("strange", "--json"))["spend_usd"] is None
+    assert "unknown of 150.00 USD" in cost("strange")
+
+
+@pytest.mark.parametrize(
+    ("by", "key"),
+    [("tag:team", "vision"), ("tag:owner", ""), ("project", "digits"), ("backend", "local"), ("name", "a")],
+)
+def test_groups_are_summed(by: str, key: str, put: Put, cost: Callable[..., str]) -> None:
+    """By a tag, the project, the backend or the name; what has none is a group, too."""
+    put("a", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
+    put("b", ran(NEW_YEAR_S, NEW_YEAR_S + 50))
+    groups = json.loads(cost("--month", "2026-01", "--by", by, "--json"))["groups"]
+    assert (groups[0]["key"], groups[0]["spend_usd"]) == (key, 2.0 if by == "name" else 3.0)
+    assert cost("--month", "2026-01", "--by", by).splitlines()[-1].split()[0] == "total"
+
+
+def test_spreadsheet_runs_nothing(put: Put, cost: Callable[..., str]) -> None:
+    """A tag that would be a formula is a text; numbers stay numbers."""
+    put("a", ran(NEW_YEAR_S, NEW_YEAR_S + 100), config={"tags": {"team": '=HYPERLINK("http://x","y")', "n": "-1+2"}})
+    rows = list(csv.DictReader(io.StringIO(cost("--month", "2026-01", "--csv"))))
+    assert rows[0]["tag:team"] == '\'=HYPERLINK("http://x","y")'
+    assert (rows[0]["tag:n"], rows[0]["usd"], rows[0]["node_hours"]) == ("'-1+2", "2.000000", "0.0556")
+    assert csv_text(["@a"], [["+1"], ["\tx"], [-1.5]]).splitlines() == ["@a", "'+1", "'\tx", "-1.5"]
+    legs = list(csv.DictReader(io.StringIO(cost("a", "--csv"))))
+    assert (legs[0]["from_utc"], legs[0]["cost_usd"]) == ("2026-01-01 00:00:00", "2.000000")
+    groups = list(csv.DictReader(io.StringIO(cost("--month", "2026-01", "--by", "tag:team", "--csv"))))
+    assert groups[0]["tag:team"].startswith("'=")
+
+
+def test_since_counts_from_then_on(put: Put, cost: Callable[..., str]) -> None:
+    """A day, or so long ago."""
+    now_s = time.time()
+    put("old", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
+    put("new", ran(now_s - 5400, now_s - 1800))
+    assert [job["job"] for job in json.loads(cost("--since", "2d", "--json"))["jobs"]] == ["new"]
+    assert json.loads(cost("--since", "1h", "--json"))["spend_usd"] == pytest.approx(36.0, abs=0.1)
+    assert len(json.loads(cost("--since", "2026-01-01", "--json"))["jobs"]) == 2
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--month", "2026-13"],
+        ["--month", "26-1"],
+        ["--since", "2026-02-31"],
+        ["--since", "yesterday"],
+        ["--by", "owner"],
+        ["--by", "tag:"],
+        ["--json", "--csv"],
+        ["--month", "2026-01", "--since", "1d"],
+        ["last", "--month", "2026-01"],
+    ],
+)
+def test_what_is_asked_wrongly_is_said(args: list[str], cost: Callable[..., str]) -> None:
+    """With what was expected."""
+    with pytest.raises(UsageError):
+        cost(*args)
+
+
+def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str], home: Path) -> None:
+    """Neither in a month nor on its own bill."""
+    job = put("ghost", State("pending"))
+    registry = Registry()
+    registry.database.execute("UPDATE attempts SET phase = 'never_sent', state = 'failed'")
+    registry.close()
+    assert json.loads(cost(job.id, "--json"))["legs"] == []
+    assert "nothing was ever sent" in cost(job.id)
+    assert json.loads(cost("--json"))["jobs"] == []
+
+
+def test_months_end_where_the_next_begins() -> None:
+    """Years too, in UTC."""
+    assert month_span("2025-12")[1] == month_span("2026-01")[0] == NEW_YEAR_S
+    assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400

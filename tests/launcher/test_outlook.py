@@ -1,0 +1,224 @@
+"""Where a running job's money leads, in numbers, in words, and in `status` and `list`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.events import format_line
+from cloudtrain.launcher import cli, describe
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.money import achieved, curve
+from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.words import amount, clock, dollars, moment, of_limit, span
+from cloudtrain.launcher.progress import fold
+
+PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
+
+
+def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) -> tuple[Job, list[Attempt]]:
+    """Return a job of 100 USD with these attempts, on two instances of a cent a second each."""
+    attempts = [
+        Attempt("j-1", number, "sent", {**PLAN, **plan}, {}, 0.0, {}, {}, state, progress or {})
+        for number, state in enumerate(states, 1)
+    ]
+    return Job("j-1", "j", "ssh", 0.0, {"budget": {"limit": "100 USD"}}, "/x.yaml", {}, attempts[-1]), attempts
+
+
+def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Outlook:
+    """Return its outlook."""
+    return outlook(*job_of(*states, progress=progress, **plan), now_s)
+
+
+RUNS = State("running", started_s=0.0)
+
+
+def test_outlook_of_a_job_that_ends_in_time() -> None:
+    """By the time left that it last told, from when it told it."""
+    found = seen(RUNS, progress={"step": 50, "eta_s": 600.0, "stepped_s": 900.0})
+    assert (found.spent_micro, found.burn_micro_h, found.limit_micro) == (20_000_000, 72_000_000, 100_000_000)
+    assert (found.cap_at_s, found.deadline_at_s, found.finish_at_s) == (3600.0, 3480.0, 1500.0)
+    assert (found.total_micro, found.hits_limit, found.stalled_s) == (30_000_000, False, 100.0)
+
+
+@pytest.mark.parametrize(("eta_s", "hits"), [(2400, False), (2500, True), (9000, True)])
+def test_job_that_leaves_before_its_finish_hits_the_limit(eta_s: float, hits: bool) -> None:
+    """From its deadline on it saves and leaves, though the cap is later."""
+    assert seen(RUNS, progress={"eta_s": eta_s, "stepped_s": 1000.0}).hits_limit is hits
+
+
+def test_budget_that_only_alerts_is_hit_too() -> None:
+    """Where no cap comes first, the sum does."""
+    found = seen(RUNS, progress={"eta_s": 5000.0, "stepped_s": 1000.0}, cap_s=86_400, deadline_s=80_000)
+    assert (found.total_micro, found.hits_limit) == (120_000_000, True)
+
+
+def test_money_of_earlier_attempts_counts() -> None:
+    """All attempts, but the time between them."""
+    found = seen(State("failed", started_s=0.0, ended_s=100.0), State("running", started_s=500.0))
+    assert (found.spent_micro, found.cap_at_s) == (12_000_000, 4100.0)
+
+
+def test_what_is_not_known_is_none() -> None:
+    """Before the first step, without a price, before the start, after the end."""
+    assert seen(RUNS).finish_at_s is seen(RUNS).hits_limit is seen(RUNS).stalled_s is seen(RUNS).total_micro is None
+    unpriced = seen(RUNS, progress={"eta_s": 600.0, "stepped_s": 900.0}, hourly_usd=None)
+    assert (unpriced.spent_micro, unpriced.burn_micro_h, unpriced.total_micro) == (None, None, None)
+    assert unpriced.hits_limit is False
+    waits = seen(State("pending"))
+    assert (waits.spent_micro, waits.burn_micro_h, waits.cap_at_s, waits.finish_at_s) == (0, 0, None, None)
+    over = seen(State("succeeded", started_s=0.0, ended_s=500.0), progress={"eta_s": 0.0, "stepped_s": 490.0})
+    assert (over.total_micro, over.burn_micro_h, over.finish_at_s, over.cap_at_s) == (10_000_000, 0, None, None)
+
+
+def test_job_that_stands_still_does_not_come_nearer() -> None:
+    """Its finish is never in the past."""
+    found = seen(RUNS, now_s=3000.0, progress={"eta_s": 60.0, "stepped_s": 100.0})
+    assert (found.finish_at_s, found.stalled_s) == (3000.0, 2900.0)
+
+
+def test_script_without_a_time_left_is_judged_by_its_pace() -> None:
+    """It may tell its steps alone."""
+    lines = [(format_line("step", "", {"step": n, "max_steps": 100, "loss": 1.0}), 10.0 * n) for n in (1, 10, 20)]
+    found = seen(RUNS, now_s=200.0, progress=fold({}, lines))
+    assert found.finish_at_s == pytest.approx(1000.0)
+
+
+def test_fold_keeps_when_it_stepped_and_what_it_promised_first() -> None:
+    """Whatever the pages; lines without a time tell neither."""
+    lines = [(format_line("step", "", {"step": n, "loss": 2.0 / n, "eta_s": 100.0 - n}), 50.0 + n) for n in (1, 2, 3)]
+    whole = fold({}, lines)
+    assert (whole["stepped_s"], whole["forecast"]) == (53.0, [1, 150.0])
+    assert fold(fold({}, lines[:1]), lines[1:]) == whole
+    assert len(curve.load(whole["curve"]).bins) == 3
+    assert "curve" not in fold({}, [lines[0][0]])
+
+
+def test_curve_of_any_length_takes_the_same_room() -> None:
+    """A million seconds of steps: few bins, even in time, no loss lost, whatever the pages; the first step apart."""
+    rnd = random.Random(3)
+    events = [(i * 7.3, i, 5.0 / (1 + i / 1000) + rnd.gauss(0, 0.1)) for i in range(20_000)]
+    found = curve.EMPTY
+    for begin in range(0, len(events), 777):
+        found = curve.load(curve.dump(curve.added(found, events[begin : begin + 777])))
+    bins = found.bins
+    assert 32 <= len(bins) <= curve.MOST_BINS
+    assert len(curve.dump(found)) < 2500
+    assert (bins[0].step, bins[0].count, sum(each.count for each in bins)) == (0, 1, 20_000)
+    assert sum(each.loss * each.count for each in bins) == pytest.approx(sum(loss for _, _, loss in events), rel=1e-5)
+    gaps = [later.time_s - earlier.time_s for earlier, later in itertools.pairwise(bins[1:-1])]
+    assert max(gaps) < 1.1 * min(gaps)
+
+
+def test_curve_outlives_clocks_and_numbers_that_are_wrong() -> None:
+    """A clock set back makes it coarser, a loss that is none is left out."""
+    found = curve.added(curve.EMPTY, [(100.0, 1, 3.0), (101.0, 2, 2.0), (50.0, 3, 1.0), (102.0, 4, float("nan"))])
+    assert [(each.step, each.loss, each.count) for each in found.bins] == [(1, 3.0, 1), (3, 1.5, 2)]
+
+
+def test_prices_hold_over_a_resume() -> None:
+    """The axis is the money of both attempts, on other machines at another price."""
+    first, second = (
+        curve.added(curve.EMPTY, ((t, int(t), 4.0 - t / 100) for t in range(begin, begin + 101))) for begin in (0, 100)
+    )
+    _, attempts = job_of(
+        State("failed", started_s=0.0, ended_s=100.0), State("succeeded", started_s=100.0, ended_s=200.0)
+    )
+    attempts[0] = replace(attempts[0], progress={"epoch": 1.0, "curve": curve.dump(first)})
+    dear = {**PLAN, "instances": 8, "price_micro": 36_000_000}
+    attempts[1] = replace(attempts[1], plan=dear, progress={"epoch": 2.0, "curve": curve.dump(second)})
+    points = achieved.points(attempts, 1000.0)
+    assert [point.spent_micro for point in points] == sorted(point.spent_micro for point in points)
+    assert points[-1].spent_micro == 10_000_000
+    found = achieved.achieved(attempts, 1000.0)
+    assert (found.epoch_micro, found.last_micro) == (5_000_000, 2_000_000)
+    assert found.last_loss == pytest.approx(0.25, rel=0.1)  # 8 cents a second buy less than 2 did
+
+
+def test_loss_that_goes_up_buys_nothing() -> None:
+    """That is said, too; what costs nothing has no price."""
+    rising = curve.dump(curve.added(curve.EMPTY, ((float(t), t, 1.0 + t / 100) for t in range(101))))
+    job, attempts = job_of(State("failed", started_s=0.0, ended_s=100.0), progress={"curve": rising, "epoch": 1.0})
+    found = achieved.achieved(attempts, 200.0)
+    assert found.loss_micro is None
+    assert achieved.last_words(found) == "the last 0.40 USD bought no loss: it went up"
+    free = [replace(job.attempt, plan={**PLAN, "hourly_usd": 0.0})]
+    assert achieved.in_words(achieved.achieved(free, 200.0)) == ""
+
+
+def test_status_says_which_limit_comes_first() -> None:
+    """In words, on one screen of 80 columns, with the times by the user's clock."""
+    now_s = time.time()
+    told = {"step": 120, "max_steps": 2000, "loss": 1.234, "eta_s": 7200.0, "stepped_s": now_s, "samples_per_s": 8100.0}
+    for reason, words in (
+        ("budget", "the budget's cap comes before the finish"),
+        ("time_limit", "the time limit comes"),
+    ):
+        lines = describe.as_lines(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
+        text = "\n".join(lines)
+        assert words in text
+        assert "12.00 USD of 100.00 USD, 12 %; 72.00 USD/h" in text
+        assert "in 2h00m, for 156.00 USD" in text
+        assert max(map(len, lines)) <= 80
+    told["eta_s"] = 600.0
+    assert "  outlook     done at" in "\n".join(
+        describe.as_lines(*job_of(State("running", started_s=now_s), progress=told))
+    )
+
+
+def test_status_of_a_job_that_is_over_says_what_it_cost() -> None:
+    """And what was paid for what."""
+    over = State("succeeded", started_s=0.0, ended_s=100.0)
+    lines = describe.as_lines(*job_of(over, progress={"epoch": 4.0, "samples": 1000}))
+    assert "  cost        2.00 USD of 100.00 USD, 2 % (0.50 USD an epoch, 2000.00 USD per 1M samples)" in lines
+
+
+def test_json_names_are_stable() -> None:
+    """What scripts rely on."""
+    found = describe.as_json(*job_of(RUNS, progress={"eta_s": 1.0}))
+    names = "limit_usd burn_usd_per_hour projected_usd projected_finish_s cap_at_s deadline_at_s hits_limit stalled_s"
+    assert set(names.split()) <= set(found)
+    assert json.dumps(found, allow_nan=False)
+
+
+def test_list_shows_shares_and_what_runs_costs(
+    seed: Callable[..., Job], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job of an earlier version, without a budget or newer keys, is listed as well."""
+    seed("old", State("succeeded", started_s=0.0, ended_s=10.0))
+    cli.cli.main(["list"], standalone_mode=False)
+    assert "0.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (amount(0), "0.00"),
+        (amount(1), "0.000001"),
+        (amount(12_345), "0.012"),
+        (amount(900_000), "0.90"),
+        (amount(1_234_567), "1.23"),
+        (amount(10**15), "1000000000.00"),
+        (dollars(None), "unknown"),
+        (of_limit(None, 5_000_000), "unknown of 5.00 USD"),
+        (of_limit(1_000_000, 0), "1.00 USD of 0.00 USD"),
+        (span(59.4), "59s"),
+        (span(725), "12m05s"),
+        (span(12_000), "3h20m"),
+        (span(187_200), "2d04h"),
+        (moment(None), "-"),
+        (len(clock(1e9, 1e9)), 8),
+        (len(clock(1e9, 0)), 12),
+    ],
+)
+def test_money_and_time_in_words(text: object, wanted: object) -> None:
+    """Cents above a dollar, two digits that count below; one or two units of time."""
+    assert text == wanted
