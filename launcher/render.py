@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import Fault
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
 
@@ -101,6 +105,12 @@ def at(body: Any, path: tuple[str, ...]) -> Any:
 
 
 def _rendered(template: str, values: dict[str, Any]) -> str:
+    return str(_environment().get_template(template).render(**values))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Return what renders, with the templates that it has compiled: a comparison of backends renders several."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -113,7 +123,7 @@ def _rendered(template: str, values: dict[str, Any]) -> str:
     )
     environment.filters["json"] = _json
     environment.filters["yaml"] = _yaml
-    return environment.get_template(template).render(**values)
+    return environment
 
 
 def _source(name: str) -> str:

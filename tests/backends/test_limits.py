@@ -1,0 +1,158 @@
+"""The money in each request: where its platform reads a time limit, there it stands, and is worth no more than that."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.backend import Capacity, Request
+from cloudtrain.launcher.config.schema import Budget, Config
+from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.plan import Plan
+
+TEXT = """
+name: x
+script: train.py
+resources: {accelerators: "A100:8"}
+budget: {limit: 5000 USD}
+local: {price_per_hour: 2 USD}
+ssh: {hosts: [a, b, c, d, e, f, g, h], price_per_hour: 30 USD}
+sagemaker: {region: us-east-1, role: "arn:aws:iam::111122223333:role/train", keep_alive: 10m}
+azureml: {subscription: s, resource_group: ml, workspace: research, region: eastus, compute: c, idle: 5m}
+vertex: {project: my-project, location: us-central1, staging_bucket: gs://b-uc}
+"""
+NAMES = list(backends.BUILT_IN)
+# Where the platform itself reads the limit, and where our own process in the job does.
+READ: dict[str, Callable[[dict[str, Any]], int]] = {
+    "local": lambda body: int(body["max_duration_s"]),
+    "ssh": lambda body: int(body["max_duration_s"]),
+    "sagemaker": lambda body: int(body["StoppingCondition"]["MaxRuntimeInSeconds"]),
+    "azureml": lambda body: int(body["limits"]["timeout"]),
+    "vertex": lambda body: int(body["jobSpec"]["scheduling"]["timeout"].removesuffix("s")),
+}
+
+
+def told(name: str, request: Request) -> dict[str, Any]:
+    """Return what the job's own processes are told."""
+    if name in ("local", "ssh"):
+        return request.body
+    if name == "azureml":
+        found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
+        return found
+    spec: dict[str, Any] = request.beside["spec" if name == "sagemaker" else "order"]
+    return spec
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> Callable[..., Config]:
+    """Return a function that loads the config for a backend."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text(TEXT)
+
+    def load(name: str, *settings: str) -> Config:
+        typed = ["resources.accelerators=null"] if name == "local" else []
+        return configs.load(tmp_path / "cloudtrain.yaml", backend=name, overrides=[*typed, *settings], environ={})
+
+    return load
+
+
+def rendered(config: Config, spent_micro: int = 0) -> tuple[Plan, Capacity, Request]:
+    """Return the plan and the request of a config."""
+    backend = backends.load(config.backend)
+    capacity = backend.capacity(config)
+    plan = plans.make(config, capacity, spent_micro)
+    return plan, capacity, backend.request(plan, config, "x-abcde", 1, "f" * 64)
+
+
+def worst_usd(limit_s: int, config: Config, capacity: Capacity) -> Fraction:
+    """Return what a run to the rendered limit costs at worst, counted from the facts alone."""
+    terms, hourly = capacity.terms, Fraction(str(capacity.hourly_usd))
+    seconds = max(terms.minimum_bill_s, -(-(limit_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
+    return (
+        Fraction(seconds * config.resources.instances * terms.lives, 3600)
+        * hourly
+        * Fraction(str(capacity.uncertainty))
+    )
+
+
+def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., Config]) -> None:
+    """With instances, budgets and earlier attempts drawn: what the platform reads is worth no more than the money."""
+    draw, refused = random.Random(8), 0
+    loaded = {name: config_of(name) for name in NAMES}
+    for number in range(500):
+        config = loaded[NAMES[number % len(NAMES)]]
+        limit = round(10 ** draw.uniform(6.5, 10.5))
+        spent = round(limit * draw.choice([0, 0.1, 0.5]))
+        budget = Budget.model_construct(**{**dict(config.budget or ()), "limit": limit})
+        resources = config.resources.model_copy(update={"instances": draw.randint(1, 8)})
+        config = config.model_copy(update={"budget": budget, "resources": resources})
+        try:
+            plan, capacity, request = rendered(config, spent)
+        except BudgetError as error:
+            refused += 1
+            enough = Budget.model_construct(**{**dict(budget), "limit": error.enough_micro})
+            rendered(config.model_copy(update={"budget": enough}), spent)
+            continue
+        limit_s = READ[config.backend](request.body)
+        assert capacity.terms.least_s <= limit_s == plan.cap_s
+        assert worst_usd(limit_s, config, capacity) * 10**6 + spent <= limit
+        own = told(config.backend, request)
+        assert own["deadline_s"] < own["max_duration_s"] <= limit_s
+        assert own["limit_reason"] == plan.cap_reason
+    assert 20 < refused < 250
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., Config]) -> None:
+    """checkpoint-and-stop has a deadline before the end, stop has none, alert has no limit from money at all."""
+    limit = {"local": "10 USD", "ssh": "60 USD"}.get(name, "150 USD")
+    found = {}
+    for what in ("checkpoint-and-stop", "stop", "alert"):
+        config = config_of(name, f"budget.on_limit={what}", f"budget.limit={limit}", "resources.instances=2")
+        plan, _, request = rendered(config)
+        own = told(name, request)
+        has_time = own["deadline_s"] < own["max_duration_s"]
+        found[what] = (READ[name](request.body) == plan.cap_s < 86_400, own["limit_reason"], has_time)
+    assert found == {
+        "checkpoint-and-stop": (True, "budget", True),
+        "stop": (True, "budget", False),
+        "alert": (False, "time_limit", True),
+    }
+
+
+@pytest.mark.parametrize("name", ["local", "ssh"])
+def test_own_machines_cost_nothing_until_a_budget_asks(name: str, config_of: Callable[..., Config]) -> None:
+    """Without a price there is nothing to count with; one typed as 0 is none either."""
+    free = config_of(name, f"{name}.price_per_hour=null", "budget=null")
+    assert rendered(free)[0].worst_case_micro == 0
+    for price, words in (("null", "needs a price"), ("0", "what costs nothing")):
+        with pytest.raises(configs.ConfigError, match=words) as caught:
+            rendered(config_of(name, f"{name}.price_per_hour={price}"))
+        assert f"set {name}.price_per_hour" in caught.value.faults[0].hint
+
+
+def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., Config]) -> None:
+    """Also where the time limit is the shorter one: whether it spans new starts is not documented."""
+    guarded, _, request = rendered(config_of("vertex", "limits.max_duration=1h"))
+    assert (guarded.cap_reason, guarded.attempts) == ("time_limit", 1)
+    assert request.body["jobSpec"]["scheduling"]["disableRetries"] is True
+    free, _, request = rendered(config_of("vertex", "limits.max_duration=1h", "budget=null"))
+    assert free.attempts == 4
+    assert "disableRetries" not in request.body["jobSpec"]["scheduling"]
+
+
+def test_spot_machines_may_wait_beyond_the_limit_but_not_run(config_of: Callable[..., Config]) -> None:
+    """MaxWait holds the waiting, which is not billed, on top of the run."""
+    _, _, request = rendered(config_of("sagemaker", "resources.spot=true", "budget.limit=150 USD"))
+    stopping = request.body["StoppingCondition"]
+    assert stopping["MaxWaitTimeInSeconds"] == stopping["MaxRuntimeInSeconds"] + 86_400

@@ -1,0 +1,121 @@
+"""From money to a time limit: never more than the money, never less than it buys, or a sum that would do."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+
+from cloudtrain.launcher.backend import Terms
+from cloudtrain.launcher.money import cap as caps
+from cloudtrain.launcher.money.cap import Cap, Rate, Refusal
+from cloudtrain.launcher.prices import catalog
+
+LOCAL = Terms(tail_s=20)
+# As the backends have them, with what a config may add: warm machines, a cluster that idles, new starts.
+TERMS = {
+    "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), most_s=28 * 86_400, lead_s=300),
+    "azureml": lambda draw: Terms(60 + draw.choice([0, 120, 1800]), 60, minimum_bill_s=60, lead_s=300),
+    "vertex": lambda draw: Terms(60, unit_s=30, lives=draw.choice([1, 1, 4]), lead_s=300),
+    "ssh": lambda draw: Terms(draw.choice([0, 20, 120])),
+    "local": lambda draw: Terms(20),
+}
+
+
+def billed(cap_s: int, rate: Rate, terms: Terms) -> Fraction:
+    """Return the worst case in micro-dollars, counted in another way than the module does."""
+    seconds = max(Fraction(terms.minimum_bill_s), -(-Fraction(cap_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
+    hours = Fraction(seconds, 3600) * terms.lives * rate.instances
+    return hours * rate.price_micro * Fraction(str(rate.uncertainty))
+
+
+def prices() -> list[tuple[str, int]]:
+    """Return each price of the table, with its backend; own machines have any."""
+    found = [(name, round(float(row["usd_per_hour"]) * 1e6)) for name in TERMS for row in catalog.rows(name)
+             if row["usd_per_hour"]]  # fmt: skip
+    return found + [(name, price) for name in ("ssh", "local") for price in (10_000, 2_500_000, 98_000_000)]
+
+
+def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
+    """Over types, nodes, budgets, earlier attempts and graces: never over, tight to a unit, or a sufficient sum."""
+    draw, table, refused = random.Random(8), prices(), 0
+    for _ in range(10_000):
+        backend, price = draw.choice(table)
+        terms = TERMS[backend](draw)
+        rate = Rate(draw.randint(1, 64), price, draw.choice([1.0, 1.05, 1.1025, 1.21, 1.4]))
+        limit, longest_s = round(10 ** draw.uniform(4, 12)), draw.choice([3600, 86_400, 30 * 86_400])
+        spent = sum(round(limit * draw.uniform(0, 0.4)) for _ in range(draw.choice([0, 0, 1, 3])))
+        found = caps.choose(limit, spent, rate, terms, longest_s)
+        if isinstance(found, Cap):
+            assert billed(found.cap_s, rate, terms) <= found.worst_case_micro <= limit - spent
+            assert terms.least_s <= found.cap_s <= longest_s
+            if found.reason == "budget":
+                assert found.cap_s % terms.unit_s == 0
+                assert caps.worst_case_micro(found.cap_s + terms.unit_s, rate, terms) > limit - spent
+            else:
+                assert found.cap_s == longest_s
+            continue
+        refused += 1
+        assert found.enough_micro > limit
+        assert isinstance(caps.choose(found.enough_micro, spent, rate, terms, longest_s), Cap)
+        assert isinstance(caps.choose(found.enough_micro - 1, spent, rate, terms, longest_s), Refusal)
+    assert 1_000 < refused < 9_000  # both are met
+
+
+@pytest.mark.parametrize(
+    ("terms", "limit_usd", "cap_s"),
+    [
+        (Terms(), 2, 3600),
+        (Terms(tail_s=300), 2, 3300),
+        (Terms(tail_s=60, unit_s=30), 2.01, 3540),
+        (Terms(tail_s=60, lives=4), 2, 840),
+        (Terms(minimum_bill_s=600), 1, 1800),
+    ],
+    ids=["plain", "tail", "unit", "lives", "minimum"],
+)
+def test_cap_counts_what_the_platform_bills(terms: Terms, limit_usd: float, cap_s: int) -> None:
+    """Two dollars at two an hour are an hour, less the tail, in whole units, once for each start."""
+    assert caps.choose(round(limit_usd * 1e6), 0, Rate(1, 2_000_000), terms, 86_400) == Cap(
+        cap_s, "budget", caps.worst_case_micro(cap_s, Rate(1, 2_000_000), terms)
+    )
+
+
+def test_earlier_attempts_are_paid_from_the_same_money() -> None:
+    """Half is spent, so half of the time is left."""
+    found = caps.choose(2_000_000, 1_000_000, Rate(1, 2_000_000), Terms(), 86_400)
+    assert isinstance(found, Cap)
+    assert found.cap_s == 1800
+
+
+def test_uncertain_price_buys_less() -> None:
+    """The worst price is what counts."""
+    found = caps.choose(2_000_000, 0, Rate(1, 2_000_000, 1.25), Terms(), 86_400)
+    assert isinstance(found, Cap)
+    assert (found.cap_s, found.worst_case_micro) == (2880, 2_000_000)
+
+
+def test_run_that_is_of_no_use_is_refused_with_the_sum_that_is() -> None:
+    """A lead, a start, two saves and some steps: less is money for nothing."""
+    found = caps.choose(100_000, 0, Rate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
+    assert found == Refusal(100_000, 90, 360, 370_000)
+
+
+def test_short_time_limit_is_the_users_own() -> None:
+    """Who asks for half a minute gets it, where there is the money."""
+    assert caps.choose(10**9, 0, Rate(1, 3_600_000), LOCAL, 30) == Cap(30, "time_limit", 50_000)
+
+
+def test_nothing_limits_what_costs_nothing() -> None:
+    """A price of 0 is no price to count with."""
+    with pytest.raises(ValueError, match="above 0"):
+        caps.choose(1, 0, Rate(1, 0), LOCAL, 60)
+
+
+@pytest.mark.parametrize("cap_s", [1, 7, 60, 100, 480, 3000, 86_400])
+def test_margins_never_eat_a_short_cap(cap_s: int) -> None:
+    """The lead takes a tenth at most, the time to save a quarter of the rest."""
+    limit_s = caps.own_limit_s(cap_s, Terms(lead_s=300))
+    assert cap_s - min(300, cap_s // 10) == limit_s
+    assert 0.66 * cap_s <= caps.deadline_s(limit_s) + 1 <= cap_s + 1
+    assert limit_s - caps.deadline_s(limit_s) <= 120
