@@ -78,7 +78,10 @@ def _talk(server: smtplib.SMTP, mail: EmailMessage, user: str, password: str, *,
     if user:
         if not is_tls and not is_here:
             raise Fault("the mail server offers no encryption, and a password goes nowhere in clear", _FORM)
-        server.login(user, password)
+        try:
+            server.login(user, password)
+        except smtplib.SMTPServerDisconnected:  # some end it with the talk
+            raise smtplib.SMTPAuthenticationError(535, "") from None
     server.send_message(mail)
 
 

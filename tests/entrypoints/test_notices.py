@@ -1,0 +1,247 @@
+"""Messages to people, to real receivers on loopback: delivered, refused, hanging, hostile."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.entrypoints.notices import mail, slack, teams
+from cloudtrain.entrypoints.notices.further import amount, more_micro
+from cloudtrain.entrypoints.notices.message import Facts, Notice, compose, span, usd
+from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, masked, send, try_all
+from doubles import receivers
+from doubles.certificates import Authority
+
+# The server of these tests asks for a password in clear, on this very machine.
+pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
+
+FACTS = Facts("digits-x1", "local", 1, spent_micro=2_500_000, limit_micro=5_000_000, burn_micro_h=600_000)
+HOSTILE = "x\r\nBcc: all@example.org\r\n<!channel> <https://evil.example|click> `a` & **b** ж\u202e\x1b[31m"
+
+
+def notice(headline: str = "50 % of the budget is spent", facts: Facts = FACTS) -> Notice:
+    """Return one like many."""
+    return compose("budget:50@5000000", "budget", headline, facts, 1000.0)
+
+
+def why(channel: Channel) -> Fault:
+    """Return why the channel does not take a notice."""
+    with pytest.raises(Fault) as caught:
+        send(channel, notice())
+    return caught.value
+
+
+def test_webhook_gets_fields_and_text() -> None:
+    """A program finds numbers, a person a text, both the same id at each try."""
+    with receivers.hooks() as told:
+        send(Channel("webhook", told.url), notice())
+    _, headers, body = told.asked[0]
+    assert (body["event"], body["spend_usd"], body["limit_usd"], body["job"]) == ("budget", 2.5, 5.0, "digits-x1")
+    assert "2.50 USD of 5.00 USD (50 %), 0.60 USD an hour" in body["text"]
+    assert headers["Idempotency-Key"] == body["id"] == notice().id
+
+
+def test_text_of_any_script_arrives_whole() -> None:
+    """Unicode in a message is no matter."""
+    with receivers.hooks() as told:
+        send(Channel("webhook", told.url), notice("損失 über 50 % 🎉"))
+    assert told.got[0]["title"] == "digits-x1: 損失 über 50 % 🎉"
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_failure_that_may_pass_is_told_without_the_address(status: int) -> None:
+    """The path of a webhook's address is all it takes to post there."""
+    with receivers.hooks([status]) as told:
+        fault = why(Channel("webhook", told.url))
+    assert f"HTTP {status}" in fault.message
+    assert "secret-part" not in f"{fault} {fault.cure}"
+
+
+def test_receiver_says_how_long_to_wait() -> None:
+    """As Slack does with 429."""
+    with receivers.hooks([429]) as told:
+        told.headers["Retry-After"] = "7"
+        fault = why(Channel("slack", told.url))
+    assert (fault.after_s, back_off_s(1, fault), back_off_s(1)) == (7.0, 7.0, 0.5)
+
+
+@pytest.mark.parametrize(("status", "cure"), [(404, "make a new webhook"), (302, "the address that it leads to")])
+def test_refusal_names_its_cure(status: int, cure: str) -> None:
+    """A redirected POST would arrive as a GET: it is not followed."""
+    with receivers.hooks([status]) as told:
+        told.headers["Location"] = told.url
+        fault = why(Channel("webhook", told.url))
+    assert cure in fault.cure
+    assert len(told.asked) == 1
+
+
+def test_closed_port_is_a_fault() -> None:
+    """Nobody listens there."""
+    assert "cannot be reached" in why(Channel("webhook", f"http://127.0.0.1:{receivers.free_port()}/x")).message
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "ftp://host/x", "http://[half", "http://a b/", "http://a\nb/"])
+def test_address_that_is_none_is_a_fault(address: str) -> None:
+    """Whatever stands in a variable."""
+    assert why(Channel("webhook", address)).message
+
+
+@pytest.mark.parametrize("way", [receivers.HANG, receivers.TRICKLE])
+def test_hang_is_cut(way: int) -> None:
+    """One that takes the message and says nothing, or a byte now and then, holds up nobody else."""
+    with receivers.hooks([way]) as stuck, receivers.hooks() as told:
+        begin_s = time.monotonic()
+        sends = [partial(send, Channel("webhook", hook.url), notice()) for hook in (stuck, told)]
+        first, second = try_all(sends, 0.4)
+        assert (first and first.message, second) == ("no answer within 0 s", None)
+        assert time.monotonic() - begin_s < 2.0
+
+
+def test_slack_escapes_what_would_be_a_link_or_a_mention() -> None:
+    """Slack reads <!channel> in any text of its own form."""
+    body = slack.body(notice(HOSTILE))
+    assert "<" not in body["text"]
+    assert "&lt;!channel&gt;" in body["text"]
+    hostile = Notice("", "k", "failed", "t", ("```<!here>",))
+    assert slack.body(hostile)["blocks"][1]["text"]["text"] == "```'''&lt;!here&gt;```"
+
+
+def test_slack_message_is_within_its_limits() -> None:
+    """A long error is cut, and never inside an escape."""
+    body = slack.body(notice("<" * 5000))
+    assert len(body["blocks"][0]["text"]["text"]) <= 150
+    assert len(body["text"]) <= 3000
+    assert body["text"].removesuffix("…").endswith(";")
+
+
+def test_teams_gets_a_card_without_markup() -> None:
+    """By its host it is known; a run of text is never read as markdown."""
+    assert teams.is_teams("https://x.webhook.office.com/a")
+    assert not teams.is_teams("https://webhook.office.com.evil.example/a")
+    card = teams.body(notice())["attachments"][0]["content"]
+    assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
+
+
+def test_mail_arrives() -> None:
+    """With a subject, a date and an id that is the same at a repeat."""
+    with receivers.letters() as post:
+        send(Channel("email", "team@example.org", f"smtp://127.0.0.1:{post.port}", "train@example.org"), notice())
+    sender, to, raw = post.got[0]
+    letter = email.message_from_bytes(raw, policy=email.policy.default)
+    assert (sender, to) == ("train@example.org", ["team@example.org"])
+    assert letter["Subject"] == "digits-x1: 50 % of the budget is spent"
+    assert letter["Message-ID"] == f"<{notice().id}@cloudtrain>"
+    assert "0.60 USD an hour" in letter.get_content()
+
+
+def test_mail_of_a_hostile_job_has_no_header_of_its_own() -> None:
+    """A line's end in an error is a blank in the subject; its text arrives."""
+    with receivers.letters() as post:
+        send(Channel("email", "team@example.org", f"smtp://127.0.0.1:{post.port}"), notice(HOSTILE))
+    letter = email.message_from_bytes(post.got[0][2], policy=email.policy.default)
+    assert letter["Bcc"] is None
+    assert post.got[0][1] == ["team@example.org"]
+    assert "Bcc: all@example.org <!channel>" in letter["Subject"]
+    assert "ж" in letter["Subject"]
+
+
+def test_mail_with_a_password_needs_tls_but_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On this very machine nobody listens in; the password of a URL may hold any character."""
+    with receivers.letters("p@ss:w/rd") as post:
+        url = f"smtp://me%40here:p%40ss%3Aw%2Frd@127.0.0.1:{post.port}"
+        send(Channel("email", "team@example.org", url), notice())
+        monkeypatch.setattr(mail, "_is_here", lambda host: False)
+        assert "goes nowhere in clear" in why(Channel("email", "team@example.org", url)).message
+    assert (post.logins, post.got[0][0]) == (["me@here"], "me@here")
+
+
+def test_mail_server_that_refuses_the_login_is_told_without_the_password() -> None:
+    """The address in the message has neither user nor password."""
+    with receivers.letters("right") as post:
+        fault = why(Channel("email", "a@example.org", f"smtp://me%40here:wrong@127.0.0.1:{post.port}"))
+    assert "refuses the login (535)" in fault.message
+    assert "wrong" not in str(fault)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_mail_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+    """By STARTTLS or from the first byte; and never to a server whose certificate nobody vouches for."""
+    authority = Authority(tmp_path)
+    with receivers.letters("pw", authority.context("localhost"), at_once=at_once) as post:
+        url = f"smtp{'s' if at_once else ''}://me%40here:pw@localhost:{post.port}"
+        assert "no certificate that can be trusted" in why(Channel("email", "a@example.org", url)).message
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+        send(Channel("email", "a@example.org", url), notice())
+    assert len(post.got) == 1
+
+
+@pytest.mark.parametrize("answer", ["451 later", "550 no such user"])
+def test_mail_that_is_refused_is_a_fault(answer: str) -> None:
+    """The server's code is told."""
+    with receivers.letters() as post:
+        post.refusals.append(answer)
+        assert answer[:3] in why(Channel("email", "a@example.org", f"smtp://127.0.0.1:{post.port}")).message
+
+
+@pytest.mark.parametrize("smtp", ["", "host:25", "http://host", "smtp://", "smtp://h:port"])
+def test_mail_server_that_cannot_be_read_is_told_how_to_write_it(smtp: str) -> None:
+    """Whatever stands in the variable."""
+    assert "smtp://USER:PASSWORD@HOST" in why(Channel("email", "a@example.org", smtp)).cure
+
+
+def test_channel_never_shows_its_address() -> None:
+    """Neither in a log nor in a traceback."""
+    hook = Channel("slack", "https://hooks.slack.com/services/T/secret")
+    post = Channel("email", "a@example.org", "smtp://me:secret@host")
+    assert "secret" not in f"{hook!r} {hook.shown} {post!r} {post.shown}"
+    assert masked("https://user:secret@host:8443/secret?token=secret") == "https://host:8443/..."
+
+
+def test_what_is_missing_is_said_as_unknown() -> None:
+    """No sum stands for one that nobody knows."""
+    told = notice("ends", Facts("j-1", "ssh", 2, state="failed"))
+    assert told.fields["spend_usd"] is None
+    assert "an unknown sum" in told.text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (61, "1m 1s"),
+        (600, "10m"),
+        (3599, "59m"),
+        (3661, "1h 1m"),
+        (90_000, "1d 1h"),
+    ],
+)
+def test_span_has_two_units_at_most(seconds: float, words: str) -> None:
+    """What a person reads at a glance."""
+    assert span(seconds) == words
+
+
+def test_small_sums_are_not_nothing() -> None:
+    """Below a cent digits are kept."""
+    assert (usd(0), usd(1), usd(12_345_678)) == ("0.00 USD", "0.000001 USD", "12.35 USD")
+
+
+def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
+    """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth of them again, a minute, two to save."""
+    progress = {"step": 100, "max_steps": 200, "checkpoint_step": 80, "eta_s": 1000.0}
+    more = more_micro(1_000_000, 900_000, 3_600_000.0, progress, tail_s=30)
+    assert more == (1200 * 11 // 10 + 60 + 120 + 30) * 1000 - 100_000
+    assert amount(more) == "1.43USD"
+
+
+def test_further_run_of_unknown_length_costs_as_much_again() -> None:
+    """A script that tells no steps; a job without a budget, or a price, needs no more."""
+    assert more_micro(1_000_000, 900_000, 3_600_000.0, {}) == 1_000_000
+    assert more_micro(None, 900_000, 3_600_000.0, {}) is None
+    assert more_micro(1_000_000, None, None, {}) is None

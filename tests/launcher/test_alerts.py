@@ -1,0 +1,207 @@
+"""Which alerts are due: thresholds, limits that come near, standstill, ends; each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.money.alerts import due, standing, wanted
+from cloudtrain.launcher.money.outlook import Outlook
+
+NOW = 1_000_000.0
+PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000, "own_limit_s": 9_500}
+PROGRESS = {"step": 100, "max_steps": 200, "eta_s": 1000.0, "checkpoint_step": 80}
+LOOK = Outlook(
+    spent_micro=10_000_000,
+    burn_micro_h=36_000_000,
+    limit_micro=100_000_000,
+    cap_at_s=NOW + 9_000,
+    deadline_at_s=NOW + 8_000,
+    finish_at_s=NOW + 1_000,
+    total_micro=20_000_000,
+    hits_limit=False,
+    stalled_s=1.0,
+)
+
+
+def job(
+    state: State | None = None,
+    config: dict[str, Any] | None = None,
+    number: int = 1,
+    plan: dict[str, Any] | None = None,
+) -> Job:
+    """Return a job that runs, unless told otherwise, for 1000 s already."""
+    state = state or State("running", started_s=NOW - 1000)
+    attempt = Attempt("j-x1", number, "sent", {**PLAN, **(plan or {})}, {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS))
+    asked = {"budget": {"limit": "100 USD", "alert_at": ["50%", "80%", "100%"], "on_limit": "checkpoint-and-stop"}}
+    return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
+
+
+def keys(a_job: Job, look: Outlook, *told: str) -> list[str]:
+    """Return what is due besides that it runs."""
+    return [each.key for each in due(a_job, look, {"started:1", *told}, NOW)]
+
+
+def spent(usd: int) -> Outlook:
+    """Return how the job stands with so much spent."""
+    return replace(LOOK, spent_micro=usd * 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("usd", "told", "wanted_keys"),
+    [
+        (49, [], []),
+        (50, [], [50]),
+        (79, [50], []),
+        (80, [50], [80]),
+        (100, [], [100]),  # crossed at once: the highest alone
+        (130, [100], []),
+        (60, [80], []),  # the platform has corrected what it bills
+    ],
+)
+def test_highest_threshold_is_due_once(usd: int, told: list[int], wanted_keys: list[int]) -> None:
+    """The lower ones count as told with it."""
+    found = keys(job(), spent(usd), *(f"budget:{each}@100000000" for each in told))
+    assert found == [f"budget:{each}@100000000" for each in wanted_keys]
+
+
+def test_raised_budget_has_thresholds_of_its_own() -> None:
+    """After `resume --budget`, half of the new limit is news."""
+    look = replace(spent(80), limit_micro=160_000_000)
+    assert keys(job(), look, "budget:80@100000000") == ["budget:50@160000000"]
+
+
+def test_no_budget_and_no_price_are_no_alert() -> None:
+    """What nobody knows is not a share of anything."""
+    assert keys(job(), replace(LOOK, limit_micro=None)) == []
+    assert keys(job(), replace(spent(90), spent_micro=None)) == []
+
+
+def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
+    """The exact command names the money for the steps that are left."""
+    look = replace(spent(6), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    notice = due(job(), look, {"started:1"}, NOW)[0]
+    assert notice.key == "projected:1@100000000"
+    assert (
+        "will reach its budget of 100.00 USD before it finishes: done in 3h 53m, for 150.00 USD in all" in notice.text
+    )
+    assert "cloudtrain resume j-x1 --budget +" in notice.text
+
+
+def test_time_limit_before_the_finish_is_no_matter_of_money() -> None:
+    """A further attempt has the same time again."""
+    look = replace(LOOK, limit_micro=None, hits_limit=True, finish_at_s=NOW + 14_000)
+    notice = due(job(), look, {"started:1"}, NOW)[0]
+    assert "will reach its time limit" in notice.title
+    assert notice.fields["resume"] == "cloudtrain resume j-x1"
+
+
+def test_first_steps_foresee_nothing() -> None:
+    """They are slow: for a minute, or a twentieth of a short run, nobody is frightened."""
+    look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    assert keys(job(State("running", started_s=NOW - 50)), look) == []
+    assert keys(job(State("running", started_s=NOW - 50), plan={"cap_s": 900}), look) == ["projected:1@100000000"]
+
+
+@pytest.mark.parametrize(("left_s", "is_due"), [(1000, False), (890, True), (-5, True)])
+def test_deadline_near_is_told_a_quarter_of_an_hour_before(left_s: float, is_due: bool) -> None:
+    """Unless the job is done before."""
+    began = State("running", started_s=NOW - 20_000)
+    look = replace(LOOK, deadline_at_s=NOW + left_s, cap_at_s=NOW + left_s + 120, finish_at_s=None, hits_limit=None)
+    assert keys(job(began), look) == (["deadline:1"] if is_due else [])
+    assert keys(job(began), replace(look, finish_at_s=NOW + left_s - 1)) == []
+
+
+def test_deadline_of_a_short_run_is_told_in_its_last_tenth() -> None:
+    """A quarter of an hour would be all of it."""
+    look = replace(LOOK, deadline_at_s=NOW + 95, cap_at_s=NOW + 200, finish_at_s=None)
+    began = State("running", started_s=NOW - 905)
+    notice = due(job(began), look, {"started:1"}, NOW)[0]
+    assert "saves and leaves in 1m 35s, because of its time limit" in notice.title
+    assert keys(job(began), replace(look, deadline_at_s=NOW + 105)) == []
+
+
+def test_hard_limit_is_not_said_to_save() -> None:
+    """`on_limit: stop` ends the job where it stands."""
+    hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})
+    look = replace(LOOK, deadline_at_s=NOW + 60, finish_at_s=None)
+    notice = due(hard, look, {"started:1"}, NOW)[0]
+    assert "is stopped in 1m, because of its budget" in notice.title
+    assert "saves" not in notice.text
+
+
+@pytest.mark.parametrize(
+    ("config", "stalled_s", "is_due"),
+    [
+        ({}, 440, False),
+        ({}, 451, True),  # half of 600 s and 300 s
+        ({"distributed": {"hang_timeout": "20m"}}, 599, False),
+        ({"distributed": {"hang_timeout": "20m"}}, 601, True),
+        ({"distributed": {"hang_timeout": "1m"}}, 119, False),
+        ({"distributed": {"hang_timeout": "1m"}}, 121, True),
+    ],
+)
+def test_no_progress_is_told(config: dict[str, Any], stalled_s: float, is_due: bool) -> None:
+    """Half of what makes a rank count as hung, at least two minutes, and ten steps' time."""
+    found = keys(job(config=config), replace(LOOK, stalled_s=stalled_s))
+    assert found == (["stalled:1@100"] if is_due else [])
+
+
+def test_slow_steps_are_no_standstill() -> None:
+    """Here each takes ten minutes."""
+    slow = job()
+    slow.attempt.progress["eta_s"] = 60_000.0
+    assert keys(slow, replace(LOOK, stalled_s=1000.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "key", "on"),
+    [
+        (State("succeeded", ended_s=NOW), "succeeded:1", "succeeded"),
+        (State("failed", "error", error={"message": "boom\nline two"}, ended_s=NOW), "failed:1", "failed"),
+        (State("stopped", "budget", resumable=True, ended_s=NOW), "stopped:1", "budget"),
+        (State("failed", "preempted", resumable=True, ended_s=NOW), "preempted:1", "preempted"),
+    ],
+)
+def test_end_is_told_to_whom_it_concerns(state: State, key: str, on: str) -> None:
+    """A stop by the budget also to those who hear of the budget alone."""
+    found = [
+        each for each in standing(job(state), replace(LOOK, hits_limit=None, cap_at_s=None), NOW) if each.key == key
+    ]
+    assert len(found) == 1
+    assert wanted(found[0], [on])
+    assert "\n" not in found[0].title
+
+
+def test_end_by_money_names_the_money_to_go_on() -> None:
+    """Enough for what is left, in the exact command."""
+    ended = job(State("stopped", "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW))
+    notice = standing(ended, replace(spent(90), hits_limit=None), NOW)[-1]
+    # 1000 s and 200 s again, a tenth, a minute's start, two minutes' save: 1500 s at 0.01 USD, and 10 USD are left.
+    assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +5.00USD"
+
+
+def test_end_that_cannot_be_gone_on_from_names_no_command() -> None:
+    """Neither does one that has succeeded."""
+    assert standing(job(State("failed", "error", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
+    assert standing(job(State("succeeded", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
+
+
+def test_restart_silence_and_further_attempt_are_events() -> None:
+    """Each with what makes it one."""
+    again = job(State("running", started_s=NOW - 1000, restarts=2), number=2)
+    again = replace(again, attempt=replace(again.attempt, unreachable_since_s=NOW - 700))
+    events = {each.key: each for each in standing(again, LOOK, NOW)}
+    assert set(events) == {"started:2", "restarted:2:2", f"unreachable:2:{NOW - 700:.0f}"}
+    assert wanted(events["started:2"], ["restarted"])
+
+
+def test_umbrella_is_told_of_limits_that_come_near() -> None:
+    """`budget` stands for thresholds, `projected` and `deadline`; each can be had alone."""
+    look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    found = {each.event: each for each in due(job(), look, {"started:1"}, NOW)}
+    assert {name for name, each in found.items() if wanted(each, ["budget"])} == {"budget", "projected"}
+    assert [name for name, each in found.items() if wanted(each, ["projected"])] == ["projected"]
