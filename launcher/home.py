@@ -10,11 +10,13 @@ from pathlib import Path
 
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["home", "identity", "where"]
+__all__ = ["PRICES", "home", "identity", "where"]
+
+PRICES = "prices.csv"  # the user's own, below the home
 
 
 def where() -> Path:
-    """Return the folder's path, whether it is there or not. Raises RuntimeError where `~nobody` is no home."""
+    """Return the folder's path, whether it is there or not. Raises RuntimeError for `~nobody`, who has no home."""
     return Path(os.environ.get("CLOUDTRAIN_HOME") or _default()).expanduser().absolute()
 
 

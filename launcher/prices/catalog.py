@@ -10,7 +10,7 @@ import csv
 import functools
 from importlib.resources import files
 
-from cloudtrain.launcher.prices import own
+from cloudtrain.launcher import home
 from cloudtrain.launcher.prices.rate import Kind, Machine, Rate
 
 __all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types"]
@@ -40,7 +40,7 @@ def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Ra
     for row in rows(backend):
         if (row["instance_type"], row["region"]) == (instance_type, region):
             found = _rates(row)
-    newer = own.rates(backend, instance_type, region)
+    newer = _own(backend, instance_type, region)
     on_demand, spot = newer.get("on_demand"), found.get("spot")
     if on_demand is not None and spot is not None and spot.usd >= on_demand.usd:
         del found["spot"]  # of a day on which the machine cost more
@@ -100,6 +100,18 @@ def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
         is_derived = is_derived or row["backend"] == "vertex"
         found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
     return found
+
+
+def _own(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
+    """Return what the user has had read; most have no such file, and a plan is quicker without its reader."""
+    try:
+        if not (home.where() / home.PRICES).exists():
+            return {}
+    except (OSError, RuntimeError):  # who needs the home says it
+        return {}
+    from cloudtrain.launcher.prices import own
+
+    return own.rates(backend, instance_type, region)
 
 
 @functools.cache

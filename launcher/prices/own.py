@@ -19,13 +19,13 @@ from pathlib import Path
 
 from cloudtrain.launcher import home
 from cloudtrain.launcher.errors import ConfigError, Fault, Place
+from cloudtrain.launcher.home import PRICES as FILE
 from cloudtrain.launcher.prices import rate as rating
 from cloudtrain.launcher.prices.quote import Key, Quote
 from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate
 
-__all__ = ["FILE", "add", "everything", "rates"]
+__all__ = ["FILE", "add", "everything", "rates", "refusal"]
 
-FILE = "prices.csv"
 COLUMNS = (
     *("backend", "instance_type", "region", "kind", "usd_per_hour", "derived", "uncertainty", "as_of"),
     "source",
@@ -55,8 +55,18 @@ def everything() -> Mapping[Key, Rate]:
         raise _unusable(path, error) from error
 
 
+def refusal(quote: Quote) -> str:
+    """Return why the price cannot be kept, "" where it can: nothing is written that would not be read again."""
+    try:
+        if quote.rate is not None:
+            _meant(_fields(quote.key, quote.rate), rating.today())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def add(quotes: Iterable[Quote]) -> Path | None:
-    """Write the prices into the file, beside those that are there; return where a damaged file was put, if it was one.
+    """Write the prices that can be kept beside those that are there; return where a damaged file was put, if any.
 
     Raises ConfigError where nothing can be written there.
     """
@@ -69,7 +79,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
             kept = path.with_name(f"{FILE}.damaged") if faults else None
             if kept is not None:
                 kept.write_bytes(data)
-            known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None}
+            known |= {quote.key: quote.rate for quote in quotes if quote.rate is not None and not refusal(quote)}
             if known or kept is not None:
                 _replace(path, _text(known))
             return kept
@@ -119,7 +129,11 @@ def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
 
 def _row(line: str, last: datetime.date) -> tuple[Key, Rate]:
     """Return what a line says. Raises ValueError with what is wrong."""
-    fields = next(csv.reader([line], strict=True), [])
+    return _meant(next(csv.reader([line], strict=True), []), last)
+
+
+def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
+    """Return what the fields say. Raises ValueError with what is wrong."""
     if len(fields) != len(COLUMNS):
         raise ValueError(f"{len(fields)} fields, not {len(COLUMNS)}")
     backend, instance_type, region, kind, usd, derived, factor, as_of, source = fields
@@ -157,12 +171,14 @@ def _text(known: Mapping[Key, Rate]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for key, rate in sorted(known.items()):
-        # Not in exponents; a source comes from outside, and a line is a line.
-        usd, source = f"{rate.usd:.10f}".rstrip("0").rstrip("."), " ".join(rate.source.split())
-        derived = "yes" if rate.is_derived else "no"
-        writer.writerow([*key, usd, derived, f"{rate.factor:g}", rate.as_of, source])
+    writer.writerows(_fields(key, rate) for key, rate in sorted(known.items()))
     return text.getvalue()
+
+
+def _fields(key: Key, rate: Rate) -> list[str]:
+    # Not in exponents; a source comes from outside, and a line is a line.
+    usd, source = f"{rate.usd:.10f}".rstrip("0").rstrip("."), " ".join(rate.source.split())
+    return [*key, usd, "yes" if rate.is_derived else "no", f"{rate.factor:g}", rate.as_of, source]
 
 
 def _replace(path: Path, text: str) -> None:

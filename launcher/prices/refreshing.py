@@ -134,6 +134,8 @@ def _read(target: Target, region: str, types: tuple[str, ...]) -> list[Change]:
         return [Change(Quote(nothing, None, reason), None, error.exit_code)]
     changes = []
     for quote in found:
+        if why := own.refusal(quote):
+            quote = Quote(quote.key, None, f"what the list says makes no sense: {why}")
         known = catalog.rates(quote.key.backend, quote.key.instance_type, quote.key.region).get(quote.key.kind)
         is_lacking = quote.rate is None and quote.key.instance_type in types
         code = ConfigError.exit_code if is_lacking else 0

@@ -1,0 +1,77 @@
+"""How far a price can be trusted: its age, its origin, and what the vendor's own list leaves open."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from cloudtrain.launcher.prices import rate as rating
+from cloudtrain.launcher.prices.rate import Kind, Machine, Rate, age_days, stale
+
+TODAY = datetime.date(2026, 11, 22)
+
+
+@pytest.fixture(autouse=True)
+def today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it be one day for ever."""
+    monkeypatch.setattr(rating, "today", lambda: TODAY)
+
+
+def of_age(days: int, usd: float = 10.0, **more: object) -> Rate:
+    """Return a price of so many days ago."""
+    return Rate(usd, (TODAY - datetime.timedelta(days=days)).isoformat(), "list", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor"),
+    [
+        (of_age(0, is_own=True), 1.0),
+        (of_age(90), 1.0),
+        (of_age(91), 1.05),
+        (of_age(91, is_own=True), 1.05),
+        (of_age(10, is_derived=True), 1.05),
+        (of_age(400, is_derived=True), 1.1025),
+        (of_age(0, factor=1.25), 1.25),
+        (of_age(100, factor=1.2), 1.26),
+        (Rate(10.0, "undated", "list"), 1.05),
+    ],
+)
+def test_uncertainty_grows_with_age_and_inference(rate: Rate, factor: float) -> None:
+    """Never below 1, and each reason counts."""
+    machine = Machine("m", "X", 8, {"on_demand": rate})
+    assert machine.uncertainty == factor
+    assert Machine("m", "X", 8).uncertainty == 1.0
+
+
+@pytest.mark.parametrize(("days", "factor"), [(30, 1.05), (31, 4.1)])
+def test_old_spot_price_is_bounded_by_the_one_on_demand(days: int, factor: float) -> None:
+    """It moves without notice, and up to that."""
+    rates: dict[Kind, Rate] = {"on_demand": of_age(1, 8.2), "spot": of_age(days, 2.0, is_derived=True)}
+    assert Machine("m", "X", 8, rates).uncertainty_of("spot") == factor
+
+
+@pytest.mark.parametrize(
+    ("as_of", "days"),
+    [("2026-11-20", 2), ("2026-09", 82), ("2021?", 2151), ("<=2025 (undated)", 690), ("2999-01-01", 0), ("-", None)],
+)
+def test_age_counts_from_the_first_day_that_is_meant(as_of: str, days: int | None) -> None:
+    """What is known of a day by its year alone may be that old."""
+    assert age_days(Rate(1.0, as_of, "list")) == days
+
+
+def test_stale_price_is_told() -> None:
+    """With what to do; one without a day has told of it by its words."""
+    assert stale("2025-01-01") == "price 690 days old: cloudtrain prices refresh"
+    assert (stale("2026-05-27"), stale("2026-05-26")) == (None, None)
+    assert stale("2026-05-25") is not None
+    assert (stale(None), stale("2026-99-99")) == (None, None)
+
+
+def test_machine_without_prices_says_nothing_of_them() -> None:
+    """Neither 0 nor today."""
+    machine = Machine("m", "X", 8)
+    assert (machine.hourly_usd, machine.spot_hourly_usd, machine.as_of, machine.price_source) == (
+        *(None, None, None),
+        "no list price",
+    )
