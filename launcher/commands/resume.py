@@ -13,7 +13,7 @@ from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import job_argument, json_option, price_option, price_setting, yes_option
 from cloudtrain.launcher.terminal import print_json, say
 
-__all__ = ["command"]
+__all__ = ["budget_setting", "command"]
 
 
 @click.command("resume")
@@ -53,7 +53,7 @@ def command(
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable:
         say("nothing was saved to go on from: it starts from step 0")
-    typed += [_budget_setting(found, budget)] if budget is not None else []
+    typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
         prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
@@ -68,7 +68,7 @@ def command(
     return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
 
 
-def _budget_setting(job: Job, text: str) -> str:
+def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
     from cloudtrain.launcher.money.outlook import limit_micro
     from cloudtrain.launcher.units import format_money, parse_money

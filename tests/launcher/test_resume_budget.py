@@ -1,0 +1,121 @@
+"""A job that ended at its budget: what it takes to go on, and that the sum named is enough."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.commands import resume
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money.earlier import least_more_micro, spent_at_worst_micro
+from cloudtrain.launcher.registry import Registry
+
+MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
+PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_000_000, "uncertainty": 1.1,
+        "unit_s": 30, "minimum_bill_s": 0, "tail_s": 20, "attempts": 1, "useful_s": 60, "cap_s": 65}  # fmt: skip
+
+
+@pytest.fixture
+def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[str]:
+    """Return a job that has used 51 USD of 85, and was stopped by its budget."""
+    folder = project(MONEY % idle_python)
+    assert cli("submit", "-d", "--name", "one", cwd=folder).code == 0
+    cli("stop", "--now", "one")
+    registry = Registry()
+    now_s = time.time()
+    state = State("stopped", "budget", resumable=True, started_s=now_s - 100, ended_s=now_s - 49)
+    registry.set_state(registry.find("one").attempt, state, {})
+    registry.close()
+    yield "one"
+    cli("stop", "--now", "one")
+
+
+def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str) -> None:
+    """85 - 51 USD are 34 s less 20 s of stopping; a run of use takes 60. The command named works, a micro less not."""
+    refused = cli("resume", "-d", ended)
+    assert (refused.code, "the 34 USD left of 85 USD buy 14s" in refused.stderr) == (6, True), refused.stderr
+    command = re.search(r"cloudtrain (resume --budget .*)", refused.stderr)
+    assert command
+    assert command[1] == "resume --budget +46USD one"
+    assert cli("resume", "-d", "--budget", "+45.999999USD", ended).code == 6
+    assert cli("resume", "-d", "--budget", "130.999999", ended).code == 6
+    assert cli(*shlex.split(command[1]), "-d").code == 0
+    registry = Registry()
+    job = registry.find(ended)
+    registry.close()
+    assert (job.attempt.number, job.config["budget"]["limit"]) == (2, "131 USD")
+    assert (job.attempt.plan["cap_s"], job.attempt.plan["spent_micro"]) == (60, 51_000_000)
+
+
+def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
+    """What comes next is the command with the sum."""
+    assert re.search(r"next +cloudtrain resume --budget \+[0-9.]+USD one", cli("status", ended).stdout)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("+50USD", "135 USD"),
+        ("+0.5", "85.50 USD"),
+        ("200USD", "200 USD"),
+        ("$200", "200 USD"),
+        ("much", None),
+        ("+", None),
+        ("-5", None),
+        ("", None),
+    ],
+)
+def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Callable[..., Job]) -> None:
+    """With a plus it adds; what is no sum is a usage error."""
+    job = make_job("one", config={"budget": {"limit": "85 USD"}})
+    if found is not None:
+        assert resume.budget_setting(job, given) == f"budget.limit={found}"
+        return
+    with pytest.raises(UsageError, match="amount in US dollars"):
+        resume.budget_setting(job, given)
+
+
+def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None:
+    """It can be set."""
+    with pytest.raises(UsageError, match="no budget to add to"):
+        resume.budget_setting(make_job("one"), "+5USD")
+    assert resume.budget_setting(make_job("one"), "5USD") == "budget.limit=5 USD"
+
+
+def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
+    """Return an attempt that has run so long."""
+    state = State("stopped", "budget", started_s=1000.0, ended_s=1000.0 + seconds)
+    return replace(job.attempt, number=number, phase="sent", plan={**PLAN, **plan}, state=state)
+
+
+def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
+    """Rounded as billed, at the price's uncertainty; idle machines too; without a price nobody knows."""
+    job = make_job("j-1")
+    one = attempt(job, 1, 31.0)
+    assert spent_at_worst_micro([one], 2000.0) == 2 * 60 * 1_100_000
+    idle = replace(one, state=replace(one.state, idle_s=29.5))
+    assert spent_at_worst_micro([idle], 2000.0) == 2 * 90 * 1_100_000
+    unknown = attempt(job, 2, 31.0, price_micro=None, hourly_usd=None)
+    assert spent_at_worst_micro([one, unknown], 2000.0) is None
+    assert spent_at_worst_micro([one, unknown], 2000.0, 3_600_000_000) == 2 * 2 * 60 * 1_100_000
+    assert spent_at_worst_micro([replace(one, phase="never_sent")], 2000.0) == 0
+
+
+def test_least_sum_to_go_on_is_enough(make_job: Callable[..., Job]) -> None:
+    """By the plan alone, as `status` counts it: at least what the plan of the next attempt asks for."""
+    job = make_job("j-1")
+    spent = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0
+    metered = 2 * 31 * 1_000_000
+    needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
+    more = least_more_micro(PLAN, 1, 100_000_000, metered)
+    assert needed <= 100_000_000 + more <= needed + 2 * 30 * 1_100_000
+    assert least_more_micro(PLAN, 1, 10**12, metered) == 0
+    assert least_more_micro({"instances": 1}, 1, 1, 1) == 0
