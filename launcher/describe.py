@@ -6,10 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from cloudtrain.entrypoints.notices.further import amount
 from cloudtrain.launcher.job import Attempt, Job, exit_code
-from cloudtrain.launcher.money.achieved import achieved, in_words
-from cloudtrain.launcher.money.alerts import more_micro
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, dollars, of_limit, span, usd
 from cloudtrain.launcher.progress import shown
@@ -102,9 +99,18 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     if job.attempt.phase == "never_sent":
         return ["submit it again"]
     hint = [f"cloudtrain logs --tail 50 {job.id}"] if job.attempt.state.state == "failed" else []
-    more = more_micro(job, outlook(job, attempts, time.time())) if job.attempt.state.reason == "budget" else None
-    budget = "" if more is None else f" --budget +{amount(more)}"
-    return [*hint, *([f"cloudtrain resume{budget} {job.id}"] if job.attempt.state.resumable else [])]
+    return [*hint, *([f"cloudtrain resume{_more(job, attempts)} {job.id}"] if job.attempt.state.resumable else [])]
+
+
+def _more(job: Job, attempts: Sequence[Attempt]) -> str:
+    """Return by how much its budget must be raised, as an option, where that is why it stopped."""
+    if job.attempt.state.reason != "budget":
+        return ""
+    from cloudtrain.entrypoints.notices.further import amount
+    from cloudtrain.launcher.money.alerts import more_micro
+
+    more = more_micro(job, outlook(job, attempts, time.time()))
+    return "" if more is None else f" --budget +{amount(more)}"
 
 
 def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[str]:
@@ -121,6 +127,8 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[st
         lines.append(f"  spend       {spent}{burn}")
         lines += _limit_lines(money, now_s) + _outlook_lines(job, money, now_s)
     else:
+        from cloudtrain.launcher.money.achieved import achieved, in_words
+
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
         lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
     if attempt.idle_usd:

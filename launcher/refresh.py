@@ -15,7 +15,7 @@ from cloudtrain.launcher import progress as progresses
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
 from cloudtrain.launcher.lastword import LastWord
-from cloudtrain.launcher.money import meter, teams
+from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "refresh"]
@@ -44,6 +44,8 @@ def refresh(registry: Registry, job: Job) -> Job:
         registry.set_unreachable(attempt)
         attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
     if attempt.state.state not in ACTIVE:
+        from cloudtrain.launcher.money import teams
+
         teams.tell(registry.database)  # what cannot be told now is told by the next command
     return replace(job, attempt=attempt)
 

@@ -21,7 +21,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
-from cloudtrain.launcher.money import ledger, meter
+from cloudtrain.launcher.money import meter
 
 __all__ = ["Registry", "submitter_lives", "this_process"]
 
@@ -98,6 +98,8 @@ class Registry:
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
         """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter."""
+        from cloudtrain.launcher.money import ledger
+
         state = State("pending")
         with self.database.transaction():
             self._update(
@@ -111,6 +113,8 @@ class Registry:
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that nothing was sent, and never will be, and free its worst case; unless it has been, meanwhile."""
+        from cloudtrain.launcher.money import ledger
+
         with self.database.transaction():
             self.database.execute(
                 "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
@@ -135,6 +139,8 @@ class Registry:
 
     def settle(self, attempt: Attempt) -> None:
         """Put what the attempt, which has ended, has cost in place of its worst case."""
+        from cloudtrain.launcher.money import ledger
+
         state, now_s = attempt.state, time.time()
         spent_micro = meter.spent_micro(meter.legs_of([attempt]), now_s)
         if spent_micro is not None and attempt.idle_usd is not None:  # machines that idle on are billed too
