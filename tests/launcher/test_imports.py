@@ -42,6 +42,8 @@ COMMANDS = {
     "wait ended": LIGHT,
     "completion bash": LIGHT,
     "backends": LIGHT,
+    "prices --json": LIGHT,
+    "prices refresh --help": LIGHT,
     "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,
     "validate": {RICH, PATTERNS},

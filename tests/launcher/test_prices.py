@@ -1,0 +1,169 @@
+"""`cloudtrain prices` and `prices refresh`: what is known, how old it is, and reading it anew without a surprise."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.prices import catalog, own
+from cloudtrain.launcher.prices.quote import Key, Quote
+from cloudtrain.launcher.prices.rate import Rate
+from doubles.aws.handle import ROLE, Aws
+
+SDK = ("boto3", "botocore.session", "pydantic", "jinja2", "yaml", "pathspec")
+CPU_JOB = f"""\
+backend: sagemaker
+resources: {{instance_type: ml.m5.xlarge}}
+sagemaker: {{region: us-east-1, role: "{ROLE}", bucket: b}}
+"""
+
+
+@pytest.fixture
+def aws_cli(cli: Any, aws: Aws) -> Any:
+    """Return the command of a user with an account at AWS."""
+    return replace(cli, preloaded=SDK, env=aws.environ)
+
+
+def test_prices_are_shown_the_cheapest_first(cli: Any) -> None:
+    """With source, day, age and mark; what has no price comes last, without a figure."""
+    lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker").stdout.splitlines()
+    assert lines[0].split()[:3] == ["USD/H", "BACKEND", "TYPE"]
+    assert re.match(
+        r"63\.2960 +sagemaker +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +quoted +2026-09-01 +\d+d ", lines[1]
+    )
+    found = cli("prices", "--json").json["prices"]
+    usd = [one["usd_per_hour"] for one in found]
+    known = [one for one in usd if one is not None]
+    assert known == sorted(known)
+    assert (len(found), None in known, usd[len(known) :]) == (418, False, [None] * 18)
+    spot = [one for one in found if one["spot"]]
+    assert {one["kind"] for one in spot} == {"spot"}
+    assert all(one["uncertainty"] >= 1 for one in found)
+
+
+def test_prices_are_filtered(cli: Any) -> None:
+    """By backend, accelerators, region and type; as CSV, too."""
+    done = cli("prices", "--csv", "--accelerator", "A100", "--region", "us-central1", "--backend", "vertex")
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert {row["accelerator"] for row in rows} == {"A100"}
+    assert {row["region"] for row in rows} == {"us-central1"}
+    assert len({row["count"] for row in rows}) > 2
+    (one,) = cli("prices", "--json", "--type", "ml.g5.12xlarge", "--region", "us-west-2").json["prices"]
+    assert (one["usd_per_hour"], one["derived"], one["own"]) == (7.09, False, False)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--backend", "sagmaker"), 3, "unknown backend `sagmaker`"),
+        (("--accelerator", "A100:x"), 2, "as in A100:8"),
+        (("--accelerator", ":8"), 2, "names no accelerators"),
+        (("--type", "ml.m5.large"), 0, "prices refresh --backend B --region R --type T"),
+        (("refresh",), 2, "no region is known"),
+        (("refresh", "--backend", "local"), 2, "write local.price_per_hour"),
+        (("refresh", "--backend", "azureml"), 3, ""),
+        (("refresh", "-f", "nowhere.yaml"), 3, "nowhere.yaml"),
+    ],
+)
+def test_wrong_call_is_told(cli: Any, args: tuple[str, ...], code: int, said: str) -> None:
+    """With the way out."""
+    done = cli("prices", *args, env={"AWS_CONFIG_FILE": "/dev/null", "CLOUDSDK_CONFIG": "/nowhere"})
+    assert (done.code, said in done.stderr) == (code, True), done.stderr
+    assert "itself failed" not in done.stderr
+
+
+def test_refresh_brings_the_jobs_own_price(aws_cli: Any, project: Callable[..., Path]) -> None:
+    """Of a type without GPUs, which the table lacks: the plan has a price and a worst case from then on."""
+    folder = project(CPU_JOB)
+    assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] is None
+    first = aws_cli("prices", "refresh", cwd=folder)
+    assert first.code == 0, first.stderr
+    assert re.search(r"ml\.m5\.xlarge +us-east-1 +on demand +- +0\.2300 +new +AWS Price List, Training", first.stdout)
+    assert re.search(r"ml\.g9\.xlarge .* AWS lists it at 0 USD", first.stdout)
+    plan = aws_cli("plan", "--json", cwd=folder).json
+    assert (plan["hourly_usd"], plan["uncertainty"], plan["price_source"].count("ml.m5.xlarge")) == (0.23, 1.0, 1)
+    again = aws_cli("prices", "refresh", cwd=folder)
+    assert "8 prices read: 0 changed, 0 new, 8 as before" in again.stderr
+
+
+def test_change_is_shown_in_percent(aws_cli: Any, home: Path) -> None:
+    """Old and new, whoever said the old one."""
+    own.add([Quote(Key("sagemaker", "ml.m5.large", "us-east-1", "on_demand"), Rate(0.1, "2026-01-01", "mine"))])
+    done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--type", "ml.p4d.24xlarge")
+    assert re.search(r"ml\.m5\.large +us-east-1 +on demand +0\.1000 +0\.1150 +\+15\.0%", done.stdout)
+    assert "ml.p4d.24xlarge" not in done.stdout  # as the table has it
+    (row,) = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--json").json["prices"]
+    assert (row["old_usd_per_hour"], row["usd_per_hour"], row["change"], row["reason"]) == (0.115, 0.115, 0.0, None)
+
+
+def test_type_that_is_not_listed_is_a_row_and_a_code(aws_cli: Any) -> None:
+    """What could be read is kept all the same."""
+    done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.g99.large", "--type", "ml.m5.large")
+    assert (done.code, "AWS lists no ml.g99.large" in done.stdout) == (3, True)
+    assert catalog.rates("sagemaker", "ml.m5.large", "us-east-1")["on_demand"].usd == 0.115
+
+
+def test_vendor_that_does_not_answer_changes_nothing(aws_cli: Any, aws: Aws, home: Path) -> None:
+    """One row with the reason, the code, and the prices of before."""
+    own.add([Quote(Key("sagemaker", "ml.m5.large", "us-east-1", "on_demand"), Rate(0.1, "2026-01-01", "mine"))])
+    before = (home / "prices.csv").read_text()
+    aws.settings(price_damage="truncated")
+    done = aws_cli("prices", "refresh", "--backend", "sagemaker")
+    assert (done.code, "no whole JSON" in done.stdout) == (7, True)
+    assert (home / "prices.csv").read_text() == before
+
+
+def test_two_refreshes_at_once_keep_both(aws_cli: Any, home: Path) -> None:
+    """Each brings a region of its own."""
+    cold = replace(aws_cli, preloaded=())
+    args = ("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--region")
+    for process in [cold.start(*args, region) for region in ("us-east-1", "eu-west-1")]:
+        _, stderr = process.communicate()
+        assert process.returncode == 0, stderr
+    assert {key.region for key in own.everything()} == {"us-east-1", "eu-west-1"}
+
+
+def test_damaged_prices_stop_a_plan_until_they_are_mended(
+    aws_cli: Any, project: Callable[..., Path], home: Path
+) -> None:
+    """By file and line; a refresh mends it, and keeps the old file."""
+    folder = project(CPU_JOB)
+    assert aws_cli("prices", "refresh", cwd=folder).code == 0
+    file = home / "prices.csv"
+    file.write_text(file.read_text().replace("0.23,", "-0.23,", 1))
+    number = next(place for place, line in enumerate(file.read_text().splitlines(), 1) if "-0.23" in line)
+    for command in (("plan",), ("prices",), ("submit", "--dry-run")):
+        done = aws_cli(*command, cwd=folder)
+        assert (done.code, f"{file}:{number}:1" in done.stderr, "itself failed" in done.stderr) == (3, True, False)
+    mended = aws_cli("prices", "refresh", cwd=folder)
+    assert (mended.code, "its good lines are kept" in mended.stderr) == (0, True)
+    assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] == 0.23
+
+
+def test_home_that_cannot_be_written_is_told_before_the_vendor_is_asked(
+    unprivileged: Callable[..., Any], aws: Aws, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the way out; a plan needs no home."""
+    home.mkdir()
+    home.chmod(0o555)
+    for name, value in aws.environ.items():
+        monkeypatch.setenv(name, value)
+    done = unprivileged("prices", "refresh", "--backend", "sagemaker", cwd=tmp_path)
+    home.chmod(0o755)
+    assert (done.code, "set CLOUDTRAIN_HOME" in done.stderr) == (3, True), done.stderr
+    assert aws.journal("GetProducts") == []
+
+
+def test_old_price_is_told_in_the_plan(cli: Any, project: Callable[..., Path]) -> None:
+    """With the command that mends it."""
+    folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
+    done = cli("plan", cwd=folder)
+    assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
+    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] == 1.1025
