@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.money.cap import Rate
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Offer", "cheapest", "lines", "offers"]
 
+T = TypeVar("T")
 HEAD = ("backend", "machine", "instances x ranks", "USD/h", "cap", "worst case", "price")
 WHY = 160  # columns of a reason
 
@@ -62,13 +64,19 @@ def offers(load: Callable[[str], Config], names: Sequence[str], config_file: Pat
     """
     from cloudtrain.launcher.prepare import prepare
 
+    configs = {name: _attempted(partial(load, name)) for name in names}
+    faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]
+    if len(faults) == len(names):
+        raise faults[0]
     found: list[Offer] = []
     bundle = None
-    for name in names:
-        try:
-            prepared = prepare(load(name), config_file, Path(), dry=True, shipped=bundle)
-        except CloudtrainError as error:
-            found.append(Offer(name, error=error))
+    for name, config in configs.items():
+        if isinstance(config, CloudtrainError):
+            found.append(Offer(name, error=config))
+            continue
+        prepared = _attempted(partial(prepare, config, config_file, Path(), dry=True, shipped=bundle))
+        if isinstance(prepared, CloudtrainError):
+            found.append(Offer(name, error=prepared))
         else:
             bundle = prepared.bundle  # the code is the same for all
             found.append(Offer(name, prepared))
@@ -84,6 +92,14 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 def lines(found: Sequence[Offer]) -> list[str]:
     """Return the table, and below it what an offer has to say for itself."""
     return table(HEAD, [_row(offer) for offer in found])
+
+
+def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
+    """Return what is made, or why it is not."""
+    try:
+        return make()
+    except CloudtrainError as error:
+        return error
 
 
 def _rank(offer: Offer) -> tuple[int, int]:

@@ -1,0 +1,185 @@
+"""Backends side by side: the cheapest hour first, what cannot be planned with its reason, and a choice of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.money import compare
+from cloudtrain.launcher.options import Overrides
+
+TEXT = """\
+name: x
+backend: [azureml, vertex, sagemaker]
+script: train.py
+resources: {instances: 2, accelerators: "A100:8"}
+limits: {max_duration: 2h}
+ssh: {hosts: [a, b]}
+sagemaker: {region: us-east-1, role: "arn:aws:iam::111122223333:role/train", price_per_hour: 25 USD}
+azureml: {subscription: s, resource_group: ml, workspace: research, region: mars}
+vertex: {project: my-project, location: us-central1, staging_bucket: gs://b-uc, price_per_hour: 20 USD}
+"""
+BUDGET = "budget: {limit: 50 USD}\n"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[..., Overrides]:
+    """Return a function that writes the file and returns the command line's say over it."""
+
+    def write(backend: str | None = None, more: str = "", text: str = TEXT, **given: Any) -> Overrides:
+        (tmp_path / "train.py").write_text("")
+        (tmp_path / "cloudtrain.yaml").write_text(text + more)
+        return Overrides(tmp_path / "cloudtrain.yaml", backend, (), **given)
+
+    return write
+
+
+def offers(overrides: Overrides) -> list[compare.Offer]:
+    """Return what `plan` compares."""
+    return compare.offers(overrides.load, overrides.backends(), overrides.file)
+
+
+def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
+    """Then what has an unknown price, which is never taken for 0."""
+    found = offers(asked())
+    assert [offer.backend for offer in found] == ["vertex", "sagemaker", "azureml"]
+    first = compare.cheapest(found)
+    assert first is not None
+    assert first.backend == "vertex"
+
+
+def test_table_shows_what_each_costs(asked: Callable[..., Overrides]) -> None:
+    """Machine, instances and ranks, price, cap, worst case and the price's source; a reason where there is no plan."""
+    text = compare.lines(offers(asked("all", BUDGET)))
+    rows = {line.split()[0]: line for line in text[1:]}
+    assert set(rows) == {"local", "ssh", "sagemaker", "azureml", "vertex"}
+    assert all(word in rows["vertex"] for word in ("a2-highgpu-8g", "2 x 8 = 16", "40.00", "1h 14m (budget)"))
+    assert all(word in rows["sagemaker"] for word in ("ml.p4d.24xlarge", "50.00", "55m (budget)", "50.00 USD"))
+    assert "no price of Standard" in rows["azureml"]
+    assert "a budget needs a price: your own machines; set ssh.price_per_hour" in rows["ssh"]
+
+
+def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., Overrides]) -> None:
+    """Nobody has said what they cost."""
+    found = offers(asked("ssh,sagemaker"))
+    assert [offer.backend for offer in found] == ["sagemaker", "ssh"]
+    assert compare.cheapest(offers(asked("ssh,azureml"))) is None
+
+
+def test_uncertain_price_counts_at_its_worst(asked: Callable[..., Overrides]) -> None:
+    """The list's price of p4d, derived and old, is above the 25.50 that somebody has typed."""
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("20 USD", "25.50 USD")
+    found = offers(asked("sagemaker,vertex", text=text))
+    assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
+    plan = found[1].plan
+    assert plan is not None
+    assert plan.price_micro is not None
+    assert plan.price_micro < 25_500_000 < plan.price_micro * plan.uncertainty
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (None, ("azureml", "vertex", "sagemaker")),
+        ("all", ("local", "ssh", "sagemaker", "azureml", "vertex")),
+        ("cheapest", ("azureml", "vertex", "sagemaker")),
+        ("ssh, vertex", ("ssh", "vertex")),
+        ("vertex", ("vertex",)),
+    ],
+)
+def test_which_backends_are_meant(given: str | None, names: tuple[str, ...], asked: Callable[..., Overrides]) -> None:
+    """The command line's, else the file's list; `all` is what the file configures."""
+    overrides = asked(given)
+    assert (overrides.backends(), overrides.compares()) == (names, len(names) > 1)
+
+
+def test_file_with_one_backend_is_as_it_was(asked: Callable[..., Overrides]) -> None:
+    """Alone, or a list of one; `cheapest` then chooses of all that are configured."""
+    for line in ("backend: vertex", "backend: [vertex]"):
+        text = TEXT.replace("backend: [azureml, vertex, sagemaker]", line)
+        overrides = asked(text=text)
+        assert (overrides.backends(), overrides.compares()) == (("vertex",), False)
+        assert overrides.load().backend == "vertex"
+    assert len(asked("cheapest", text=text).backends()) == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("backend: []", "no backend is named"),
+        ("backend: [vertex, vertex]", "stands here twice"),
+        ("backend: [vertex, 3]", "expected a backend's name"),
+    ],
+)
+def test_list_that_is_none_is_refused(line: str, words: str, asked: Callable[..., Overrides]) -> None:
+    """With its place."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        asked(text=TEXT.replace("backend: [azureml, vertex, sagemaker]", line)).backends()
+    assert caught.value.faults[0].place is not None
+
+
+def test_job_has_one_backend(asked: Callable[..., Overrides]) -> None:
+    """Who asks for a config and does not choose is told how."""
+    with pytest.raises(ConfigError, match="chosen by `--backend NAME`"):
+        asked().load()
+    with pytest.raises(ConfigError, match="unknown backend `aws`"):
+        asked("aws,vertex").backends()
+
+
+def test_price_on_the_command_line_is_one_backends(asked: Callable[..., Overrides]) -> None:
+    """It beats the file's; for several it is nobody's."""
+    config = asked("vertex", price_micro=2_000_000).load()
+    assert config.vertex is not None
+    assert config.vertex.price_per_hour == 2_000_000
+    own = asked(text="name: x\nscript: train.py\n", price_micro=100_000).load()
+    assert own.local is not None
+    assert own.local.price_per_hour == 100_000
+    with pytest.raises(UsageError, match="one backend's machines"):
+        asked(price_micro=2_000_000).compares()
+
+
+def test_reason_of_a_backend_that_cannot_be_planned_is_one_line(asked: Callable[..., Overrides]) -> None:
+    """The first of all that is wrong, with how to mend it, and how many more there are."""
+    text = TEXT.replace("subscription: s, resource_group: ml, workspace: research, ", "")
+    found = {offer.backend: offer for offer in offers(asked("azureml,vertex", text=text))}
+    assert found["azureml"].why.startswith("no Azure subscription; `az account show")
+    assert found["azureml"].why.endswith("(and 2 more)")
+    assert found["vertex"].why == ""
+
+
+def test_faulty_file_is_refused_as_a_whole(asked: Callable[..., Overrides]) -> None:
+    """A fault of the file itself is every backend's: it is told in full, with its place."""
+    with pytest.raises(ConfigError, match="unknown key `role_arn`") as caught:
+        offers(asked(text=TEXT.replace("region: us-east-1, role: ", "role_arn: ")))
+    assert caught.value.faults[0].place is not None
+
+
+def test_submit_of_several_asks_for_one(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """The error names the cheapest, and nothing is sent; `plan` shows the same, for scripts as one object."""
+    folder = asked().file.parent
+    done = cli("submit", cwd=folder)
+    assert (done.code, "--backend vertex is the cheapest by the hour" in done.stderr) == (2, True), done.stderr
+    planned = cli("plan", "--json", cwd=folder).json
+    assert (planned["cheapest"], planned["backends"][0]["backend"]) == ("vertex", "vertex")
+    assert planned["backends"][0]["plan"]["worst_case_micro"] == -(-40_000_000 * 4 * 7260 // 3600)
+    shown = cli("submit", "--dry-run", "--backend", "cheapest", cwd=folder)
+    assert (shown.code, "displayName: x-00000-1" in shown.stdout) == (0, True), shown.stderr
+
+
+def test_dry_run_of_several_prints_each_and_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """What cannot be planned is told below, and is no error."""
+    done = cli("render", "--backend", "ssh,vertex", "--json", cwd=asked(None, BUDGET).file.parent)
+    assert done.code == 0, done.stderr
+    assert [row["backend"] for row in done.json] == ["vertex", "ssh"]
+    assert ("needs a price" in done.json[1]["error"], "USD/h" in done.stderr) == (True, True)
+
+
+def test_stored_job_knows_its_one_backend(asked: Callable[..., Overrides]) -> None:
+    """What is journalled has the chosen one."""
+    config = asked("vertex").load()
+    assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
