@@ -15,6 +15,7 @@ __all__ = ["LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "
 TIMEOUT_S = 5.0  # for a connection, and for each answer on it
 LIMIT_S = 8.0  # for the whole of a try, whatever trickles in
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 300.0
+_MENDED_S = 60.0  # what a person has to mend is not mended at once
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
 def back_off_s(tries: int, fault: Fault | None = None) -> float:
     """Return how long to wait after so many tries that went wrong."""
     wait_s = min(_FIRST_WAIT_S * 2.0 ** min(tries - 1, 20), _MOST_WAIT_S)
-    asked_s = fault.after_s if fault is not None and fault.after_s is not None else 0.0
+    asked_s = 0.0 if fault is None else fault.after_s or (_MENDED_S if fault.cure else 0.0)
     return max(wait_s, min(asked_s, _MOST_WAIT_S))
 
 

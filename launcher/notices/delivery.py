@@ -92,14 +92,15 @@ class Courier:
         end_s = None
         while True:
             wait_s = self._round()
-            if self._is_closing:
+            if self._news.is_set():  # more was offered meanwhile
+                self._news.clear()
+            elif self._is_closing:
                 end_s = end_s or time.monotonic() + EXIT_S
                 if wait_s is None or time.monotonic() + wait_s > end_s:
                     return
                 time.sleep(wait_s)
             else:
                 self._news.wait(wait_s)
-                self._news.clear()
 
     def _round(self) -> float | None:
         """Tell what can be told now; return the seconds until more can be tried, None where nothing is left."""
