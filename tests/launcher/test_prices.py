@@ -36,7 +36,7 @@ def test_prices_are_shown_the_cheapest_first(cli: Any) -> None:
     lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker").stdout.splitlines()
     assert lines[0].split()[:3] == ["USD/H", "BACKEND", "TYPE"]
     assert re.match(
-        r"63\.2960 +sagemaker +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +quoted +2026-09-01 +\d+d ", lines[1]
+        r"63\.2960 +sagemaker +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +quoted +2026-09-01 +\d+d ", lines[2]
     )
     found = cli("prices", "--json").json["prices"]
     usd = [one["usd_per_hour"] for one in found]
