@@ -16,6 +16,7 @@ from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.units import format_money
 
 __all__ = [
+    "MOST_MICRO",
     "OVERALL",
     "PROJECT_PATTERN",
     "Budget",
@@ -31,6 +32,7 @@ __all__ = [
 
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # what the clouds' labels take too
 OVERALL = ""  # the project of a budget over all jobs, and of a job without one
+MOST_MICRO = 10**16  # ten billion USD: more than any budget, and sums of it fit into SQLite's integers
 Period = Literal["all", "month"]
 LEAST_KNOWN = 3  # ended jobs from which a mean is told
 _NAMED = 3  # jobs that a refusal names

@@ -35,6 +35,8 @@ class FileCell:
             try:
                 data = self._path.read_bytes()
             except FileNotFoundError:
+                if not self._path.parent.is_dir():  # a disk that is not mounted is no empty ledger
+                    raise
                 return None, ""
             return data, hashlib.sha256(data).hexdigest()
 

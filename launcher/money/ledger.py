@@ -13,7 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cloudtrain.launcher.database import Database
-from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Period, Standing, by_month, month_of, require_room
+from cloudtrain.launcher.money.budgets import (
+    MOST_MICRO,
+    OVERALL,
+    Budget,
+    Held,
+    Period,
+    Standing,
+    by_month,
+    month_of,
+    require_room,
+)
 
 __all__ = [
     "Closing",
@@ -158,7 +168,7 @@ def settle(
         row = reservation(database, job_id, attempt)
         if row is None or row["state"] == "released":
             return
-        total = row["amount_micro"] if spent_micro is None else max(0, spent_micro)
+        total = row["amount_micro"] if spent_micro is None else min(max(0, spent_micro), MOST_MICRO)
         if (row["state"], row["spent_micro"], row["ended_s"]) == ("settled", total, ended_s):
             return
         _close(database, row, "settled", total, ended_s)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import ACTIVE
 from cloudtrain.launcher.money import ledger, teams
-from cloudtrain.launcher.money.budgets import OVERALL, Standing, usd
+from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing, usd
 from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:
@@ -100,6 +100,6 @@ def ledger_of(registry: Registry, config: Mapping[str, Any]) -> str | None:
 def amount_of(plan: Mapping[str, Any]) -> int | None:
     """Return the plan's worst case, of all the attempts that the platform may make; None where nobody knows a price."""
     if (micro := plan.get("worst_case_micro")) is not None:
-        return int(micro)
+        return min(int(micro), MOST_MICRO)
     worst_usd = plan.get("worst_case_usd")  # of an earlier version
-    return None if worst_usd is None else round(worst_usd * 1_000_000)
+    return None if worst_usd is None else min(round(worst_usd * 1_000_000), MOST_MICRO)

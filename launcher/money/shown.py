@@ -67,7 +67,7 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
     for place in dict.fromkeys(row.place for row in rows):
         here = [row for row in rows if row.place == place]
         lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
-        lines += _table(here)
+        lines += [*_table(here), *_means(here)]
         held = [each for _, each in _holders(here)]
         lines += ["", *_held_table(held)] if held else []
     return lines
@@ -115,6 +115,16 @@ def _cells(row: Row) -> tuple[str, ...]:
     period = standing.month if budget.period == "month" else "ever"
     reserved = _sum(standing.reserved_micro) + ("+?" if standing.unknown else "")
     return _short(budget.project), period, limit, _sum(standing.spent_micro), reserved, left
+
+
+def _means(rows: Sequence[Row]) -> list[str]:
+    """Return what would be left if jobs cost what ended ones have cost of their worst cases, where that is known."""
+    return [
+        f"{_short(row.standing.budget.project)}: {_sum(left_micro)} left if jobs cost {row.standing.mean_percent} %,"
+        " as those that ended"
+        for row in rows
+        if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
+    ]
 
 
 def _held_table(held: Sequence[Held]) -> list[str]:

@@ -108,7 +108,7 @@ def hold(book: Book, key: str, held: Held, now_s: float) -> None:
         return
     if key in book.closed:
         raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
-    require_room(standings(book, now_s, held.project), held.amount_micro, "the team's ledger")
+    require_room(standings(book, now_s, held.project), held.amount_micro)
     book.held[key] = held
 
 
@@ -233,22 +233,27 @@ def _budget(told: dict[str, Any]) -> Budget:
     if period not in ("all", "month"):
         raise ValueError(f"no such period: {period!r}")
     limit, percent = _micro(told["limit_micro"]), _micro(told["overcommit_percent"])
-    return Budget(str(told["project"]), period, limit, percent, float(told["set_s"]), str(told["set_by"]))
+    return Budget(_text(told["project"]), period, limit, percent, float(told["set_s"]), _text(told["set_by"]))
 
 
 def _held(told: dict[str, Any]) -> Held:
     amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
     attempt, created_s = int(told["attempt"]), float(told["created_s"])
-    return Held(str(told["job"]), attempt, str(told["project"]), amount, created_s, str(told["by"]))
+    return Held(_text(told["job"]), attempt, _text(told["project"]), amount, created_s, _text(told["by"]))
 
 
 def _end(told: dict[str, Any]) -> End:
     amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
-    return End(str(told["project"]), amount, float(told["ended_s"]), _months(told["months"]))
+    return End(_text(told["project"]), amount, float(told["ended_s"]), _months(told["months"]))
 
 
 def _months(told: dict[str, Any]) -> dict[str, int]:
     return {str(month): _micro(micro) for month, micro in told.items()}
+
+
+def _text(value: Any) -> str:
+    """Return it as it may be shown: what another has written there must not steer a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in str(value))
 
 
 def _micro(value: Any) -> int:

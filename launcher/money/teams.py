@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.money import ledger, teamledger
 from cloudtrain.launcher.money.budgets import Held, Standing
@@ -44,7 +44,10 @@ def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[St
         _close(database, book, ends, now_s)
         teamledger.hold(book, key, held, now_s)
 
-    book = teamledger.change(open_cell(row["ledger"]), apply)
+    try:
+        book = teamledger.change(open_cell(row["ledger"]), apply)
+    except BudgetError as error:
+        raise BudgetError(error.message, where=row["ledger"], hint=error.hint) from error
     ledger.mark_held(database, job_id, attempt)
     for end in ends:
         ledger.mark_closed(database, end)

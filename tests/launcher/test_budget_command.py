@@ -1,0 +1,223 @@
+"""`cloudtrain budget`, and what submit, resume and list say of it: the real command."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.budget", "cloudtrain.launcher.commands.submit")
+
+
+@pytest.fixture
+def quick(cli: Any) -> Any:
+    """Return the command in processes that have what it imports already."""
+    return replace(cli, preloaded=PRELOADED)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vision"], "an amount in US dollars"),
+        (["vision", "-5"], "No such option"),
+        (["--", "-5USD"], "an amount in US dollars"),
+        (["vision", "1e99"], "an amount in US dollars"),
+        (["9999999999USD"], "at most a billion"),
+        (["vision", "0.0000001USD"], "an amount"),
+        (["vision", "speech", "5USD"], "more than a project and a limit"),
+        (["../../etc", "5USD"], "cannot name a project"),
+        (["Vision", "5USD"], "cannot name a project"),
+        (["a\nb", "5USD"], "cannot name a project"),
+        (["x" * 64, "5USD"], "cannot name a project"),
+        (["5USD", "--overcommit", "nan"], "from 1 to 10"),
+        (["5USD", "--overcommit", "0.5"], "from 1 to 10"),
+        (["5USD", "--ledger", "ftp://x/y"], "no place for a ledger"),
+        (["5USD", "--ledger", "https://example.org/x"], "no place for a ledger"),
+    ],
+)
+def test_set_refuses_what_makes_no_sense(quick: Any, words: list[str], said: str) -> None:
+    """Sums, names and places: exit code 2, in our words, and nothing is set."""
+    done = quick("budget", "set", *words)
+    assert (done.code, said in done.stderr, "itself failed" in done.stderr) == (2, True, False), done.stderr
+    assert not [row for row in quick("budget", "show", "--json").json["budgets"] if row["limit_usd"] is not None]
+
+
+def test_set_show_and_remove(quick: Any) -> None:
+    """Levels by project and period, sorted, in 80 columns without colour; what is removed is gone."""
+    for words in (["vision", "100USD"], ["vision", "30", "--month", "--overcommit", "1.2"], ["5000 USD", "--month"]):
+        assert quick("budget", "set", *words).code == 0
+    shown = quick("budget", "show", "--json").json
+    limits = [(row["project"], row["period"], row["limit_usd"], row["overcommit"]) for row in shown["budgets"]]
+    assert limits == [(None, "month", 5000, 1), ("vision", "all", 100, 1), ("vision", "month", 30, 1.2)]
+    text = quick("budget").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert ("30.00 x1.2" in text, "\x1b" in text, "vision " in text) == (True, False, True)
+    assert quick("budget", "remove", "vision", "--month").code == 0
+    assert quick("budget", "remove", "vision", "--month").code == 2
+    assert len(quick("budget", "show", "vision", "--json").json["budgets"]) == 1
+
+
+def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
+    """A billion, and a name of 63 letters: cut for people, whole for scripts."""
+    name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"
+    assert quick("budget", "set", name, "1000000000").code == 0
+    assert quick("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
+    assert max(map(len, quick("budget").stdout.splitlines())) <= 80
+    assert quick("budget", "show", "--json").json["budgets"][-1]["project"] == name
+
+
+def test_shared_budget_is_made_only_where_it_is_named(quick: Any, tmp_path: Path) -> None:
+    """A submit or a set never makes a ledger in a wrong place by mistake, and a damaged one is said."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    assert quick("budget", "set", "vision", "10", "--ledger", place).code == 0
+    assert quick("budget", "set", "vision", "20").code == 0  # this machine knows where it is by now
+    row = quick("budget", "show", "--json").json["budgets"][-1]
+    assert (row["limit_usd"], row["ledger"]) == (20, f"file://{place}/ledger.json")
+    (place / "ledger.json").unlink()
+    gone = quick("budget", "set", "vision", "30")
+    assert (gone.code, "there is no ledger" in gone.stderr) == (3, True)
+    (place / "ledger.json").write_text("{")
+    shown = quick("budget", "show", "--json")
+    assert (shown.code, "damaged" in shown.json["failures"][0]) == (0, True)
+
+
+# -- with jobs ------------------------------------------------------------------------------------------------------
+
+
+def paid(idle_python: Path, more: str = "") -> str:
+    """Return the config of an hour at 10 USD, of which an interpreter that only sleeps makes use."""
+    return f"local: {{python: {idle_python}, price_per_hour: 10 USD}}\nlimits: {{max_duration: 1h}}\n{more}"
+
+
+def reserved(cli: Any, project: str = "vision") -> tuple[float, list[str]]:
+    """Return what the project's first budget holds, and the jobs that hold anything."""
+    shown = cli("budget", "show", project, "--json").json
+    return round(shown["budgets"][-1]["reserved_usd"]), sorted({each["job"] for each in shown["reservations"]})
+
+
+@pytest.mark.slow
+def test_submit_reserves_is_refused_and_frees_at_the_end(
+    cli: Any, project: Callable[..., Path], idle_python: Path
+) -> None:
+    """In words, in exit code 6, and in what is left once the job has stopped."""
+    folder = project(paid(idle_python, "project: vision\n"))
+    assert cli("budget", "set", "vision", "15 USD").code == 0
+    first = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
+    assert first.code == 0, first.stderr
+    assert "USD of project vision's 15 USD (4." in first.stderr
+    second = cli("submit", "-d", "-y", "--name", "two", cwd=folder)
+    assert second.code == 6
+    for part in ("project vision's 15 USD does not hold", "by one", "left 4."):
+        assert part in second.stderr, second.stderr
+    assert reserved(cli) == (10, ["one"])
+    assert cli("stop", "one", "--now", "-y").code == 0
+    assert reserved(cli) == (0, [])
+    assert [job["job"] for job in cli("list", "--json").json["jobs"]] == ["one"]
+
+
+@pytest.mark.slow
+def test_submit_finds_out_that_what_filled_the_budget_has_ended(
+    cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
+) -> None:
+    """Nobody has looked since: the submit asks, and has its room. Resume reserves for itself."""
+    script = idle_python.with_name("brief-python")
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    folder = project(paid(script, "project: vision\n"))
+    assert cli("budget", "set", "vision", "15").code == 0
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    wait_until(lambda: list(cli.home.glob("local/one/attempt-1/node-0/exit.json")))
+    (folder / "cloudtrain.yaml").write_text((folder / "cloudtrain.yaml").read_text().replace("brief", "idle"))
+    second = cli("submit", "-d", "-y", "--name", "two", cwd=folder)
+    assert second.code == 0, second.stderr
+    refused = cli("resume", "one", "-d", "-y")
+    assert (refused.code, "by two" in refused.stderr) == (6, True), refused.stderr
+    assert cli("stop", "two", "--now", "-y").code == 0
+    again = cli("resume", "one", "-d", "-y")
+    assert (again.code, "reserved 10" in again.stderr) == (0, True), again.stderr
+    assert cli("wait", "one").code == 1
+    assert reserved(cli) == (0, [])
+
+
+# `cloudtrain ARGS`, killed before or after `MODULE:NAME` is called.
+DRIVER = """\
+import importlib, os, signal, sys
+
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+
+target, when, *sys.argv[1:] = sys.argv[1:]
+module, _, path = target.partition(":")
+*above, name = path.split(".")
+owner = importlib.import_module(module)
+for part in above: owner = getattr(owner, part)
+real = getattr(owner, name)
+
+def wrapped(*args, **kwargs):
+    if when == "before": die()
+    real(*args, **kwargs)
+    die()
+
+setattr(owner, name, wrapped)
+from cloudtrain.launcher.cli import main
+main()
+"""
+MONEY = "cloudtrain.launcher.money"
+KILLED = {
+    "before the team's hold": (f"{MONEY}.teams:hold", "before", False),
+    "between the team's hold and its note": (f"{MONEY}.ledger:mark_held", "before", False),
+    "after the send": ("cloudtrain.backends.local.backend:send", "after", True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", KILLED)
+def test_submit_killed_at_a_step_leaves_no_reservation(
+    cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path, step: str
+) -> None:
+    """`budget show` finds the truth: what is held, here and in the team's ledger, is the job that runs, or nothing."""
+    target, when, runs = KILLED[step]
+    folder = project(paid(idle_python, "project: vision\n"))
+    assert cli("budget", "set", "vision", "15", "--ledger", tmp_path).code == 0
+    command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "-y", "--name", "mine"]
+    done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert reserved(cli) == ((10, ["mine"]) if runs else (0, []))
+    book = json.loads((tmp_path / "ledger.json").read_text())
+    assert len(book["held"]) == runs
+    if runs:
+        assert cli("stop", "mine", "--now", "-y").code == 0
+        assert json.loads((tmp_path / "ledger.json").read_text())["held"] == {}
+
+
+@pytest.mark.slow
+def test_two_machines_share_a_budget(cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path) -> None:
+    """The second hears who holds the money; a ledger out of reach refuses, and hears of the end by the next command."""
+    other = replace(cli, home=tmp_path / "other")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    folder = project(paid(idle_python, f"project: {{name: vision, ledger: {disk}}}\n"))
+    assert cli("submit", "-d", "-y", cwd=folder).code == 3  # there is no ledger yet
+    assert cli("budget", "set", "vision", "15", "--ledger", disk).code == 0
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    refused = other("submit", "-d", "-y", "--name", "two", cwd=folder)
+    assert (refused.code, "by one of " in refused.stderr) == (6, True), refused.stderr
+    assert reserved(other) == (10, ["one"])
+    disk.rename(tmp_path / "away")
+    assert cli("stop", "one", "--now", "-y").code == 0
+    away = other("submit", "-d", "-y", "--name", "three", cwd=folder)
+    assert (away.code, "no folder" in away.stderr) == (7, True), away.stderr
+    assert "no folder" in cli("budget", "show", "--json").json["failures"][0]
+    (tmp_path / "away").rename(disk)
+    assert cli("budget", "show", "--json").json["failures"] == []
+    accepted = other("submit", "-d", "-y", "--name", "four", cwd=folder)
+    assert accepted.code == 0, accepted.stderr
+    assert other("stop", "four", "--now", "-y").code == 0
+    assert json.loads((disk / "ledger.json").read_text())["held"] == {}

@@ -1,0 +1,214 @@
+"""The ledger that a team shares, over a cell in memory: lost answers, sums that are kept, what comes too late."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.money import teamledger
+from cloudtrain.launcher.money.budgets import Budget, Held
+from cloudtrain.launcher.money.cells import located
+
+DAY_S = 86_400.0
+NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
+
+
+@dataclass
+class Memory:
+    """A cell; `fates` are those of the next writes: lost (done, and not heard of), drop (not done), beaten."""
+
+    uri: str = "memory://ledger"
+    data: bytes | None = None
+    version: int = 0
+    fates: list[str] = field(default_factory=list)
+
+    def read(self) -> tuple[bytes | None, str]:
+        """Return what is there and its version."""
+        return self.data, str(self.version) if self.data is not None else ""
+
+    def write(self, data: bytes, version: str) -> bool:
+        """Put it there in place of that version."""
+        fate = self.fates.pop(0) if self.fates else ""
+        if fate == "drop":
+            raise UnreachableError("no answer")
+        if version != self.read()[1] or fate == "beaten":
+            return False
+        self.data, self.version = data, self.version + 1
+        if fate == "lost":
+            raise UnreachableError("no answer")
+        return True
+
+
+@pytest.fixture
+def cell() -> Memory:
+    """Return a ledger with a budget of 100 over project vision."""
+    made = Memory()
+    budget = Budget("vision", "all", 100)
+    teamledger.change(made, lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
+    return made
+
+
+def hold(cell: Memory, key: str, amount: int = 10) -> None:
+    """Hold a worst case."""
+    held = Held(key, 1, "vision", amount, NOW_S, "me@laptop")
+    teamledger.change(cell, lambda book: teamledger.hold(book, key, held, NOW_S))
+
+
+def close(cell: Memory, key: str, spent: int, ended_s: float = NOW_S, now_s: float = NOW_S) -> None:
+    """Tell of an end."""
+    months = {time.strftime("%Y-%m", time.gmtime(ended_s)): spent}
+    ends = {key: teamledger.End("vision", 10, ended_s, months)}
+    teamledger.change(cell, lambda book: teamledger.close(book, ends, now_s))
+
+
+def seen(cell: Memory, now_s: float = NOW_S) -> tuple[int, int]:
+    """Return what is spent and what is held."""
+    book = teamledger.read(cell)
+    assert book is not None
+    standing = teamledger.standings(book, now_s)[0]
+    return standing.spent_micro, standing.reserved_micro
+
+
+@pytest.mark.parametrize("fates", [["lost"], ["drop"], ["beaten", "lost"], ["drop", "beaten", "drop", "lost"]])
+def test_hold_counts_once_whatever_becomes_of_its_answers(cell: Memory, fates: list[str]) -> None:
+    """Done and not heard of, or not done: in the end it is held, once."""
+    cell.fates = fates
+    hold(cell, "a/job/1", 100)
+    assert (seen(cell), cell.fates) == ((0, 100), [])
+
+
+def test_change_that_cannot_be_written_is_unreachable(cell: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever: a submit says so, and is not sent."""
+    cell.fates = ["drop"] * 1000
+    with pytest.raises(UnreachableError, match="could not be written"):
+        teamledger.change(cell, lambda book: None, most_s=0.05)
+
+
+def test_hold_is_refused_with_who_holds_the_money(cell: Memory) -> None:
+    """The other machine's job and person are named; nothing is written."""
+    hold(cell, "a/job/1", 95)
+    version = cell.version
+    with pytest.raises(BudgetError, match="by a/job/1 of me@laptop"):
+        hold(cell, "b/job/1")
+    assert cell.version == version
+
+
+def test_hold_and_close_told_again_change_nothing(cell: Memory) -> None:
+    """The same attempt is held once, and its cost counts once; a better figure takes the earlier one's place."""
+    for _ in range(2):
+        hold(cell, "a/job/1")
+    for spent in (7, 7, 6):
+        close(cell, "a/job/1", spent)
+    assert seen(cell) == (6, 0)
+
+
+def test_what_is_over_is_never_held_again(cell: Memory) -> None:
+    """A hold that comes after the close, however late, is refused: its job was given up."""
+    close(cell, "a/job/1", 0)
+    with pytest.raises(ConfigError, match="closed"):
+        hold(cell, "a/job/1")
+
+
+def test_hold_under_way_fails_once_its_job_is_closed(cell: Memory) -> None:
+    """A dead submitter's write, conditional on a version, comes after the close of what was never held."""
+    _, version = cell.read()
+    close(cell, "a/job/1", 0)
+    assert not cell.write(b"late", version)
+
+
+def test_old_ends_are_kept_as_sums(cell: Memory) -> None:
+    """After some months their jobs are gone from the object, and what they cost still counts, to the micro-dollar."""
+    for number in range(20):
+        hold(cell, f"a/job{number}/1", 5)
+        close(cell, f"a/job{number}/1", 3, NOW_S - number * DAY_S, NOW_S)
+    size = len(cell.data or b"")
+    hold(cell, "a/late/1", 5)
+    close(cell, "a/late/1", 1, NOW_S + 120 * DAY_S, NOW_S + 120 * DAY_S)
+    book = teamledger.read(cell)
+    assert book is not None
+    assert (list(book.closed), book.spent["vision"]) == (["a/late/1"], {"2026-11": 60})
+    assert seen(cell) == (61, 0)
+    assert len(cell.data or b"") < size / 2
+
+
+def test_end_that_is_told_after_its_sums_are_kept_counts_once(cell: Memory) -> None:
+    """A laptop that was off for half a year tells again what it had told; what it never told still counts."""
+    hold(cell, "a/told/1")
+    hold(cell, "a/untold/1")
+    close(cell, "a/told/1", 3)
+    later_s = NOW_S + 200 * DAY_S
+    close(cell, "b/other/1", 0, later_s, later_s)
+    close(cell, "a/told/1", 3, NOW_S, later_s)
+    close(cell, "a/untold/1", 4, NOW_S, later_s)
+    assert seen(cell) == (7, 0)
+
+
+def test_ledger_that_was_put_back_takes_up_what_it_has_forgotten(cell: Memory) -> None:
+    """An earlier version of the object, brought back: an end that it never knew of counts."""
+    earlier = cell.data
+    hold(cell, "a/job/1")
+    cell.data = earlier
+    close(cell, "a/job/1", 8)
+    assert seen(cell) == (8, 0)
+
+
+def test_machine_whose_clock_is_years_ahead_loses_no_money(cell: Memory) -> None:
+    """What it sums up too early still counts, and so does what the others tell after it."""
+    hold(cell, "a/job/1")
+    close(cell, "b/ahead/1", 2, NOW_S + 3650 * DAY_S, NOW_S + 3650 * DAY_S)
+    close(cell, "a/job/1", 9)
+    assert seen(cell)[0] == 11
+    hold(cell, "a/next/1", 89)
+    with pytest.raises(BudgetError):
+        hold(cell, "a/more/1", 1)
+
+
+def test_monthly_budget_of_a_team(cell: Memory) -> None:
+    """What ended in an earlier month is not this month's."""
+    budget = Budget("", "month", 50)
+    teamledger.change(cell, lambda book: book.budgets.update({("", "month"): budget}))
+    hold(cell, "a/job/1")
+    close(cell, "a/job/1", 9, NOW_S - 40 * DAY_S)
+    book = teamledger.read(cell)
+    assert book is not None
+    spent: dict[Any, int] = {each.budget.period: each.spent_micro for each in teamledger.standings(book, NOW_S)}
+    assert spent == {"month": 0, "all": 9}
+
+
+def test_what_others_have_written_does_not_steer_the_terminal(cell: Memory) -> None:
+    """Control signs in a job's name are shown as question marks."""
+    held = Held("\x1b[2Jjob\n", 1, "vision", 10, NOW_S, "me")
+    teamledger.change(cell, lambda book: teamledger.hold(book, "k", held, NOW_S))
+    book = teamledger.read(cell)
+    assert book is not None
+    assert book.held["k"].job_id == "?[2Jjob?"
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("s3://bucket", "s3://bucket/ledger.json"),
+        ("s3://bucket/", "s3://bucket/ledger.json"),
+        ("gs://bucket/a/b.json", "gs://bucket/a/b.json"),
+        ("https://acc.blob.core.windows.net/money", "https://acc.blob.core.windows.net/money/ledger.json"),
+        ("/mnt/nas", "file:///mnt/nas/ledger.json"),
+        ("file:///mnt/nas/", "file:///mnt/nas/ledger.json"),
+    ],
+)
+def test_ledgers_place_is_a_file_or_a_folder(text: str, uri: str) -> None:
+    """One place has one address, however it is written."""
+    assert located(text) == located(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ledger.json", "s3://", "http://a/b", "https://acc.blob.x.net/c?sig=secret", "s3:/a"]
+)
+def test_other_places_are_refused(text: str) -> None:
+    """Without showing what was given: it may hold a signature."""
+    with pytest.raises(UsageError) as caught:
+        located(text)
+    assert "secret" not in str(caught.value)
