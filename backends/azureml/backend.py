@@ -54,7 +54,7 @@ def capacity(config: Config) -> Capacity:
     if machine.hourly_usd is None:
         what = machine.instance_type or f"the machines of {block.compute}"
         where = block.region or "an unknown region (azureml.region)"
-        source = f"no price of {what} in {where}: set azureml.price_per_hour"
+        source = f"no price of {what} in {where}: cloudtrain prices refresh, or set azureml.price_per_hour"
         return Capacity(machine.count, None, source, terms, machine=name)
     source = f"{name}, {machine.price_source}{more}"
     return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)

@@ -56,7 +56,8 @@ def capacity(config: Config) -> Capacity:
         return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
-        return Capacity(machine.count, None, f"no price of {name} in {region}", terms, machine=name)
+        source = f"no price of {name} in {region}: cloudtrain prices refresh, or set sagemaker.price_per_hour"
+        return Capacity(machine.count, None, source, terms, machine=name)
     source = f"{name}, {machine.price_source}{spot}{warm}"
     return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
 

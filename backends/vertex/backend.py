@@ -66,7 +66,7 @@ def capacity(config: Config) -> Capacity:
     offer = prices.hourly(choice.machine, kind)
     if offer.usd is None:
         where = location_of(block) or "an unknown region (vertex.location)"
-        source = f"no price of {choice.label} in {where}: set vertex.price_per_hour"
+        source = f"no price of {choice.label} in {where}: cloudtrain prices refresh, or set vertex.price_per_hour"
         return Capacity(choice.count, None, source, terms, machine=choice.label)
     known = (offer.uncertainty, offer.as_of)
     return Capacity(choice.count, offer.usd, offer.source, terms, *known, machine=choice.label)
