@@ -16,6 +16,8 @@ COMMANDS = [
     ("--help", 0.10, None),
     ("validate", 0.25, 45),
     ("submit --dry-run", 0.25, 45),
+    ("plan", 0.30, None),
+    ("plan --backend all", 0.30, None),
     ("list", 0.15, None),
     ("status last", 0.15, None),
 ]

@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-__all__ = ["Agreement", "Verdict"]
+__all__ = ["Agreement", "Verdict", "margin_s"]
 
 _EVERY_S = 0.25  # between agreements of short micro-batches; longer ones have one each
 _ASKED_EVERY_S = 1.0  # between looks for a file that asks for a save
@@ -126,10 +126,8 @@ class Agreement:
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
         votes += [loss, 0.0, 0.0]
         if self._keeps_time:
-            # An upload may be under way as well, for which the last one waits.
-            last_s = (2.5 if saving else 1.5) * self._save_s + 2.5 * self._upload_s
-            margin_s = last_s + 2 * step_s + _SPARE_S
-            votes[2] = float(self._deadline_s is not None and time.time() > self._deadline_s - margin_s)
+            margin = margin_s(self._save_s, self._upload_s, step_s, saving=saving)
+            votes[2] = float(self._deadline_s is not None and time.time() > self._deadline_s - margin)
             votes[3] = float(self._save_is_due())
             votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))
@@ -159,6 +157,14 @@ class Agreement:
             return self._ask_file.exists()
         except OSError:  # a share that stumbles
             return False
+
+
+def margin_s(save_s: float, upload_s: float, step_s: float, *, saving: bool = False) -> float:
+    """Return how long before the end the job has to stop, by the times that its last save, upload and step took.
+
+    An upload may be under way, too, for which the last one waits.
+    """
+    return (2.5 if saving else 1.5) * save_s + 2.5 * upload_s + 2 * step_s + _SPARE_S
 
 
 def _log_every(step_s: float) -> int:
