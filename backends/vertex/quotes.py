@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["listed", "of_machine", "quotes", "region"]
 
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
+SHOWN = 0.001  # of a difference between both rules, as a share
 _ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
 
 
@@ -78,7 +79,8 @@ def of_machine(found: Catalogue, machine_type: str, kind: Kind, accelerator: str
         price = listprices.assemble(found, machine_type, kind, accelerator, count)
     except listprices.NotListed as error:
         return Quote(key, None, f"Google's list has no price of {key.instance_type}: {error}")
-    source = f"Cloud Billing Catalog, {price.rule}, since {price.effective_time[:10]}"
+    other = f"; by {price.other_rule} {price.difference:+.1%}" if abs(price.difference) >= SHOWN else ""
+    source = f"Cloud Billing Catalog, {price.rule}, since {price.effective_time[:10]}{other}"
     factor, is_derived = round(max(1.0, price.at_most_usd / price.total_usd), 4), price.is_by_share
     rate = Rate(price.total_usd, rating.today().isoformat(), source, is_derived, is_own=True, factor=factor)
     return Quote(key, rate)
