@@ -122,8 +122,9 @@ class Teller:
 
     def _follow(self) -> None:
         every_s = max(0.2, min(EVERY_S, self._run.limit_s / 100))
-        while not self._is_over.wait(every_s):
-            self._tell(partial(standing, self._run))
+        again_s: float | None = None
+        while not self._is_over.wait(min(every_s, again_s or every_s)):
+            again_s = self._tell(partial(standing, self._run))
         while True:
             wait_s = self._tell(self._ending)
             if wait_s is None or time.monotonic() + wait_s > self._end_s:

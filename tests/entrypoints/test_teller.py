@@ -1,0 +1,203 @@
+"""The job tells by itself: thresholds, deadline and end, from node 0's agent, whatever the receiver does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.notices import teller
+from cloudtrain.entrypoints.notices.teller import Teller, of_agent, standing
+from doubles import receivers
+
+ORDER = {
+    "backend": "local",
+    "limit_micro": 1_000_000,
+    "alert_at": [50, 80, 100],
+    "on_limit": "checkpoint-and-stop",
+    "rate_micro_h": 3_600_000,  # a thousandth of a dollar a second
+    "uncertainty": 1.0,
+    "tail_s": 0,
+    "spent_micro": 200_000,
+}
+ALL = ["budget", "succeeded", "failed", "stopped"]
+
+
+def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
+    """Return what node 0's agent is told."""
+    channel = {"id": "webhook-1", "kind": "webhook", "secret": "HOOK", "to": "", "sender": "", "on": ALL}
+    (root / "log").mkdir(parents=True, exist_ok=True)
+    (root / "checkpoints").mkdir(exist_ok=True)
+    return {
+        "job": "j-x1",
+        "attempt": 1,
+        "node": 0,
+        "root": str(root),
+        "max_duration_s": 1000,
+        "deadline_s": 900,
+        "limit_reason": "budget",
+        "secrets": {"HOOK": url},
+        "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")},
+        "spec": {"notices": {**ORDER, "channels": [channel]}},
+        **more,
+    }
+
+
+def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[Teller, list[str]]:
+    """Return a teller of a job that old, and the keys of what stands now."""
+    found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
+    assert found is not None
+    return found, [each.key for each in standing(found._run, {}, time.time())]
+
+
+def logged(root: Path) -> list[str]:
+    """Return the keys that stand in rank 0's log as told."""
+    lines = (root / "log" / "rank-0.log").read_text().splitlines()
+    found = [event for line in lines if (event := events.parse(line)[1]) is not None]
+    return [event["key"] for event in found if event["e"] == "notice"]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "keys"),
+    [
+        (299, []),
+        (301, ["budget:50@1000000"]),
+        (601, ["budget:80@1000000"]),
+        (811, ["budget:100@1000000", "deadline:1"]),
+    ],
+)
+def test_what_is_due_is_counted_from_the_held_time(tmp_path: Path, age_s: float, keys: list[str]) -> None:
+    """With what earlier attempts have cost; the highest threshold alone."""
+    assert run(tmp_path, age_s)[1] == keys
+
+
+def test_time_on_machines_before_counts(tmp_path: Path) -> None:
+    """A platform has begun the job anew: its limit here is what is left of it."""
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700)
+    spec["spec"]["max_duration_s"] = 1000
+    found = of_agent(spec, time.time() - 1)
+    assert found is not None
+    assert [each.key for each in standing(found._run, {}, time.time())] == ["budget:50@1000000"]
+
+
+def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
+    """Then only the deadline and the end are told."""
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
+    spec["spec"]["notices"]["rate_micro_h"] = None
+    found = of_agent(spec, time.time() - 850)
+    assert found is not None
+    told = standing(found._run, {}, time.time())
+    assert [each.key for each in told] == ["deadline:1"]
+    assert "an unknown sum" in told[0].text
+
+
+def test_job_that_is_done_before_has_no_deadline(tmp_path: Path) -> None:
+    """By its own last word on how long it takes."""
+    found, _ = run(tmp_path, 850)
+    assert [each.event for each in standing(found._run, {"eta_s": 5.0}, time.time())] == ["budget"]
+
+
+def test_other_nodes_and_jobs_that_are_not_asked_tell_nothing(tmp_path: Path) -> None:
+    """One node speaks for all."""
+    assert of_agent(agent_spec(tmp_path, "x", node=1), 0.0) is None
+    assert of_agent(agent_spec(tmp_path, "x", spec={}), 0.0) is None
+
+
+def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last step and checkpoint from rank 0's log, through two failures; what was told stands there."""
+    monkeypatch.setattr(teller, "EVERY_S", 0.05)
+    with receivers.hooks([503]) as told:
+        found = of_agent(agent_spec(tmp_path, told.url), time.time() - 310)
+        assert found is not None
+        with (tmp_path / "log" / "rank-0.log").open("w") as log:
+            log.write(events.format_line("checkpoint", "saved", {"step": 80, "path": "x"}) + "\n")
+            log.write(events.format_line("step", "s", {"step": 90, "max_steps": 200, "eta_s": 9.0}) + "\n")
+        found.start()
+        first = told.wait(1)[0]
+        assert (first["key"], first["from"], first["checkpoint_step"]) == ("budget:50@1000000", "job", 80)
+        (tmp_path / "checkpoints" / "step-80").mkdir()
+        found.end({"state": "stopped", "reason": "budget", "error": None})
+        found.finish()
+        last = told.got[-1]
+    assert (last["key"], last["reason"]) == ("stopped:1", "budget")
+    assert last["resume"].startswith("cloudtrain resume j-x1 --budget +")
+    assert logged(tmp_path) == ["budget:50@1000000", "stopped:1"]
+
+
+def test_end_waits_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that hangs costs no machine's time."""
+    monkeypatch.setattr(teller, "EXIT_S", 0.4)
+    with receivers.hooks([receivers.HANG] * 9) as stuck:
+        found = of_agent(agent_spec(tmp_path, stuck.url), time.time())
+        assert found is not None
+        found.start()
+        begin_s = time.monotonic()
+        found.end({"state": "succeeded", "reason": None})
+        found.finish()
+        assert time.monotonic() - begin_s < 1.5
+    assert not (tmp_path / "log" / "rank-0.log").exists()
+
+
+def test_next_machines_do_not_tell_again(tmp_path: Path) -> None:
+    """What was told lies beside the checkpoints; an end is the end of an attempt."""
+    with receivers.hooks() as told:
+        for attempt in (1, 2):
+            found = of_agent(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
+            assert found is not None
+            found.start()
+            found.end({"state": "failed", "reason": "error", "error": {"message": "boom"}})
+            found.finish()
+    assert sorted(each["key"] for each in told.got) == ["budget:50@1000000", "failed:1", "failed:2"]
+
+
+def test_fault_is_said_without_the_address(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the agent's own log, once."""
+    with receivers.hooks([404, 404]) as told:
+        found = of_agent(agent_spec(tmp_path, told.url), time.time())
+        assert found is not None
+        found.start()
+        found.end({"state": "succeeded", "reason": None})
+        found.finish()
+    said = capfd.readouterr().out
+    assert said.count("refuses it: HTTP 404") == 1
+    assert "secret-part" not in said
+
+
+LOOP = """\
+import time
+from cloudtrain.entrypoints import events
+for step in range(1, 1000):
+    time.sleep(0.05)
+    events.emit("step", f"step {step}", step=step)
+"""
+
+
+@pytest.mark.slow
+def test_real_job_tells_though_nobody_follows(
+    cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any], home: Path
+) -> None:
+    """Its threshold and its end, from the agent; and the launcher, who looks later, repeats neither."""
+    with receivers.hooks([503, 503]) as told:
+        more = """\
+local: {price_per_hour: 36 USD}
+budget: {limit: 0.06 USD, on_limit: alert, alert_at: [50%]}
+notify: [{webhook: env:HOOK, from_job: true, on: [budget, stopped]}]
+"""
+        where = project(more, text=LOOP)
+        sent = cli("submit", "-d", "-y", "--name", "tells", cwd=where, env={"HOOK": told.url})
+        assert sent.code == 0, sent.stderr
+        assert told.wait(1, 60.0)[0]["from"] == "job"
+        # A beaten path: what was told is in the log before anybody asks for it.
+        wait_until(lambda: "budget:50@60000" in (home / "local/tells/attempt-1/node-0/log/rank-0.log").read_text())
+        stopped = cli("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})
+        assert stopped.code == 0, stopped.stderr
+        cli("watch", "--once", "tells", cwd=where, env={"HOOK": told.url})
+        assert [(each["key"], each["from"]) for each in told.got] == [("budget:50@60000", "job"), ("stopped:1", "job")]
+    kept = [path for path in home.rglob("*") if path.is_file() and b"secret-part" in path.read_bytes()]
+    assert kept == []
+    assert json.loads((home / "local/tells/checkpoints/.told.json").read_text())["told"]
