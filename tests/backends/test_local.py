@@ -120,8 +120,9 @@ def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> No
 @pytest.mark.slow
 def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> None:
     """kill -9 of an agent where `min_instances` allows it: the others go on from what was saved, and that is said."""
-    folder = project("resources: {instances: 3, min_instances: 2}\n", script="train.py", text=TRAIN)
-    sent = cli("submit", "-d", cwd=folder)
+    more = "resources: {instances: 3, min_instances: 2}\nlocal: {price_per_hour: 3600 USD}\n"
+    folder = project(more, script="train.py", text=TRAIN)
+    sent = cli("submit", "-d", "-y", cwd=folder)
     assert (sent.code, "min_instances" in sent.stderr) == (0, False)
     cli.watch("step 5 ", "logs", "-f", "last")
     attempt = next(cli.home.glob("local/*/attempt-1"))
@@ -134,6 +135,10 @@ def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> No
         cause["message"] for cause in json.loads((attempt / "node-0" / "exit.json").read_text())["restarted_after"]
     ]
     assert causes == ["node 2 was lost: its agent is silent; going on with 2 of 3 nodes"]
+    bill = cli("cost", "last", "--json").json  # a dollar a second and node, the lost one's until it was given up
+    both, lost = bill["legs"]
+    assert (both["instances"], lost["instances"], lost["seconds"] < both["seconds"]) == (2, 1, True)
+    assert bill["spend_usd"] == pytest.approx(2 * both["seconds"] + lost["seconds"], abs=0.01)
     logs = cli("logs", "last", "--rank", "1").stdout
     assert "step 40 restart 1 ranks 2" in logs
     assert "step 1 restart 1" not in logs

@@ -108,6 +108,8 @@ def test_next_node_takes_over(start: Start) -> None:
     assert "kill" in two.wants
     assert (one.line.head_address, two.line.head_address) == (HOST, HOST)
     assert "node 0 was lost" in (one.desired.note or "")
+    assert set(one.line.gone_s()) == {"0"}
+    assert 0 < one.line.gone_s()["0"] <= one.line.now_s()
 
 
 def test_next_but_one_takes_over_where_two_are_lost(start: Start) -> None:
@@ -116,6 +118,19 @@ def test_next_but_one_takes_over_where_two_are_lost(start: Start) -> None:
     for node in nodes[:2]:
         node.vanish()
     until(nodes[2:], lambda: all(node.runs == (2, 3, 4) for node in nodes[2:]))
+
+
+def test_node_that_takes_over_knows_when_the_others_left(start: Start) -> None:
+    """One lost before the node that decided is not held until that one is."""
+    nodes = start(4, 2)
+    nodes[3].vanish()
+    until(nodes[:3], lambda: all(node.runs == (0, 1, 2) for node in nodes[:3]))
+    seen_s = nodes[1].line.now_s()
+    until(nodes[:3], lambda: nodes[1].line.now_s() > seen_s + 0.3)
+    nodes[0].vanish()
+    until(nodes[1:3], lambda: all(node.runs == (1, 2) for node in nodes[1:3]))
+    gone_s = nodes[1].line.gone_s()
+    assert gone_s["3"] <= seen_s < gone_s["0"]
 
 
 def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:

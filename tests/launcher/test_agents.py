@@ -58,6 +58,29 @@ def test_verdict_of_node_0_stands() -> None:
     assert state_of({0: late, 1: look()}) == ("succeeded", None)
 
 
+def test_nodes_are_held_until_they_are_given_up() -> None:
+    """While it runs and at its end, by the word of the newest generation; billed is the mean of all."""
+    behind = look(held_s=90.0, state={"generation": 1})
+    newest = look(held_s=80.0, state={"generation": 2, "gone_s": {"2": 20.0}})
+    found = fold({0: behind, 1: newest}, 3)
+    assert found is not None
+    assert (found.state, found.billed_s, found.gone_s) == ("running", 60.0, {"2": 20.0})
+    ended = look(alive=False, ended=verdict(gone_s={"2": 20.0}))
+    over = fold({0: ended}, 3)
+    assert over is not None
+    assert (over.billed_s, over.gone_s, over.billed_by) == (61.5, {"2": 20.0}, "the nodes' clocks")
+    lost = fold({0: gone(held_s=55.0)}, 1)
+    assert lost is not None
+    assert (lost.state, lost.billed_s, lost.gone_s) == ("failed", 55.0, None)
+
+
+def test_agents_of_an_earlier_version_are_understood() -> None:
+    """They tell nothing of their clock while they run, and at the end the mean alone."""
+    found = fold({0: look()}, 1)
+    assert found is not None
+    assert (found.billed_s, found.gone_s) == (None, None)
+
+
 def test_restarts_and_detail_are_told_by_any_node() -> None:
     """A node that was lost knows less than the others."""
     found = fold({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
