@@ -79,14 +79,6 @@ class Price:
         """The higher of both, which a budget should count with."""
         return max(self.total_usd, self.other_usd or 0.0)
 
-    @property
-    def words(self) -> str:
-        """The price for people, with its rule and date, and what the other rule gives."""
-        how = f"{self.kind.replace('_', ' ')}, {self.rule} since {self.effective_time[:10]}"
-        is_other = self.other_usd is not None and abs(self.difference) >= 0.001
-        other = f"; {self.other_rule}: {self.other_usd:.3f}, {self.difference:+.1%}" if is_other else ""
-        return f"{self.total_usd:.3f} USD an hour in {self.region} ({how}{other})"
-
 
 class Need(NamedTuple):
     """So much of a thing, which has one of these names."""
