@@ -31,10 +31,10 @@ PLATFORMS = {
 }
 ASSUMED = (
     f"assumed: saves of 1 to 60 s and steps of 0.05 to 20 s, each scattered by sigma {SCATTER}; a save every 10",
-    "  minutes; on Vertex AI half of the jobs upload each save, for as long again; of a cloud's limit 110 s (median, 20",
-    "  to 600) are gone before the job's clock begins, and 40 s (median, 5 to 400) are billed after its last process; a",
-    "  fifth of the jobs is interrupted once, and resumed with the money left; prices lie between the list's and as much",
-    "  more as is counted; budgets are 1 to 50 times the smallest useful one, so jobs are of minutes to half a day",
+    "  minutes; on Vertex AI half of the jobs upload each save, for as long again; of a cloud's limit 110 s (median,",
+    "  20 to 600) are gone before the job's clock begins, and 40 s (median, 5 to 400) are billed after its end; a",
+    "  fifth of the jobs is interrupted once, and resumed with the money left; prices lie between the list's and as",
+    "  much more as counted; budgets are 1 to 50 times the smallest useful one, so jobs are of minutes to half a day",
 )
 
 
