@@ -45,8 +45,15 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
     """
     job = choose(config).instance_type if config is not None and config.backend == "azureml" else ""
     named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *([job] if job else [])]))
-    with rest.answers("read Azure's price list"), ThreadPoolExecutor(WORKERS) as pool:
-        return [quote for found in pool.map(lambda size: of_machine(size, region), named) for quote in found]
+    with rest.answers("read Azure's price list", needs="none of Azure's: it is open to all, so ask who runs the proxy"):
+        first = of_machine(named[0], region)  # alone: where nothing answers, one wait is enough
+        with ThreadPoolExecutor(WORKERS) as pool:
+            asked = [pool.submit(of_machine, size, region) for size in named[1:]]
+            try:
+                return [*first, *(quote for one in asked for quote in one.result())]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
 
 def of_machine(size: str, region: str) -> list[Quote]:

@@ -163,7 +163,7 @@ def _cells(change: Change) -> list[str]:
         key.backend,
         key.instance_type or "-",
         key.region or "-",
-        key.kind.replace("_", " "),
+        key.kind.replace("_", " ") if key.instance_type else "-",
         "-" if change.old_usd is None else f"{change.old_usd:.4f}",
         "-" if rate is None else f"{rate.usd:.4f}",
         "-" if rate is None else share,
