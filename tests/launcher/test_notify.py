@@ -1,0 +1,150 @@
+"""Who is told, from the config to the receiver: what is refused, tried, followed and kept to oneself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError
+from doubles import receivers
+
+HEAD = "name: x\nscript: loop.py\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{slack: env:A, apprise: env:B}", "`slack` and `apprise` exclude each other"),
+        ("{on: [failed]}", "nobody to tell"),
+        ("{slack: env:A, smtp: env:B}", "`smtp` goes with `email`"),
+        ("{webhook: env:A, sender: a@b.c}", "`sender` goes with `email`"),
+        ("{slack: 'https://hooks/x', from_job: true}", "travels as a secret"),
+        ("{email: a@b.c, smtp: 'smtp://h', from_job: true}", "travels as a secret"),
+        ("{apprise: env:A, from_job: true}", "there is no Apprise"),
+        ("{email: 'a@b.c\\nBcc: x@y.z'}", "a mail address"),
+        ("{email: nobody}", "a mail address"),
+        ("{slack: 'https://h/x y'}", "`env:NAME`"),
+        ("{email: a@b.c, smtp: 'http://h'}", "smtp://USER:PASSWORD@HOST"),
+    ],
+)
+def test_entry_that_cannot_be_told_is_refused(project: Callable[..., Path], entry: str, words: str) -> None:
+    """With its place in the file."""
+    where = project(f"notify: [{entry}]\n")
+    with pytest.raises(ConfigError) as caught:
+        configs.load(where / "cloudtrain.yaml")
+    assert words in str(caught.value)
+    assert "cloudtrain.yaml:3" in str(caught.value)
+
+
+def test_addresses_that_the_job_needs_travel_as_secrets(project: Callable[..., Path]) -> None:
+    """By name, once each; also where the config is read back as it was stored."""
+    more = """\
+secrets: [TOKEN]
+notify:
+- {slack: env:TOKEN, from_job: true}
+- {webhook: env:HOOK, from_job: true}
+- {email: a@b.c, from_job: true}
+- {email: a@b.c, smtp: env:POST, from_job: true}
+- {webhook: env:NOT_CARRIED}
+"""
+    config = configs.load(project(more) / "cloudtrain.yaml")
+    assert config.secrets == ("TOKEN", "HOOK", "CLOUDTRAIN_SMTP", "POST")
+    assert configs.stored(config.model_dump(mode="json")).secrets == config.secrets
+
+
+def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """The job's spec has the variable's name."""
+    where = project(
+        "notify: [{slack: env:HOOK, from_job: true}]\nbudget: {limit: 1 USD}\nlocal: {price_per_hour: 1 USD}\n"
+    )
+    done = cli("submit", "--dry-run", "--json", cwd=where, env={"HOOK": "https://hooks/secret-part"})
+    told = done.json["request"]["spec"]["notices"]
+    assert (told["channels"][0]["secret"], told["limit_micro"], told["rate_micro_h"]) == ("HOOK", 1_000_000, 1_000_000)
+    assert "secret-part" not in done.stdout + done.stderr
+
+
+def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """Before a job relies on them; the address that fails is named by its variable."""
+    where = project("notify: [{slack: env:GOOD}, {webhook: env:BAD}, {webhook: env:UNSET}]\n")
+    with receivers.hooks() as told:
+        bad = f"http://127.0.0.1:{receivers.free_port()}/secret-part"
+        done = cli("notify", cwd=where, env={"GOOD": told.url, "BAD": bad})
+    assert done.code == 1
+    assert done.stdout.splitlines()[0] == "ok    slack env:GOOD"
+    assert "fail  webhook env:BAD" in done.stdout
+    assert "export UNSET=..." in done.stdout
+    assert "secret-part" not in done.stdout + done.stderr
+    assert "a trial message" in told.got[0]["text"]
+
+
+def test_notify_without_channels_says_so(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """That is no failure."""
+    done = cli("notify", cwd=project())
+    assert (done.code, "nobody is told" in done.stderr) == (0, True)
+
+
+STEPS = """\
+import time
+from cloudtrain.entrypoints import events
+for step in range(1, 161):
+    time.sleep(0.05)
+    events.emit("step", f"step {step}", step=step, max_steps=160)
+"""
+
+
+@pytest.mark.slow
+def test_followers_of_a_real_job_tell_everything_once(
+    cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any]
+) -> None:
+    """Three processes follow it, one of which is killed: threshold and end come once, by hook and by mail."""
+    with receivers.hooks([503, 503]) as told, receivers.letters() as post:
+        more = """\
+local: {price_per_hour: 36 USD}
+budget: {limit: 0.08 USD, on_limit: alert, alert_at: [50%]}
+notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
+"""
+        env = {"HOOK": told.url, "POST": f"smtp://127.0.0.1:{post.port}"}
+        where = project(more, text=STEPS)
+        sent = cli("submit", "-d", "-y", "--name", "told", cwd=where, env=env)
+        assert sent.code == 0, sent.stderr
+        crowd = [cli.start("logs", "-f", "told", cwd=where, env=env) for _ in range(2)]
+        victim = cli.start("wait", "told", cwd=where, env=env)
+        wait_until(lambda: told.asked, 60.0)
+        victim.kill()
+        said = [one.communicate(timeout=60)[1] for one in crowd]
+        victim.communicate()
+        # The dead one may have had a claim, which has to run out; or died before it could mark what was taken.
+        while len(told.got) < 2 or len(post.got) < 2:
+            assert cli("watch", "--once", "told", cwd=where, env=env).code == 0
+            time.sleep(0.5)
+    texts = sorted({each["text"].partition(" is spent")[0] for each in told.got})
+    assert texts == ["told: 50 % of the budget", "told: succeeded"]
+    assert (len(told.got) <= 3, len(post.got) <= 3) == (True, True)
+    assert all("[alert] told: 50 % of the budget is spent" in words for words in said)
+    assert all("itself failed" not in words for words in said)
+
+
+@pytest.mark.slow
+def test_hanging_receiver_does_not_hold_up_a_followed_job(
+    cli: Callable[..., Any], project: Callable[..., Path]
+) -> None:
+    """Its lines come as ever, and the command ends three seconds after the job's end at the latest."""
+    with receivers.hooks([receivers.HANG] * 20) as stuck:
+        where = project("notify: [{slack: env:HOOK, on: [started, succeeded]}]\n", text="print('done')\n")
+        process = cli.start("submit", "-y", cwd=where, env={"HOOK": stuck.url})
+        said, over_s = [], 0.0
+        for line in process.stderr:
+            said.append(line)
+            over_s = time.monotonic() if "  succeeded" in line else over_s
+        printed, code = process.stdout.read(), process.wait()
+        held_s = time.monotonic() - over_s
+        process.stdout.close()
+        process.stderr.close()
+    assert (code, "done" in printed) == (0, True), said
+    assert "not told yet: slack env:HOOK" in said[-1]
+    assert 2.5 < held_s < 4.0  # and a moment, on a busy machine

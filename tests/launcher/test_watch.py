@@ -1,0 +1,209 @@
+"""Watching: one look at each job, by one watcher, whatever is wrong with another; and what keeps it running."""
+
+from __future__ import annotations
+
+import configparser
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import retry, service
+from cloudtrain.launcher import watch as watching
+from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.registry import Registry
+
+RUNS = State("running", started_s=time.time() - 60)
+
+
+@pytest.fixture
+def look(home: Path) -> Callable[[Job], watching.Seen | None]:
+    """Return a watcher's look at a job."""
+    registry = Registry()
+    herald = Herald(registry)
+
+    def seen(job: Job) -> watching.Seen | None:
+        return watching.look(registry, herald, job)
+
+    return seen
+
+
+def states(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Any], State]) -> None:
+    """Have the local backend say so."""
+    local = backends.load("local")
+    monkeypatch.setattr(local, "state", answer)
+    monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
+
+
+def test_jobs_that_are_active_or_ended_of_late_are_watched(seed: Callable[..., Job]) -> None:
+    """The end that nobody saw is told, and not years later."""
+    now_s = time.time()
+    for name, state in {
+        "runs": RUNS,
+        "ended": State("failed", "error", ended_s=now_s - 60),
+        "old": State("failed", "error", ended_s=now_s - 90_000),
+    }.items():
+        seed(name, state)
+    registry = Registry()
+    assert {job.id for job in watching.chosen(registry, (), now_s)} == {"runs", "ended"}
+    assert [job.id for job in watching.chosen(registry, ("old", "old"), now_s)] == ["old"]
+    registry.close()
+
+
+def test_one_watcher_acts_on_a_job_at_a_time(
+    seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path
+) -> None:
+    """Another process that holds the job's byte has it; with that process the hold goes."""
+    job = seed("held", RUNS)
+    other = os.fork()
+    if other == 0:
+        with (home / watching.LOCK).open("a") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(b"held"))
+            (tmp_path / "holds").touch()
+            signal.pause()
+    end_s = time.monotonic() + 20
+    while not (tmp_path / "holds").exists() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert look(job) is None
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    assert look(job) is not None
+
+
+def test_unreachable_backend_says_nothing_of_the_job(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays what it was, and the line says who does not answer."""
+
+    def silent(ref: Any) -> State:
+        raise UnreachableError("no route to host")
+
+    states(monkeypatch, silent)
+    seen = look(seed("far", RUNS))
+    assert (seen.fault, seen.job.attempt.state.state) == ("", "running")
+    assert "local does not answer" in watching.line(seen)
+
+
+def test_fault_of_one_job_is_said_and_stands_in_no_others_way(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it our own."""
+    broken, fine = seed("broken", RUNS), seed("fine", RUNS)
+    states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else RUNS)
+    assert look(broken).fault == "cloudtrain itself failed: KeyError: 'no such'"
+    assert look(fine).fault == ""
+
+
+@pytest.mark.parametrize(("ago_s", "is_sent"), [(60, True), (7200, False)])
+def test_earned_attempt_is_sent_though_another_command_saw_the_end(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ago_s: float, is_sent: bool
+) -> None:
+    """A job that ended long ago is not begun anew by surprise."""
+    asked: list[str] = []
+    monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
+    look(seed("gone", State("failed", "preempted", ended_s=time.time() - ago_s)))
+    assert bool(asked) is is_sent
+
+
+def test_attempt_that_was_sent_is_what_is_seen(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on."""
+
+    def earned(registry: Registry, job: Job) -> Job:
+        return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
+
+    monkeypatch.setattr(retry, "earned", earned)
+    seen = look(seed("gone", State("failed", "preempted", ended_s=time.time())))
+    assert (seen.is_again, seen.job.attempt.number, seen.job.active) == (True, 2, True)
+
+
+def test_watch_once_prints_a_line_a_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """For people, and as one object for scripts."""
+    seed("ended", State("failed", "error", ended_s=time.time()))
+    done = cli("watch", "--once", "ended")
+    assert (done.code, "ended  failed (error)" in done.stdout) == (0, True), done.stderr
+    told = json.loads(cli("watch", "--once", "--json", "ended").stdout)
+    assert (told["job"], told["state"], told["alerts"]) == ("ended", "failed", [])
+    assert cli("watch", "--once").stdout == ""  # what had ended before is only looked through
+
+
+def test_watch_of_a_named_job_ends_with_it(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """With the job's exit code."""
+    seed("ended", State("stopped", "user", ended_s=time.time()))
+    assert cli("watch", "ended").code == 9
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["nosuch"], 8, "no job `nosuch`"),
+        (["--every", "soon"], 2, "a duration such as"),
+        (["--every", "0s"], 2, "too often"),
+        (["--all", "x"], 2, "name jobs, or take --all"),
+        (["--install", "--uninstall"], 2, "exclude each other"),
+    ],
+)
+def test_watch_refuses_what_makes_no_sense(cli: Callable[..., Any], args: list[str], code: int, words: str) -> None:
+    """Before it watches anything."""
+    done = cli("watch", *args)
+    assert (done.code, words in done.stderr) == (code, True), done.stderr
+    assert "itself failed" not in done.stderr
+
+
+def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd reads it, whatever the folders are called; and removed."""
+    odd = tmp_path / 'a folder %h "quoted" $HOME'
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "con fig"))
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(odd))
+    path = service.install("30s")
+    assert path == tmp_path / "con fig" / "systemd" / "user" / "cloudtrain-watch.service"
+    read = configparser.RawConfigParser(strict=False)
+    read.read_string(path.read_text())
+    command = shlex.split(read["Service"]["ExecStart"].replace("$$", "$"))
+    assert command[1:] == ["watch", "--all", "--every", "30s"]
+    assert Path(command[0]).exists()
+    home = str(odd).replace("%", "%%").replace('"', '\\"')
+    assert f'Environment="CLOUDTRAIN_HOME={home}"' in path.read_text()
+    if shutil.which("systemd-analyze"):
+        told = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+        checked = subprocess.run(
+            ["systemd-analyze", "verify", "--user", path], env=told, capture_output=True, text=True, check=False
+        )
+        assert "cloudtrain-watch" not in checked.stderr
+    assert service.uninstall() == path
+    assert service.uninstall() is None
+
+
+def test_cron_line_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A % in it would be a line's end to cron."""
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "100% mine"))
+    line = service.cron_line()
+    minute, command = line[:10], line[10:]
+    assert minute == "* * * * * "
+    assert r"100\% mine" in command
+    done = subprocess.run(command.replace(r"\%", "%"), shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_install_without_systemd_prints_the_cron_line(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """And writes nothing."""
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    done = cli("watch", "--install", env={"PATH": str(empty), "XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert (done.code, "watch --all --once" in done.stdout) == (0, True), done.stderr
+    assert not (tmp_path / "config").exists()
