@@ -106,7 +106,11 @@ def _with_room(registry: Registry, add: Callable[[], T]) -> T:
 def _hold(registry: Registry, attempt: Attempt) -> None:
     """Hold the worst case in the team's ledger too, and say what is reserved. Where it cannot be, nothing is sent."""
     try:
-        shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+        try:
+            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+        except BudgetError:
+            reserving.reconcile(registry)  # what of this home's jobs has ended holds its worst case there until now
+            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
     except CloudtrainError as error:
         registry.mark_never_sent(attempt, _not_sent(error))
         teams.tell(registry.database)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.options import json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.budgets import Budget, Period, Standing
+    from cloudtrain.launcher.money.budgets import Period
     from cloudtrain.launcher.money.shown import Row
 
 __all__ = ["command"]
@@ -55,21 +55,21 @@ def command(context: click.Context) -> None:
 def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
     from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money import teams
     from cloudtrain.launcher.money.budgets import Budget, usd
-    from cloudtrain.launcher.money.teams import this_person
 
     project, limit_micro = _what(what)
     if not (math.isfinite(overcommit) and 1.0 <= overcommit <= MOST_OVERCOMMIT):
         raise UsageError(f"--overcommit is a number from 1 to {MOST_OVERCOMMIT:g}, such as 1.2")
     period: Period = "month" if monthly else "all"
-    budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), this_person())
+    budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
     database = _database()
     place = None if here else _place(database, project, ledger)
     if place is None:
         ledgers.set_budget(database, budget)
         standing = ledgers.standing_of(database, budget, time.time())
     else:
-        standing = _set_shared(database, budget, place, may_make=ledger is not None)
+        standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
     title = f"{budget.title}{f', shared at {place}' if place else ''}"
     say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(standing.reserved_micro)}")
     if standing.left_micro < 0:
@@ -120,18 +120,31 @@ def show(project: str | None, as_json: bool) -> None:
 @click.argument("project", required=False)
 @_month
 @_here
-def remove(project: str | None, monthly: bool, here: bool) -> None:
+@click.option(
+    "--forget", is_flag=True, help="Forget on this machine where the project's budget is shared; change nothing there."
+)
+def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
     from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money import teams
 
     if project is not None:
         _require_name(project)
     database = _database()
     name = project or ""
     period: Period = "month" if monthly else "all"
-    place = None if here else _place(database, name, None)
-    is_gone = _remove_shared(place, name, period) if place else ledgers.remove_budget(database, name, period)
     whose = f"project `{project}`" if project else "all jobs together"
+    place = None if here else _place(database, name, None)
+    if forget:
+        if place is None:
+            raise UsageError(f"the budget of {whose} is not shared, as this machine knows")
+        ledgers.remember_ledger(database, name, None)
+        say(f"forgotten: {place} shares the budget of {whose}; what runs is still told there")
+        return
+    if place is None:
+        is_gone = ledgers.remove_budget(database, name, period)
+    else:
+        is_gone = teams.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
         hint = "cloudtrain budget show lists those there are"
@@ -139,10 +152,34 @@ def remove(project: str | None, monthly: bool, here: bool) -> None:
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
 
 
+@command.command("close", short_help="Free what a lost machine's job holds in a shared ledger.")
+@click.argument("job")
+@click.argument("spent")
+@yes_option
+def close(job: str, spent: str, yes: bool) -> None:
+    """Put SPENT, what the job of another machine has cost, in place of what it holds in a shared ledger.
+
+    For a machine that is lost: every other one tells of its jobs' ends by itself.
+    """
+    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.money import teams
+
+    spent_micro = _money(spent)
+    database = _database()
+    if not confirm(f"Count {spent} for {job}, and take it for ended?", yes=yes):
+        return
+    for place in sorted(set(ledgers.ledgers(database).values())):
+        if teams.close_others(database, place, job, spent_micro):
+            say(f"closed {job} at {place}")
+            return
+    hint = f"of a job of this machine the end is told by itself: cloudtrain status {job}"
+    raise UsageError(
+        f"no shared ledger that this machine knows holds anything for another machine's `{job}`", hint=hint
+    )
+
+
 def _what(words: tuple[str, ...]) -> tuple[str, int]:
     """Return the project, and the limit in micro-dollars, which may be written with a space: `vision 5000 USD`."""
-    from cloudtrain.launcher.units import parse_money
-
     given = list(words)
     if len(given) > 1 and given[-1].upper() == "USD":
         given[-2:] = [" ".join(given[-2:])]
@@ -150,10 +187,16 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
         raise UsageError("that is more than a project and a limit", hint="cloudtrain budget set [PROJECT] 5000USD")
     if len(given) == 2:
         _require_name(given[0])
+    return (given[0] if len(given) == 2 else ""), _money(given[-1])
+
+
+def _money(text: str) -> int:
+    from cloudtrain.launcher.units import parse_money
+
     try:
-        return (given[0] if len(given) == 2 else ""), parse_money(given[-1])
+        return parse_money(text)
     except ValueError as error:
-        raise UsageError(f"the limit is to be {error}", hint="cloudtrain budget set [PROJECT] 5000USD") from error
+        raise UsageError(f"a sum is to be {error}", hint="cloudtrain budget set [PROJECT] 5000USD") from error
 
 
 def _require_name(project: str) -> None:
@@ -179,33 +222,6 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
     from cloudtrain.launcher.money.cells import located
 
     return ledgers.ledgers(database).get(project) if given is None else located(given)
-
-
-def _set_shared(database: Database, budget: Budget, place: str, *, may_make: bool) -> Standing:
-    from cloudtrain.launcher.money import ledger as ledgers
-    from cloudtrain.launcher.money import teamledger
-    from cloudtrain.launcher.money.cells import open_cell
-
-    def apply(book: teamledger.Book) -> None:
-        book.budgets[budget.project, budget.period] = budget
-
-    book = teamledger.change(open_cell(place), apply, may_make=may_make)
-    ledgers.remember_ledger(database, budget.project, place)
-    found = teamledger.standings(book, time.time(), budget.project)
-    return next(each for each in found if (each.budget.project, each.budget.period) == (budget.project, budget.period))
-
-
-def _remove_shared(place: str, project: str, period: Period) -> bool:
-    from cloudtrain.launcher.money import teamledger
-    from cloudtrain.launcher.money.cells import open_cell
-
-    found = []
-
-    def apply(book: teamledger.Book) -> None:
-        found.append(book.budgets.pop((project, period), None))
-
-    teamledger.change(open_cell(place), apply)
-    return found[-1] is not None
 
 
 def _own_rows(database: Database, project: str | None) -> list[Row]:

@@ -2,8 +2,8 @@
 
 A reservation is written in the transaction that journals the intent to send (submit.py), and once for each attempt. It
 is `held` until the attempt ends, then `settled` to what was spent, by the months it was spent in; it is `released` only
-where nothing was ever sent. `told`: what a team's ledger knows of it (teamledger.py), None where it belongs to none:
-`wanted` (may be there), `held`, `closing` (has to hear of the end), `closed`.
+where nothing was ever sent. `told`: what a team's ledger knows of it (teams.py), None where it belongs to none:
+`wanted` (may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), `closed`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ __all__ = [
     "budgets",
     "closing",
     "held",
+    "join",
+    "joining",
     "ledgers",
     "months",
     "mark_closed",
@@ -48,6 +50,7 @@ __all__ = [
     "standing_of",
     "standings",
     "unpriced",
+    "untold",
 ]
 
 
@@ -213,7 +216,7 @@ def held(database: Database, project: str | None = None) -> list[Held]:
         "SELECT * FROM reservations WHERE state = 'held' AND (?1 IS NULL OR project = ?1) ORDER BY created_s, job_id",
         (project,),
     )
-    return [Held(row["job_id"], row["attempt"], row["project"], row["amount_micro"], row["created_s"]) for row in rows]
+    return [_held(row) for row in rows]
 
 
 def unpriced(database: Database) -> list[str]:
@@ -259,16 +262,33 @@ def projects(database: Database) -> list[str]:
 
 
 def remember_ledger(database: Database, project: str, uri: str | None) -> None:
-    """Store where the budgets are that a project shares with others; None forgets it."""
+    """Store where the budgets are that a project shares with others, and have what it holds join; None forgets it."""
     if uri is None:
         database.execute("DELETE FROM ledgers WHERE project = ?", (project,))
     elif ledgers(database).get(project) != uri:
-        database.execute("INSERT OR REPLACE INTO ledgers (project, uri) VALUES (?, ?)", (project, uri))
+        with database.transaction():
+            join(database, project, uri)
+            database.execute("INSERT OR REPLACE INTO ledgers (project, uri) VALUES (?, ?)", (project, uri))
 
 
 def ledgers(database: Database) -> dict[str, str]:
     """Return project -> where its shared ledger is."""
     return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
+
+
+def join(database: Database, project: str, uri: str) -> None:
+    """Have the shared ledger hear of what the project holds already, which was begun before it was shared."""
+    database.execute(
+        "UPDATE reservations SET ledger = ?2, told = 'joining' WHERE state = 'held' AND ledger IS NULL"
+        " AND (project = ?1 OR (?1 = '' AND project NOT IN (SELECT project FROM ledgers)))",
+        (project, uri),
+    )
+
+
+def joining(database: Database, uri: str) -> list[Held]:
+    """Return what the shared ledger has to hear of, whatever its budgets are: it runs."""
+    rows = database.execute("SELECT * FROM reservations WHERE told = 'joining' AND ledger = ?", (uri,))
+    return [_held(row) for row in rows]
 
 
 def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
@@ -280,7 +300,8 @@ def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | 
 def mark_held(database: Database, job_id: str, attempt: int) -> None:
     """Store that the team's ledger holds it."""
     database.execute(
-        "UPDATE reservations SET told = 'held' WHERE job_id = ? AND attempt = ? AND told = 'wanted'", (job_id, attempt)
+        "UPDATE reservations SET told = 'held' WHERE job_id = ? AND attempt = ? AND told IN ('wanted', 'joining')",
+        (job_id, attempt),
     )
 
 
@@ -291,6 +312,14 @@ def mark_closed(database: Database, end: Closing) -> None:
         " WHERE job_id = ? AND attempt = ? AND told = 'closing' AND ended_s = ? AND spent_micro IS ?",
         (end.job_id, end.attempt, end.ended_s, end.spent_micro),
     )
+
+
+def untold(database: Database) -> list[str]:
+    """Return the shared ledgers that have yet to hear of something."""
+    rows = database.execute(
+        "SELECT DISTINCT ledger FROM reservations WHERE told IN ('closing', 'joining') ORDER BY ledger"
+    )
+    return [row["ledger"] for row in rows]
 
 
 def closing(database: Database) -> dict[str, list[Closing]]:
@@ -310,6 +339,10 @@ def closing(database: Database) -> dict[str, list[Closing]]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _held(row: sqlite3.Row) -> Held:
+    return Held(row["job_id"], row["attempt"], row["project"], row["amount_micro"], row["created_s"])
 
 
 def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:

@@ -6,12 +6,14 @@ import os
 import pwd
 import socket
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.money import ledger, teamledger
-from cloudtrain.launcher.money.budgets import Held, Standing
+from cloudtrain.launcher.money.budgets import Budget, Held, Period, Standing, month_of
 from cloudtrain.launcher.money.cells import open_cell
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.launcher.database import Database
 
-__all__ = ["hold", "key_of", "tell", "this_person"]
+__all__ = ["close_others", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
 QUICK_S = 10.0  # for telling of an end, which the next command does too
 AGAIN_S = 30.0  # after a ledger has not answered, until this process tries again by itself
@@ -38,19 +40,11 @@ def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[St
         return []
     held = Held(job_id, attempt, row["project"], row["amount_micro"], row["created_s"], this_person())
     key = key_of(database.folder, job_id, attempt)
-    ends = ledger.closing(database).get(row["ledger"], [])
-
-    def apply(book: teamledger.Book) -> None:
-        _close(database, book, ends, now_s)
-        teamledger.hold(book, key, held, now_s)
-
     try:
-        book = teamledger.change(open_cell(row["ledger"]), apply)
+        book = _change(database, row["ledger"], lambda book: teamledger.hold(book, key, held, now_s))
     except BudgetError as error:
         raise BudgetError(error.message, where=row["ledger"], hint=error.hint) from error
     ledger.mark_held(database, job_id, attempt)
-    for end in ends:
-        ledger.mark_closed(database, end)
     return teamledger.standings(book, now_s, row["project"])
 
 
@@ -60,15 +54,56 @@ def tell(database: Database, *, patient: bool = False) -> list[str]:
     What could not be told stays, and counts there at its worst case, until the next command tells it.
     """
     failures = []
-    for uri, ends in ledger.closing(database).items():
+    for uri in ledger.untold(database):
         if not patient and time.monotonic() < _not_before_s.get(uri, 0.0):
             continue
         try:
-            _tell_one(database, uri, ends)
+            _change(database, uri, lambda book: None, most_s=QUICK_S)
         except CloudtrainError as error:
             _not_before_s[uri] = time.monotonic() + AGAIN_S
             failures.append(f"{uri}: {error.message}")
     return failures
+
+
+def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) -> Standing:
+    """Set a budget that is shared there, for all who use it, and return how it stands; what runs already joins it."""
+    if may_make:
+        teamledger.change(open_cell(uri), lambda book: None, may_make=True)
+    ledger.remember_ledger(database, budget.project, uri)
+
+    def apply(book: teamledger.Book) -> None:
+        book.budgets[budget.project, budget.period] = budget
+
+    found = teamledger.standings(_change(database, uri, apply), time.time(), budget.project)
+    return next(each for each in found if (each.budget.project, each.budget.period) == (budget.project, budget.period))
+
+
+def remove_budget(database: Database, uri: str, project: str, period: Period) -> bool:
+    """Remove a budget that is shared there; return whether there was one."""
+    found: list[Budget | None] = []
+    _change(database, uri, lambda book: found.append(book.budgets.pop((project, period), None)))
+    return found[-1] is not None
+
+
+def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
+    """Put a sum in place of what another machine's job holds, for that machine will not; return how many attempts."""
+    own = key_of(database.folder, "", 0).partition("/")[0]
+    closed: list[int] = []
+
+    def apply(book: teamledger.Book) -> None:
+        now_s = time.time()
+        keys = [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
+        ends = {
+            key: teamledger.End(
+                book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0}
+            )
+            for key in keys
+        }
+        teamledger.close(book, ends, now_s)
+        closed.append(len(keys))
+
+    _change(database, uri, apply)
+    return closed[-1]
 
 
 def key_of(folder: Path, job_id: str, attempt: int) -> str:
@@ -85,18 +120,32 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def _tell_one(database: Database, uri: str, ends: list[ledger.Closing]) -> None:
-    now_s = time.time()
-    teamledger.change(open_cell(uri), lambda book: _close(database, book, ends, now_s), most_s=QUICK_S)
-    for end in ends:
-        ledger.mark_closed(database, end)
-
-
-def _close(database: Database, book: teamledger.Book, ends: list[ledger.Closing], now_s: float) -> None:
+def _change(
+    database: Database, uri: str, apply: Callable[[teamledger.Book], object], *, most_s: float = teamledger.MOST_S
+) -> teamledger.Book:
+    """Change the ledger, and tell it with the same write all that it has yet to hear from here."""
+    now_s, person = time.time(), this_person()
+    ends = ledger.closing(database).get(uri, [])
+    joining = {
+        key_of(database.folder, held.job_id, held.attempt): replace(held, by=person)
+        for held in ledger.joining(database, uri)
+    }
     told = {
         key_of(database.folder, end.job_id, end.attempt): teamledger.End(
             end.project, end.amount_micro, end.ended_s, end.months
         )
         for end in ends
     }
-    teamledger.close(book, told, now_s)
+
+    def change(book: teamledger.Book) -> None:
+        if told:
+            teamledger.close(book, told, now_s)
+        book.held |= {key: held for key, held in joining.items() if key not in book.closed}
+        apply(book)
+
+    book = teamledger.change(open_cell(uri), change, most_s=most_s)
+    for held in joining.values():
+        ledger.mark_held(database, held.job_id, held.attempt)
+    for end in ends:
+        ledger.mark_closed(database, end)
+    return book

@@ -1,0 +1,156 @@
+"""What two homes tell the ledger they share: what joins it, what it cannot hear for a while, and lost machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher.errors import BudgetError, UnreachableError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
+from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.money.cells import located, open_cell
+from cloudtrain.launcher.registry import Registry
+
+USD = 1_000_000
+BEGUN_S = float(int(time.time()) - 3600)
+PLAN = {"instances": 1, "hourly_usd": 10.0, "price_micro": 10 * USD, "worst_case_micro": 10 * USD}
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> list[Registry]:
+    """Return the registries of two machines."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    return [Registry(tmp_path / name) for name in "ab"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Return where the ledger is to be; it is not made yet."""
+    (tmp_path / "disk").mkdir()
+    return located(str(tmp_path / "disk"))
+
+
+@pytest.fixture
+def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that journals a job of project vision in a home, and has it wait for the team's word."""
+
+    def add(registry: Registry, name: str, project: str | None = "vision", uri: str | None = None) -> Job:
+        def make(job_id: str, number: int) -> Job:
+            made = make_job(job_id, number)
+            config = {"project": {"name": project, "ledger": uri}} if project else {}
+            job = replace(made, attempt=replace(made.attempt, plan=PLAN), config=config)
+            reserving.reserve(registry, job.attempt, job.config)
+            return job
+
+        return registry.add(name, make, exclusive=True, key=None)[0]
+
+    return add
+
+
+def hold(registry: Registry, job: Job) -> None:
+    """Ask the team's ledger, as submit does before it sends."""
+    teams.hold(registry.database, job.id, 1, time.time())
+    registry.mark_sent(job.attempt, {"x": 1})
+
+
+def book(place: str) -> teamledger.Book:
+    """Return what is in the ledger."""
+    found = teamledger.read(open_cell(place))
+    assert found is not None
+    return found
+
+
+def vision(usd: int, project: str = "vision") -> Budget:
+    """Return a budget."""
+    return Budget(project, "all", usd * USD)
+
+
+def test_what_runs_joins_a_ledger_that_is_made_later(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """Else the team would not know of half of its spending; its end is told too."""
+    job = journal(homes[0], "early")
+    homes[0].mark_sent(job.attempt, {"x": 1})
+    standing = teams.set_budget(homes[0].database, vision(15), place, may_make=True)
+    assert standing.reserved_micro == 10 * USD
+    late = journal(homes[1], "late", uri=place)
+    with pytest.raises(BudgetError, match="by early of"):
+        hold(homes[1], late)
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert teams.tell(homes[0].database) == []
+    hold(homes[1], late)
+    assert [held.job_id for held in book(place).held.values()] == ["late"]
+
+
+def test_ledger_of_all_jobs_holds_those_without_one_of_their_own(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A budget over all jobs, shared: every project's job counts, and one without a project."""
+    teams.set_budget(homes[0].database, vision(25, ""), place, may_make=True)
+    hold(homes[0], journal(homes[0], "one"))
+    hold(homes[0], journal(homes[0], "two", None))
+    with pytest.raises(BudgetError, match="the overall 25 USD"):
+        hold(homes[0], journal(homes[0], "three", "speech"))
+
+
+def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent on a guess; the end that could not be told is told by the next command, once."""
+    monkeypatch.setattr(teams, "AGAIN_S", 0.0)
+    teams.set_budget(homes[0].database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "disk").rename(tmp_path / "away")
+    other = journal(homes[1], "two", uri=place)
+    with pytest.raises(UnreachableError, match="no folder"):
+        hold(homes[1], other)
+    homes[1].mark_never_sent(other.attempt, State("failed", "error"))
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert [len(teams.tell(home.database)) for home in homes] == [1, 1]
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert [teams.tell(home.database) for home in homes] == [[], []]
+    assert [ledger.untold(home.database) for home in homes] == [[], []]
+    standing = teamledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
+def test_lost_machines_job_can_be_closed_by_another(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """With what it has cost, by somebody who knows; of a home's own jobs the backend is asked instead."""
+    teams.set_budget(homes[0].database, vision(15), place, may_make=True)
+    hold(homes[0], journal(homes[0], "one"))
+    assert teams.close_others(homes[0].database, place, "one", 3 * USD) == 0
+    assert teams.close_others(homes[1].database, place, "one", 3 * USD) == 1
+    standing = teamledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (3 * USD, 0)
+
+
+def test_same_names_on_two_machines_are_two_jobs(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A name is free on each machine; in the ledger each home's is its own."""
+    teams.set_budget(homes[0].database, vision(25), place, may_make=True)
+    hold(homes[0], journal(homes[0], "same"))
+    hold(homes[1], journal(homes[1], "same", uri=place))
+    assert len(book(place).held) == 2
+
+
+def test_better_figure_is_told_too(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+    """What the platform bills in the end takes the place of what was first told."""
+    teams.set_budget(homes[0].database, vision(25), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    for seconds in (1800.0, 900.0):
+        homes[0].set_state(
+            job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800, billed_s=seconds), {}
+        )
+        assert teams.tell(homes[0].database) == []
+    assert teamledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
