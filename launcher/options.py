@@ -104,14 +104,12 @@ class Overrides:
 
         `all`: each that the file configures; `cheapest`: those that it lists, else all. Raises ConfigError.
         """
-        from cloudtrain.launcher import backend as known
         from cloudtrain.launcher import config
 
         if self.backend is not None and self.backend not in (ALL, CHEAPEST):
             names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",")))
-            for name in names if len(names) > 1 else ():
-                if name not in known.names():
-                    raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known.names())}")
+            if len(names) > 1:
+                _require_known(names)
             return names
         listed = config.backends_asked(self.file, self.settings)
         is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
@@ -126,6 +124,16 @@ class Overrides:
             from cloudtrain.launcher import config
 
             raise (config.placed(error, self.file, self.settings) if not error.where else error) from error
+
+
+def _require_known(names: tuple[str, ...]) -> None:
+    """Raise ConfigError for a name that no backend has: a row of a table is no place for a slip of the hand."""
+    from cloudtrain.launcher import backend
+
+    known = backend.names()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known)}")
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
