@@ -157,7 +157,8 @@ class Database:
         self.execute("COMMIT")
 
     def _open(self) -> None:
-        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        # Used by one thread, but the collector may close it in another.
+        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         weakref.finalize(self, self._db.close)
         if self._version() < len(_MIGRATIONS):
