@@ -204,11 +204,6 @@ class Registry:
         """Return whether no attempt was ever sent."""
         return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
 
-    def spent_usd(self, job: Job) -> float | None:
-        """Return what all attempts have cost so far, None where a price is unknown."""
-        costs = [attempt.cost_usd(time.time()) for attempt in self.attempts(job)]
-        return None if None in costs else round(sum(cost or 0.0 for cost in costs), 6)
-
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _insert_job(self, job: Job, key: str | None) -> None:
