@@ -21,10 +21,11 @@ __all__ = ["Change", "Target", "priced", "refresh", "targets"]
 
 @dataclass(frozen=True)
 class Target:
-    """A backend whose list is to be read, with the config for it, where there is one."""
+    """A backend whose list is to be read, with the config for it, where there is one that it can be read for."""
 
     name: str
-    config: Config | None
+    config: Config | None = None
+    error: ConfigError | None = None
 
 
 @dataclass(frozen=True)
@@ -73,23 +74,32 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
     if file is not None:
         from cloudtrain.launcher import config as configs
 
-        names = [backend] if backend is not None else _configured(configs.load(file))
+        names = [name for name in configs.backends_configured(file) if priced(name) is not None]
+        names = names if backend is None else [backend]
         if not names:
             raise UsageError(f"no backend of {file} has a price list", hint="name one: --backend sagemaker --region R")
-        return [Target(name, configs.load(file, backend=name)) for name in names]
+        return (
+            [_for(name, file) for name in names]
+            if len(names) > 1
+            else [Target(names[0], configs.load(file, backend=names[0]))]
+        )
     if backend is not None:
-        return [Target(backend, None)]
-    found = [Target(name, None) for name in backends.names() if priced(name) is not None and _regions(name, None)]
+        return [Target(backend)]
+    found = [Target(name) for name in backends.names() if priced(name) is not None and _regions(name, None)]
     if not found:
         hint = "name both: --backend sagemaker --region us-east-1; or a config: -f cloudtrain.yaml"
         raise UsageError("no region is known whose prices are of use", hint=hint)
     return found
 
 
-def _configured(config: Config) -> list[str]:
-    """Return the backends with a price list that the file names or has a block for."""
-    wanted = [name for name in backends.BUILT_IN if getattr(config, name, None) is not None]
-    return [name for name in dict.fromkeys([config.backend, *wanted]) if priced(name) is not None]
+def _for(name: str, file: Path) -> Target:
+    """Return the target of one of several backends: what is wrong for it does not hinder the others."""
+    from cloudtrain.launcher import config as configs
+
+    try:
+        return Target(name, configs.load(file, backend=name))
+    except ConfigError as error:
+        return Target(name, error=error)
 
 
 def refresh(
@@ -102,6 +112,10 @@ def refresh(
     damaged = own.add(())  # before anything is asked: what follows can be kept, and what is there can be read
     changes: list[Change] = []
     for target in wanted:
+        if target.error is not None:
+            nothing = Quote(Key(target.name, "", "", "on_demand"), None, target.error.message)
+            changes.append(Change(nothing, None, target.error.exit_code))
+            continue
         for region in regions or _regions(target.name, target.config) or ("",):
             changes += _read(target, region, types)
     own.add(change.quote for change in changes)

@@ -167,3 +167,18 @@ def test_old_price_is_told_in_the_plan(cli: Any, project: Callable[..., Path]) -
     done = cli("plan", cwd=folder)
     assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] == 1.1025
+
+
+def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: Callable[..., Path]) -> None:
+    """One without a login is a row and the code; what another says is kept. Types are one cloud's own."""
+    blocks = CPU_JOB.replace("backend: sagemaker", "backend: [sagemaker, vertex]")
+    folder = project(f"{blocks}vertex: {{project: a-project, location: us-central1}}\n")
+    env = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}
+    done = aws_cli("prices", "refresh", "--json", cwd=folder, env=env)
+    rows = done.json["prices"]
+    assert done.code == 4
+    assert [row["region"] for row in rows if row["backend"] == "vertex"] == ["us-central1"]
+    assert "no Google credentials" in next(row["reason"] for row in rows if row["backend"] == "vertex")
+    assert catalog.rates("sagemaker", "ml.m5.xlarge", "us-east-1")["on_demand"].usd == 0.23
+    asked = aws_cli("prices", "refresh", "--type", "ml.m5.large", cwd=folder)
+    assert (asked.code, "--backend: sagemaker, vertex" in asked.stderr) == (2, True)
