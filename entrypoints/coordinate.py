@@ -93,6 +93,11 @@ class Rules:
     fewest: int | None = None
     sizes: tuple[int, ...] | None = None
 
+    @property
+    def leaves_time(self) -> bool:
+        """Whether there is time to save before the end: with `on_limit: stop` there is none, and none is missed."""
+        return self.soft_deadline_s < self.hard_deadline_s
+
     def size(self, left: int) -> int:
         """Return how many of the nodes that are left a restart takes, 0 where it cannot be."""
         fewest = self.nodes if self.fewest is None else self.fewest
@@ -256,6 +261,8 @@ class Coordinator:
         if any(r.stop == "now" for r in current):
             return self._end("stopped", self.desired.reason)
         if waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
+            if self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time:
+                return self._end("stopped", self.desired.reason)
             # The agents kill at `end`: whoever has not saved by now has had its time.
             message = f"did not save and leave within {waited_s:.0f} s, so it was killed"
             return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})

@@ -166,11 +166,12 @@ def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: C
     hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
     if capacity.uncertainty > 1:
         hourly += f" and up to {capacity.uncertainty:g} times that"
-    buys = f"buy {format_span(found.affordable_s)}" if found.affordable_s else "buy no run at all"
+    what = left if spent_micro else f"the budget of {format_money(limit_micro)}"
+    buys = f"{'buy' if spent_micro else 'buys'} {format_span(found.affordable_s) if found.affordable_s else 'no run'}"
     tail = f" and {format_span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
     needs = f"{format_span(found.least_s)}{tail} need a budget of {format_money(found.enough_micro)}"
     error = BudgetError(
-        f"{left if spent_micro else f'the budget of {format_money(limit_micro)}'} {buys} at {hourly}",
+        f"{what} {buys} at {hourly}",
         where="budget.limit",
         hint=f"{needs}; or take fewer or cheaper instances",
     )

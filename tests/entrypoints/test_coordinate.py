@@ -332,3 +332,15 @@ def test_what_a_rank_raised_is_not_mended_by_fewer_nodes() -> None:
     verdict = job.decide(after_s=6, lost=lost).verdict
     assert verdict is not None
     assert (verdict["reason"], verdict["error"]["message"]) == ("error", "boom")
+
+
+def test_end_that_leaves_no_time_to_save_is_no_fault() -> None:
+    """`on_limit: stop` puts the deadline at the end: all are stopped there at once, and nobody has missed anything."""
+    job = Job(replace(RULES, limit_reason="budget", soft_deadline_s=1000))
+    job.run()
+    assert job.decide(after_s=995).want == "run"
+    assert job.decide(after_s=5).want == "stop"
+    ended = job.decide(after_s=0.2)
+    assert ended.want == "end"
+    assert ended.verdict is not None
+    assert (ended.verdict["state"], ended.verdict["reason"], ended.verdict["error"]) == ("stopped", "budget", None)
