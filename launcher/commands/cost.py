@@ -34,9 +34,9 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
-    if job is not None and (month or since or by):
+    if job is not None and any(option is not None for option in (month, since, by)):
         raise UsageError("a job is shown whole", hint="leave out --month, --since and --by, or the job")
-    if month and since:
+    if month is not None and since is not None:
         raise UsageError("--month and --since are two spans of time", hint="give one")
     if by is not None and not _BY.match(by):
         raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`")
@@ -95,7 +95,7 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
     now_s = time.time()
     try:
         if since is None:
-            return period.month_span(month or period.month_of(now_s))
+            return period.month_span(period.month_of(now_s) if month is None else month)
         if _DAY.match(since):
             from_s = seconds(f"{since}T00:00:00Z")
             if from_s is None:
@@ -103,7 +103,9 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
         else:
             from_s = now_s - parse_duration(since)
     except ValueError as error:
-        raise UsageError(f"{'--since' if since else '--month'} {since or month}: expected {error}") from error
+        raise UsageError(
+            f"{'--month' if since is None else '--since'} {month if since is None else since}: expected {error}"
+        ) from error
     return from_s, max(from_s, now_s)
 
 

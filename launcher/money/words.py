@@ -33,15 +33,13 @@ def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return how long in one or two units: `45s`, `12m05s`, `3h20m`, `2d04h`."""
+    """Return how long in one or two units: `45s`, `30m`, `12m05s`, `3h20m`, `2d04h`."""
     whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+    for size, unit, smaller, its in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size}{unit}" + (f"{rest:02d}{its}" if rest else "")
+    return f"{whole}s"
 
 
 def clock(time_s: float, now_s: float) -> str:

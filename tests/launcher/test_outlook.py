@@ -166,7 +166,7 @@ def test_status_says_which_limit_comes_first() -> None:
         text = "\n".join(lines)
         assert words in text
         assert "12.00 USD of 100.00 USD, 12 %; 72.00 USD/h" in text
-        assert "in 2h00m, for 156.00 USD" in text
+        assert "in 2h, for 156.00 USD" in text
         assert max(map(len, lines)) <= 80
     told["eta_s"] = 600.0
     assert "  outlook     done at" in "\n".join(
@@ -212,6 +212,7 @@ def test_list_shows_shares_and_what_runs_costs(
         (of_limit(1_000_000, 0), "1.00 USD of 0.00 USD"),
         (span(59.4), "59s"),
         (span(725), "12m05s"),
+        (span(1800), "30m"),
         (span(12_000), "3h20m"),
         (span(187_200), "2d04h"),
         (moment(None), "-"),
