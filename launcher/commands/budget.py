@@ -56,7 +56,7 @@ def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | 
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
     from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget, usd
+    from cloudtrain.launcher.money.budgets import Budget, down, up, usd
 
     project, limit_micro = _what(what)
     if not (math.isfinite(overcommit) and 1.0 <= overcommit <= MOST_OVERCOMMIT):
@@ -71,11 +71,14 @@ def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | 
     else:
         standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
     title = f"{budget.title}{f', shared at {place}' if place else ''}"
-    say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(standing.reserved_micro)}")
+    say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}")
     if standing.left_micro < 0:
-        say(f"that is {usd(-standing.left_micro)} more than it holds: what runs goes on, nothing more is sent under it")
+        more = usd(up(-standing.left_micro))
+        say(
+            f"that is {more} less than is spent and reserved: what runs goes on, nothing more is sent until there is room"
+        )
     else:
-        say(f"left {usd(standing.left_micro)}")
+        say(f"left {usd(down(standing.left_micro))}")
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")

@@ -24,9 +24,11 @@ __all__ = [
     "Period",
     "Standing",
     "by_month",
+    "down",
     "month_of",
     "refusal",
     "require_room",
+    "up",
     "usd",
 ]
 
@@ -35,6 +37,7 @@ OVERALL = ""  # the project of a budget over all jobs, and of a job without one
 MOST_MICRO = 10**16  # ten billion USD: more than any budget, and sums of it fit into SQLite's integers
 Period = Literal["all", "month"]
 LEAST_KNOWN = 3  # ended jobs from which a mean is told
+_LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 _NAMED = 3  # jobs that a refusal names
 
 
@@ -135,11 +138,11 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
         return
     if amount_micro <= standing.left_micro:
         return
-    held = f", reserved {usd(standing.reserved_micro)} by {_names(standing.held)}" if standing.held else ""
+    held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
     yield (
-        f"{title} does not hold this job's worst case of {usd(_up(amount_micro))}: spent {usd(standing.spent_micro)}"
-        f"{when}{held}, left {usd(_down(max(0, standing.left_micro)))}"
+        f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: spent {usd(standing.spent_micro)}"
+        f"{when}{held}, left {usd(down(max(0, standing.left_micro)))}"
     )
 
 
@@ -164,24 +167,24 @@ def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str,
 
 
 def usd(micro: int) -> str:
-    """Return the sum for people, in cents, the smallest ones whole: `12.30 USD`, `100 USD`, `0.004 USD`."""
-    sign, size = ("-" if micro < 0 else ""), abs(micro)
-    if 0 < size < 10_000 or size % 1_000_000 == 0:
-        return sign + format_money(size)
-    return f"{sign}{(size + 5_000) // 10_000 / 100:.2f} USD"
+    """Return the sum for people, to cents, below a dollar to four digits: `12.30 USD`, `100 USD`, `0.1723 USD`."""
+    sign, size, unit = ("-" if micro < 0 else ""), abs(micro), _unit(micro)
+    return sign + format_money((size + unit // 2) // unit * unit)
 
 
-def _up(micro: int) -> int:
-    """Return the sum rounded up to cents, so that what is needed never looks like what is left."""
-    return -(-micro // _CENT) * _CENT if micro > _CENT else micro
+def up(micro: int) -> int:
+    """Return the sum rounded up as `usd` shows it, so that what is needed never looks like what is left."""
+    return -(-micro // _unit(micro)) * _unit(micro)
 
 
-def _down(micro: int) -> int:
-    return micro // _CENT * _CENT if micro > _CENT else micro
+def down(micro: int) -> int:
+    """Return the sum rounded down as `usd` shows it."""
+    return micro // _unit(micro) * _unit(micro)
 
 
-_CENT = 10_000
-_LATEST_S = 253_402_300_799.0  # the last second of the year 9999
+def _unit(micro: int) -> int:
+    """Return what a sum of this size is rounded to."""
+    return 10_000 if abs(micro) >= 1_000_000 else 100 if abs(micro) >= 100 else 1
 
 
 def _borders(start_s: float, end_s: float) -> Iterator[float]:

@@ -3,7 +3,8 @@
 A reservation is written in the transaction that journals the intent to send (submit.py), and once for each attempt. It
 is `held` until the attempt ends, then `settled` to what was spent, by the months it was spent in; it is `released` only
 where nothing was ever sent. `told`: what a team's ledger knows of it (teams.py), None where it belongs to none:
-`wanted` (may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), `closed`.
+`wanted` (may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), or
+`closed`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import ACTIVE
 from cloudtrain.launcher.money import ledger, teams
-from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing, usd
+from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing, down, up, usd
 from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def adopt(registry: Registry) -> None:
 def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
     """Yield what is said once a worst case is held: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
     for standing in standings:
-        left = usd(standing.left_micro).removesuffix(" USD")
-        yield f"reserved {usd(amount_micro or 0)} of {standing.budget.title} ({left} left)"
+        left = usd(down(standing.left_micro)).removesuffix(" USD")
+        yield f"reserved {usd(up(amount_micro or 0))} of {standing.budget.title} ({left} left)"
 
 
 def project_of(config: Mapping[str, Any]) -> str:

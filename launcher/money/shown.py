@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
+from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing, down, up
 from cloudtrain.launcher.terminal import when
 
 __all__ = ["Row", "as_json", "as_lines"]
@@ -111,17 +111,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     limit, left = "-", "-"
     if row.is_limited:
         more = f" x{budget.overcommit_percent / 100:g}" if budget.overcommit_percent != 100 else ""
-        limit, left = _sum(budget.limit_micro) + more, _sum(standing.left_micro)
+        limit, left = _sum(budget.limit_micro) + more, _sum(down(standing.left_micro))
     period = standing.month if budget.period == "month" else "ever"
-    reserved = _sum(standing.reserved_micro) + ("+?" if standing.unknown else "")
+    reserved = _sum(up(standing.reserved_micro)) + ("+?" if standing.unknown else "")
     return _short(budget.project), period, limit, _sum(standing.spent_micro), reserved, left
 
 
 def _means(rows: Sequence[Row]) -> list[str]:
     """Return what would be left if jobs cost what ended ones have cost of their worst cases, where that is known."""
     return [
-        f"{_short(row.standing.budget.project)}: {_sum(left_micro)} left if jobs cost {row.standing.mean_percent} %,"
-        " as those that ended"
+        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if jobs cost"
+        f" {row.standing.mean_percent} %, as those that ended"
         for row in rows
         if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
     ]
@@ -132,7 +132,7 @@ def _held_table(held: Sequence[Held]) -> list[str]:
     ordered = sorted(held, key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id))
     rows = [
         (
-            "?" if each.amount_micro is None else _sum(each.amount_micro),
+            "?" if each.amount_micro is None else _sum(up(each.amount_micro)),
             f"{each.job_id} ({each.attempt})" if each.attempt > 1 else each.job_id,
             _short(each.project) if each.project else "-",
             when(each.created_s) + (f", {each.by}" if each.by else ""),
@@ -160,6 +160,8 @@ def _bar(standing: Standing, width: int) -> str:
     limit = max(1, standing.budget.limit_micro)
     spent = min(width, round(width * standing.spent_micro / limit))
     taken = min(width, -(-width * (standing.spent_micro + standing.reserved_micro) // limit))
+    if not standing.reserved_micro:
+        taken = spent
     if standing.left_micro > 0:
         taken = min(taken, width - 1)
         spent = min(spent, taken)
@@ -171,8 +173,9 @@ def _bar(standing: Standing, width: int) -> str:
 
 
 def _sum(micro: int) -> str:
-    """Return dollars with cents; millions without."""
-    return f"{micro / 1e6:.0f}" if abs(micro) >= 1_000_000_000_000 else f"{micro / 1e6:.2f}"
+    """Return dollars with cents, millions without; what is under a cent with four digits."""
+    digits = 0 if abs(micro) >= 1_000_000_000_000 else 4 if 0 < abs(micro) < 10_000 else 2
+    return f"{micro / 1e6:.{digits}f}"
 
 
 def _short(project: str) -> str:
