@@ -1,0 +1,71 @@
+"""A job on one's own machines tells people by itself, with the launcher's machine asleep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.sshhosts import lightpython
+from doubles.sshhosts.cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+PORT = 18_099
+# A receiver on the host itself, which refuses the first message.
+RECEIVER = f"""\
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    count = 0
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        Handler.count += 1
+        self.send_response(503 if Handler.count == 1 else 200)
+        self.end_headers()
+        if Handler.count > 1:
+            with open("told.jsonl", "ab") as file:
+                file.write(body + b"\\n")
+http.server.HTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
+"""
+CONFIG = """\
+backend: ssh
+resources: {{instances: 2}}
+budget: {{limit: 0.02 USD, on_limit: alert, alert_at: [50%]}}
+notify: [{{webhook: env:HOOK, from_job: true, on: [budget, stopped]}}]
+ssh: {{hosts: [h0, h1], ssh_config: "${{SSH_CONFIG}}", python: {python}, price_per_hour: 36 USD}}
+"""
+TRAIN = "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
+
+
+def test_job_on_hosts_tells_by_itself(
+    cli: Any,
+    ssh_pair: Cluster,
+    project: Callable[..., Path],
+    wait_until: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The address goes along as a secret, and is in no file of the host's; what was told is not told again."""
+    ssh_pair.apply(monkeypatch)
+    for host in ssh_pair.hosts:
+        lightpython.install(host)
+    first = ssh_pair.hosts[0]
+    (first.home / "receiver.py").write_text(RECEIVER)
+    ssh_pair.ssh("h0", "nohup python3 receiver.py >receiver.log 2>&1 & echo begun")
+    env = {"HOOK": f"http://127.0.0.1:{PORT}/secret-part"}
+    where = project(CONFIG.format(python=lightpython.PATH), script="train.py", text=TRAIN)
+    sent = cli("submit", "-d", "-y", "--json", cwd=where, env=env)
+    assert sent.code == 0, sent.stderr
+    job = sent.json["job"]
+    told = first.home / "told.jsonl"
+    wait_until(told.exists, 60.0)
+    assert cli("stop", "-y", job, env=env).code == 0
+    cli("watch", "--once", job, env=env)
+    found = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [(each["key"], each["from"]) for each in found] == [("budget:50@20000", "job"), ("stopped:1", "job")]
+    spent, limit = found[0]["spend_usd"], found[0]["limit_usd"]
+    assert spent >= limit / 2
+    kept = [path for path in first.home.rglob("*") if path.is_file() and b"secret-part" in path.read_bytes()]
+    assert kept == []
