@@ -28,6 +28,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if Handler.count > 1:
             with open("told.jsonl", "ab") as file:
                 file.write(body + b"\\n")
+    def log_message(self, *args):
+        pass
 http.server.HTTPServer(("127.0.0.1", {PORT}), Handler).serve_forever()
 """
 CONFIG = """\
