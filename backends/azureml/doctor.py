@@ -111,5 +111,4 @@ def _vault(workspace: Workspace) -> Check:
 
 def _price(machine: Machine, region: str, *, is_spot: bool) -> Check:
     """Compare our table with Azure's own list of today."""
-    found = prices.of_machine(machine.instance_type, region)
-    return compared(found[-1] if is_spot else found[0], machine.rates)
+    return compared(lambda: prices.quotes(None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates)

@@ -141,7 +141,7 @@ def _quota(access: Access, name: str, needed: int) -> Check:
 
 def _price(access: Access, config: Config, machine: Machine) -> Check:
     """Compare our table with AWS's own list of today."""
-    return compared(prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
+    return compared(lambda: prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
 
 
 def _image(config: Config, region: str, machine: Machine) -> Check:

@@ -133,7 +133,7 @@ def _secrets(access: Access) -> Check:
 
 def _price(access: Access, choice: Choice, kind: Kind) -> Check:
     """Compare our table with Google's own catalogue of today."""
-    found = quotes.listed(access)
-    is_attached = choice.label != choice.machine_type
-    attached = (choice.accelerator, choice.count) if is_attached else (None, 0)
-    return compared(quotes.of_machine(found, choice.machine_type, kind, *attached), choice.machine.rates)
+    attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
+    return compared(
+        lambda: quotes.of_machine(quotes.listed(access), choice.machine_type, kind, *attached), choice.machine.rates
+    )

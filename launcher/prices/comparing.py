@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.quote import Quote
 from cloudtrain.launcher.prices.rate import Kind, Rate
 
@@ -13,8 +14,15 @@ __all__ = ["compared"]
 DIFFERENCE = 0.01  # as a share, from which on it is told
 
 
-def compared(quote: Quote, known: Mapping[Kind, Rate]) -> Check:
-    """Return the vendor's price of today beside the one that is known here, with what to do where they differ."""
+def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
+    """Return the vendor's price of today beside the one that is known here, with what to do where they differ.
+
+    A list that cannot be read stands in no job's way.
+    """
+    try:
+        quote = ask()
+    except CloudtrainError as error:
+        return Check("price", "warn", error.message, error.hint or "a job does not need it")
     key, rate = quote.key, quote.rate
     cure = f"cloudtrain prices refresh --backend {key.backend}"
     if rate is None:

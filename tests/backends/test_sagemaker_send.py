@@ -350,9 +350,17 @@ def test_doctor_finds_nothing_wrong(doctor: Checks, account: Aws) -> None:
     """Everything is asked for on AWS itself."""
     found = doctor()
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
-        ("region", "credentials", "role", "bucket", "quota", "image"), "ok"
+        ("region", "credentials", "role", "bucket", "quota", "price", "image"), "ok"
     )
     assert found["quota"][1] == "10000 instances of `ml.g5.xlarge for training job usage`"
+    assert "1.408 USD an hour, on demand, by AWS Price List, Training" in found["price"][1]
+
+
+def test_doctor_without_a_price_list_is_content(doctor: Checks, account: Aws) -> None:
+    """No job needs it."""
+    account.settings(price_damage="truncated")
+    verdict, said = doctor()["price"]
+    assert (verdict, "no whole JSON" in said) == ("warn", True)
 
 
 def test_doctor_names_what_stands_in_the_way(doctor: Checks, account: Aws, folder: Path) -> None:
