@@ -19,18 +19,25 @@ def more_micro(
     rate_micro_h: float | None,
     progress: Mapping[str, Any],
     tail_s: float = 0.0,
+    until_s: float | None = None,
 ) -> int | None:
     """Return what the budget must grow by, in whole cents; as much again where nobody knows how much is left to do.
 
     Counted as a run: the steps since the last checkpoint again, its start, its save, and what its platform bills beyond
-    its limit; `rate_micro_h` is the worst price of all instances. None where a job has no budget, or no price.
+    its limit; `rate_micro_h` is the worst price of all instances. `until_s`: a job that runs goes on for so long, and
+    saves then. None where a job has no budget, or no price.
     """
     if limit_micro is None or spent_micro is None or rate_micro_h is None:
         return None
     left_s = number(progress.get("eta_s"))
     if left_s is None:
         return limit_micro
-    run_s = (left_s + _again_s(progress, left_s)) * MARGIN + START_S
+    if until_s is None:
+        left_s += _again_s(progress, left_s)
+    else:
+        spent_micro += round(rate_micro_h * min(until_s, left_s) / 3600)
+        left_s -= min(until_s, left_s)
+    run_s = left_s * MARGIN + START_S
     cap_s = run_s + min(SAVE_S, run_s / 3) + tail_s
     lacking = rate_micro_h * cap_s / 3600 - max(0, limit_micro - spent_micro)
     return max(_CENT, math.ceil(lacking / _CENT) * _CENT)

@@ -232,7 +232,8 @@ def _facts(
     if state != "succeeded" and (is_running or is_resumable):
         resume = f"cloudtrain resume {run.job}"
         worst = None if rate is None else rate * order["uncertainty"]
-        more = further.more_micro(limit, spent, worst, progress, order["tail_s"])
+        until_s = max(0.0, at_s - now_s) if is_running else None
+        more = further.more_micro(limit, spent, worst, progress, order["tail_s"], until_s)
         if more is not None and (reason == "budget" or is_short):
             resume += f" --budget +{further.amount(more)}"
     return Facts(

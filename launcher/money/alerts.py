@@ -106,6 +106,8 @@ def _resume(job: Job, outlook: Outlook) -> str | None:
 def _is_short_of_money(job: Job, outlook: Outlook) -> bool:
     if not outlook.hits_limit or outlook.limit_micro is None:
         return False
+    if (job.config.get("budget") or {}).get("on_limit") == "alert":  # nothing ends it
+        return False
     is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
     return is_over or job.attempt.plan.get("cap_reason") == "budget"
 
@@ -150,7 +152,8 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
         return
     done = f"done in {span(finish_s - now_s)}"
-    if _is_short_of_money(job, outlook):
+    is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
+    if is_over or _is_short_of_money(job, outlook):
         needs = "" if outlook.total_micro is None else f", for {usd(outlook.total_micro)} in all"
         headline = f"will reach its budget of {usd(outlook.limit_micro)} before it finishes: {done}{needs}"
     else:

@@ -240,6 +240,13 @@ def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
     assert amount(more) == "1.43USD"
 
 
+def test_further_run_begins_where_this_one_saves() -> None:
+    """A job that runs gets through 400 of its 1000 s yet: 600 s more, a tenth, a start and a save."""
+    more = more_micro(1_000_000, 500_000, 3_600_000.0, {"eta_s": 1000.0}, until_s=400)
+    assert more == (660 + 60 + 120) * 1000 - 100_000
+    assert more_micro(10_000_000, 0, 3_600_000.0, {"eta_s": 10.0}, until_s=400) == 10_000  # none is lacking
+
+
 def test_further_run_of_unknown_length_costs_as_much_again() -> None:
     """A script that tells no steps; a job without a budget, or a price, needs no more."""
     assert more_micro(1_000_000, 900_000, 3_600_000.0, {}) == 1_000_000
