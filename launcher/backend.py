@@ -28,6 +28,8 @@ __all__ = [
     "Capacity",
     "Check",
     "HostUse",
+    "Invoice",
+    "Invoiced",
     "JobRef",
     "LogLine",
     "LogPage",
@@ -133,6 +135,21 @@ class Shipment:
     home: Path
     base: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Invoice:
+    """What a vendor's billing has for a job, of whole days in UTC, in micro-dollars; an estimate may still change.
+
+    `note` says why there may be nothing yet.
+    """
+
+    micro: int
+    is_estimate: bool
+    first_day: str
+    last_day: str
+    source: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -276,6 +293,13 @@ class Priced(Protocol):
         What the vendor does not list is a quote without a price, which says why. Raises CredentialError, ConfigError,
         UnreachableError where the list as a whole cannot be read.
         """
+
+
+class Invoiced(Protocol):
+    """What a backend can do whose vendor's billing can be asked for a job's tag."""
+
+    def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
+        """Return what was billed under the job's tag. Raises CredentialError, ConfigError, UnreachableError."""
 
 
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:

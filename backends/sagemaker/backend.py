@@ -23,6 +23,7 @@ __all__ = [
     "check",
     "doctor",
     "find",
+    "invoice",
     "logs",
     "pace",
     "price_region",
@@ -77,4 +78,5 @@ stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
+invoice = lazily.of("cloudtrain.backends.sagemaker.invoice", "invoice")
 price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -13,6 +14,9 @@ from cloudtrain.launcher.options import json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, table
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Invoice
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.money.bill import Bill
     from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command"]
@@ -26,9 +30,18 @@ _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 @click.option("--month", metavar="YYYY-MM", help="A calendar month, in UTC; the present one by default.")
 @click.option("--since", metavar="WHEN", help="From then on: a day such as `2026-11-03`, or so long ago, `7d`.")
 @click.option("--by", metavar="WORD", help="Sums by `tag:NAME`, `project`, `backend` or `name`.")
+@click.option("--invoice", "with_invoice", is_flag=True, help="Ask the vendor's billing too (SageMaker; 0.01 USD).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
 @json_option
-def command(job: str | None, month: str | None, since: str | None, by: str | None, as_csv: bool, as_json: bool) -> None:
+def command(
+    job: str | None,
+    month: str | None,
+    since: str | None,
+    by: str | None,
+    with_invoice: bool,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
     """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month."""
     from cloudtrain.launcher.registry import Registry
 
@@ -38,31 +51,53 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
         raise UsageError("a job is shown whole", hint="leave out --month, --since and --by, or the job")
     if month is not None and since is not None:
         raise UsageError("--month and --since are two spans of time", hint="give one")
+    if with_invoice and (job is None or as_csv):
+        raise UsageError("--invoice is about one job, in lines or JSON", hint="cloudtrain cost JOB --invoice")
     if by is not None and not _BY.match(by):
         raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`")
     if job is not None:
-        _one(Registry(), job, as_csv=as_csv, as_json=as_json)
+        _one(Registry(), job, with_invoice=with_invoice, as_csv=as_csv, as_json=as_json)
     else:
         from_s, to_s = _span(month, since)
         _many(Registry(), from_s, to_s, by, as_csv=as_csv, as_json=as_json)
 
 
-def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
+def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_json: bool) -> None:
     """Print one job's bill."""
     from cloudtrain.launcher.describe import outcome
     from cloudtrain.launcher.money import bill, billwords
     from cloudtrain.launcher.refresh import refresh
 
     job = refresh(registry, registry.find(key))
-    found = bill.bill(job, registry.attempts(job), time.time())
+    attempts = registry.attempts(job)
+    found = bill.bill(job, attempts, time.time())
+    invoice = _invoice(job, attempts, found) if with_invoice else None
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        print_json(who | bill.as_json(found))
+        told = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
+        print_json(who | bill.as_json(found) | told)
     elif as_csv:
         _print_csv(*billwords.leg_cells(found.lines))
     else:
         legs = table(billwords.LEG_HEAD, billwords.leg_rows(found.lines)) if found.lines else ["nothing was ever sent"]
-        print_lines([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *billwords.bill_lines(found)])
+        lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *billwords.bill_lines(found)]
+        print_lines([*lines, *(billwords.invoice_lines(invoice) if invoice else ())])
+
+
+def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
+    """Return what the vendor has billed for the job. Raises UsageError where there is nobody to ask."""
+    from cloudtrain.launcher import backend as backends
+
+    backend = backends.load(job.backend)
+    if not hasattr(backend, "invoice"):
+        hint = "without --invoice you see what was metered, and the seconds that the platform counts"
+        raise UsageError(f"there is no billing that can be asked for a job of {job.backend}", hint=hint)
+    refs = [attempt.ref for attempt in attempts if attempt.ref is not None]
+    begun_s = [line.leg.started_s for line in found.lines if line.leg.started_s is not None]
+    if not refs or not begun_s:
+        raise UsageError(f"{job.id} has never run: there is nothing to bill")
+    ends_s = [line.leg.ended_s or time.time() for line in found.lines]
+    return cast("backends.Invoiced", backend).invoice(refs[-1], job.id, min(begun_s), max(ends_s))
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.bill import Bill, Line
 from cloudtrain.launcher.money.period import Group, Spent, total
 from cloudtrain.launcher.money.words import amount, dollars, moment, of_limit, span
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Invoice
 
 __all__ = [
     "GROUP_HEAD",
@@ -17,6 +20,7 @@ __all__ = [
     "bill_lines",
     "group_cells",
     "group_rows",
+    "invoice_lines",
     "leg_cells",
     "leg_rows",
     "spent_cells",
@@ -39,6 +43,14 @@ def bill_lines(found: Bill) -> list[str]:
     if words := "; ".join(part for part in [*loss, achieved.last_words(found.paid)] if part):
         lines.append(f"  loss        {words}")
     return lines
+
+
+def invoice_lines(invoice: Invoice) -> list[str]:
+    """Return what the vendor's billing says."""
+    days = f"{invoice.first_day} to {invoice.last_day}"
+    change = ", which may still change" if invoice.is_estimate else ""
+    lines = [f"  invoiced    {dollars(invoice.micro)} by {invoice.source}, {days}{change}"]
+    return [*lines, f"              {invoice.note}"] if invoice.note else lines
 
 
 def leg_rows(lines: Sequence[Line]) -> list[list[str]]:

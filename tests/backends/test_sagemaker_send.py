@@ -385,3 +385,20 @@ def test_doctor_without_a_job_lists_the_roles(doctor: Checks, account: Aws, fold
     assert doctor()["roles"] == ("ok", f"can be sagemaker.role: {ROLE}")
     account.fault("GetCallerIdentity", "error", code="InvalidClientTokenId", message="no such key", status=403)
     assert doctor(code=1)["credentials"][0] == "fail"
+
+
+def test_invoice_is_asked_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) -> None:
+    """Cost Explorer's own sum stands beside what was metered; an amount in another currency is refused."""
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
+    end(account, "one-1", billable_s=3600)
+    bill = cli("cost", "one", "--invoice", "--json").json
+    assert bill["invoice"]["usd"] == pytest.approx(bill["billed_usd"], rel=1e-3)  # by its own price of 1.408, not 1.4084
+    assert bill["legs"][0]["source"] == "BillableTimeInSeconds"
+    assert "by AWS Cost Explorer" in cli("cost", "one", "--invoice").stdout
+    account.settings(cost_tags=[])
+    assert "only once `cloudtrain:job` is activated" in cli("cost", "one", "--invoice").stdout
+    account.settings(cost_tags=["cloudtrain:job"], cost_currency="CNY")
+    assert "amounts in CNY" in cli("cost", "one", "--invoice").stderr
+    account.fault("GetCostAndUsage", "error", code="AccessDeniedException", status=400)
+    assert (refused := cli("cost", "one", "--invoice")).code == 4
+    assert "ce:GetCostAndUsage" in refused.stderr

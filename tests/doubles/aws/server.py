@@ -13,7 +13,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, make_server
 
-from doubles.aws import control, controlplane, pricelist, validate
+from doubles.aws import control, controlplane, costs, pricelist, validate
 from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
 from doubles.aws.world import CONTAINER_KEY, World
@@ -82,6 +82,8 @@ class Application:
             return self._file(start, call)
         if call.service == "pricing":
             return reply(start, pricelist.get_products(self._world, call))
+        if call.service == "ce":
+            return reply(start, costs.get_cost_and_usage(self._world, call))
         if call.service == "logs":
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"
@@ -89,7 +91,6 @@ class Application:
         with self._conditional if _has_condition(environ) else contextlib.nullcontext():
             answer: Reply = self._moto(environ, start)
         return list(answer) if is_lost else answer
-
 
     def _file(self, start: StartResponse, call: Call) -> Reply:
         data = pricelist.file(self._world, call.params["path"])

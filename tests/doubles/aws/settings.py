@@ -38,6 +38,9 @@ class Settings:
     """Billable seconds of a training second on spot machines. Invented: AWS says only that it is less than 1."""
     quota: float = 10_000.0
     """Of every service quota that was not set by its name."""
+    cost_tags: tuple[str, ...] = ("cloudtrain:job",)
+    """Tags that somebody has activated for Cost Explorer."""
+    cost_currency: str = "USD"
     price_page_size: int = 100
     """Of GetProducts."""
     price_damage: str = ""
