@@ -74,9 +74,7 @@ def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | 
     say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}")
     if standing.left_micro < 0:
         more = usd(up(-standing.left_micro))
-        say(
-            f"that is {more} less than is spent and reserved: what runs goes on, nothing more is sent until there is room"
-        )
+        say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
     else:
         say(f"left {usd(down(standing.left_micro))}")
     if standing.unknown:
