@@ -113,7 +113,8 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
             shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
     except CloudtrainError as error:
         registry.mark_never_sent(attempt, _not_sent(error))
-        teams.tell(registry.database)
+        if error.exit_code != 7:  # else it would not hear of it now either
+            teams.tell(registry.database)
         raise
     held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
     own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])

@@ -91,7 +91,7 @@ def show(project: str | None, as_json: bool) -> None:
     Jobs that may have ended are asked for, so that what they hold no more is free.
     """
     from cloudtrain.launcher.money import ledger as ledgers
-    from cloudtrain.launcher.money import shown
+    from cloudtrain.launcher.money import shown, teams
     from cloudtrain.launcher.money.reserving import reconcile
     from cloudtrain.launcher.registry import Registry
 
@@ -105,7 +105,8 @@ def show(project: str | None, as_json: bool) -> None:
         try:
             rows += _shared_rows(place, project)
         except CloudtrainError as error:
-            failures.append(f"{place}: {error.message}")
+            failures.append(teams.failure(place, error))
+    failures = list(dict.fromkeys(failures))  # what cannot be told may not be read either
     months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
     if as_json:
         print_json({**shown.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})

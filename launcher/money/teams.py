@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.launcher.database import Database
 
-__all__ = ["close_others", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
+__all__ = ["close_others", "failure", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
 QUICK_S = 10.0  # for telling of an end, which the next command does too
 AGAIN_S = 30.0  # after a ledger has not answered, until this process tries again by itself
@@ -61,7 +61,7 @@ def tell(database: Database, *, patient: bool = False) -> list[str]:
             _change(database, uri, lambda book: None, most_s=QUICK_S)
         except CloudtrainError as error:
             _not_before_s[uri] = time.monotonic() + AGAIN_S
-            failures.append(f"{uri}: {error.message}")
+            failures.append(failure(uri, error))
     return failures
 
 
@@ -104,6 +104,11 @@ def close_others(database: Database, uri: str, job_id: str, spent_micro: int) ->
 
     _change(database, uri, apply)
     return closed[-1]
+
+
+def failure(uri: str, error: CloudtrainError) -> str:
+    """Return what stands in the way of a ledger, in a line that names it."""
+    return error.message if uri in error.message else f"{uri}: {error.message}"
 
 
 def key_of(folder: Path, job_id: str, attempt: int) -> str:
