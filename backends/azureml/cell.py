@@ -7,6 +7,7 @@ Blob storage compares a blob's ETag with If-Match, and its absence with If-None-
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -17,6 +18,7 @@ from cloudtrain.launcher.errors import ConfigError, CredentialError, Unreachable
 
 __all__ = ["BlobCell", "open_cell"]
 
+_HINT_LOGIN = "az login, or export AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
 _BUSY = (408, 429, 500, 502, 503, 504)
 ATTEMPTS = 3  # a person waits; the store's own patience is a training's
 
@@ -65,12 +67,14 @@ class BlobCell:
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[Any]:
+        for name in ("azure", "msal"):  # the error that they raise says what they would log
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             client, who = azureaccess.connect(self._place, ATTEMPTS)
         except ImportError as error:
             raise rest.not_installed(error) from error
         except PermissionError as error:
-            raise CredentialError(f"cannot {doing} the ledger {self.uri}: {error}") from error
+            raise CredentialError(f"cannot {doing} the ledger {self.uri}: {error}", hint=_HINT_LOGIN) from error
         try:
             with client:
                 yield client
@@ -78,7 +82,7 @@ class BlobCell:
             failure = azureaccess.failure(error, self._place, who, "")
             message = f"cannot {doing} the ledger {self.uri}: {failure}".replace(" in checkpoint.mirror", "")
             if isinstance(failure, PermissionError):
-                raise CredentialError(message) from error
+                raise CredentialError(message, hint=_HINT_LOGIN) from error
             if isinstance(failure, ConnectionError) or getattr(error, "status_code", None) in _BUSY:
                 raise UnreachableError(message) from error
             raise ConfigError(message) from error

@@ -255,7 +255,9 @@ def months(database: Database) -> dict[str, dict[str, int]]:
 
 def projects(database: Database) -> list[str]:
     """Return all projects that have spent or hold anything, by name."""
-    rows = database.execute("SELECT DISTINCT project FROM reservations WHERE project != '' ORDER BY project")
+    rows = database.execute(
+        "SELECT DISTINCT project FROM reservations WHERE project != '' AND state != 'released' ORDER BY project"
+    )
     return [row["project"] for row in rows]
 
 
