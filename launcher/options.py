@@ -107,11 +107,11 @@ class Overrides:
         from cloudtrain.launcher import config
 
         if self.backend is not None and self.backend not in (ALL, CHEAPEST):
-            names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",")))
-            if len(names) > 1:
-                _require_known(names)
-            return names
-        listed = config.backends_asked(self.file, self.settings)
+            names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",") if name.strip()))
+            if not names:
+                raise UsageError("--backend needs a name", hint="cloudtrain backends")
+            return _known(names)
+        listed = _known(config.backends_asked(self.file, self.settings))
         is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
         return config.backends_configured(self.file, self.settings) if is_all else listed
 
@@ -126,14 +126,17 @@ class Overrides:
             raise (config.placed(error, self.file, self.settings) if not error.where else error) from error
 
 
-def _require_known(names: tuple[str, ...]) -> None:
-    """Raise ConfigError for a name that no backend has: a row of a table is no place for a slip of the hand."""
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names; of several raise ConfigError for one that no backend has, which a table's row would hide."""
+    if len(names) == 1:
+        return names
     from cloudtrain.launcher import backend
 
     known = backend.names()
     for name in names:
         if name not in known:
             raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known)}")
+    return names
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,6 +58,7 @@ _PLANNED = {
     ("jobSpec", "scheduling", "strategy"): "resources.spot, or vertex.scheduling",
     ("jobSpec", "baseOutputDirectory"): "vertex.prefix",
 }
+_RETRIES = ("jobSpec", "scheduling", "disableRetries")
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
@@ -298,7 +299,8 @@ def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) 
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
     """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
-    faults = list(render.changed(planned, body, _PLANNED, "vertex.raw"))
+    guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget counts on no new start
+    faults = list(render.changed(planned, body, _PLANNED | guarded, "vertex.raw"))
     ours, theirs = (whole["jobSpec"].get("workerPoolSpecs") for whole in (planned, body))
     if not isinstance(theirs, list) or [_planned_of(pool) for pool in theirs[: len(ours)]] != [
         _planned_of(pool) for pool in ours

@@ -29,9 +29,10 @@ def command(backend: str | None, file: Path | None, as_json: bool) -> int:
 
     Of the clouds without a name only the config's own: each is asked over the network.
     """
-    config = _config(file, backend)
-    wanted = [backend] if backend else ["local", *([config.backend] if config and config.backend != "local" else [])]
-    checks = {name: backends.load(name).doctor(config) for name in wanted}
+    configs = _configs(file, backend)
+    wanted = [backend] if backend else list(dict.fromkeys(["local", *configs]))
+    config = next(iter(configs.values()), None)
+    checks = {name: backends.load(name).doctor(configs.get(name, config)) for name in wanted}
     failed = any(check.verdict == "fail" for found in checks.values() for check in found)
     if as_json:
         print_json({name: [asdict(check) for check in found] for name, found in checks.items()})
@@ -46,10 +47,12 @@ def command(backend: str | None, file: Path | None, as_json: bool) -> int:
     return int(failed)
 
 
-def _config(file: Path | None, backend: str | None) -> Config | None:
-    """Return the job to look at, None where no file is named and none is there."""
+def _configs(file: Path | None, backend: str | None) -> dict[str, Config]:
+    """Return the job to look at, for each of its backends; none where no file is named and none is there."""
     if file is None and not Path(DEFAULT_FILE).exists():
-        return None
+        return {}
     from cloudtrain.launcher import config
 
-    return config.load(file or Path(DEFAULT_FILE), backend=backend)
+    path = file or Path(DEFAULT_FILE)
+    names = [backend] if backend else config.backends_asked(path)
+    return {name: config.load(path, backend=name if len(names) > 1 else backend) for name in names}

@@ -17,8 +17,8 @@ __all__ = ["Cap", "Rate", "Refusal", "choose", "deadline_s", "least_useful_s", "
 # What a run needs to be of use beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two
 # saves 15 s each (a gigabyte at 100 MB/s and its checksums), ten steps a second each.
 USEFUL_S = 60
-# Between the job's deadline, when its agent sends the signal to save, and the end of its own clock: what SageMaker leaves
-# between SIGTERM and the kill. A trainer whose saves take longer leaves earlier, by its own margin (agree.py).
+# Between the job's deadline, when its agent sends the signal to save, and the end of its own clock: what SageMaker
+# leaves between SIGTERM and the kill. A trainer whose saves take longer leaves earlier, by its own margin (agree.py).
 STOP_MARGIN_S = 120
 MARGIN_SHARE = 4  # no margin takes more than a quarter of a short cap,
 LEAD_SHARE = 10  # and what may be gone before the job begins no more than a tenth

@@ -270,6 +270,17 @@ def test_cluster_tells_its_type_and_how_long_it_idles(cli: Any, folder: Path, az
     assert sent(azure_account, "one-1")["computeId"].endswith("/computes/four")
 
 
+def test_budget_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Azure's default is counted; a cluster that keeps its machines longer has to be told, and then is."""
+    azure_account.compute("four", vmSize="Standard_NC4as_T4_v3", maxNodeCount=4, nodeIdleTimeBeforeScaleDown="PT300S")
+    given = ("submit", "-d", "--name", "one", "--set", "budget.limit=5 USD", "--set", "azureml.compute=four")
+    refused = cli(*given, cwd=folder)
+    assert (refused.code, azure_account.jobs()) == (3, []), refused.stderr
+    assert all(words in refused.stderr for words in ("for 5m, and the budget counts 2m", "write `idle: 5m`"))
+    done = cli(*given, "--set", "azureml.idle=5m", cwd=folder)
+    assert (done.code, "6m billed beyond the end" in done.stderr) == (0, True), done.stderr
+
+
 def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, azure_account: Azure) -> None:
     """Forbidden, expired, gone: the job stays what it was, and is shown as out of reach."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0

@@ -129,6 +129,10 @@ def test_job_has_one_backend(asked: Callable[..., Overrides]) -> None:
         asked().load()
     with pytest.raises(ConfigError, match="unknown backend `aws`"):
         asked("aws,vertex").backends()
+    with pytest.raises(ConfigError, match="unknown backend `gcp`"):
+        asked(text=TEXT.replace("azureml, vertex", "gcp, vertex")).backends()
+    with pytest.raises(UsageError, match="needs a name"):
+        asked(" ,").backends()
 
 
 def test_price_on_the_command_line_is_one_backends(asked: Callable[..., Overrides]) -> None:
