@@ -146,7 +146,7 @@ def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[...
     guarded, _, request = rendered(config_of("vertex", "limits.max_duration=1h"))
     assert (guarded.cap_reason, guarded.attempts) == ("time_limit", 1)
     assert request.body["jobSpec"]["scheduling"]["disableRetries"] is True
-    with pytest.raises(configs.ConfigError, match="changes jobSpec.scheduling.disableRetries"):
+    with pytest.raises(configs.ConfigError, match=r"changes jobSpec\.scheduling\.disableRetries"):
         rendered(config_of("vertex", "vertex.raw={jobSpec: {scheduling: {disableRetries: false}}}"))
     free, _, request = rendered(config_of("vertex", "limits.max_duration=1h", "budget=null"))
     assert free.attempts == 4
