@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, table
+from cloudtrain.launcher.terminal import print_json, print_lines, say, table
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice
@@ -106,7 +106,10 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     from cloudtrain.launcher.refresh import refresh
 
     for job in registry.jobs(active=True):
-        refresh(registry, job)
+        try:
+            refresh(registry, job)
+        except CloudtrainError as error:  # the others' money is no less worth knowing
+            say(f"{job.id} is counted as it was last seen: {error.message}")
     labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
     spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
     groups = None if by is None else period.grouped(spent, by)

@@ -96,6 +96,8 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
     """
     cost = cost_micro(leg, now_s)
     end_s = now_s if leg.ended_s is None else leg.ended_s
+    if leg.runs and leg.started_s is not None and leg.most_s is not None:  # out of reach, it ends there unseen
+        end_s = min(now_s, leg.started_s + max(leg.most_s, leg.seconds(now_s)))
     begin_s = end_s if leg.started_s is None else leg.started_s
     if cost is None:
         return None if begin_s < to_s and max(begin_s, end_s) >= from_s else 0

@@ -392,7 +392,8 @@ def test_invoice_is_asked_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) 
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     end(account, "one-1", billable_s=3600)
     bill = cli("cost", "one", "--invoice", "--json").json
-    assert bill["invoice"]["usd"] == pytest.approx(bill["billed_usd"], rel=1e-3)  # by its own price of 1.408, not 1.4084
+    # By the stand-in's price of 1.408 an hour, not 1.4084.
+    assert bill["invoice"]["usd"] == pytest.approx(bill["billed_usd"], rel=1e-3)
     assert bill["legs"][0]["source"] == "BillableTimeInSeconds"
     assert "by AWS Cost Explorer" in cli("cost", "one", "--invoice").stdout
     account.settings(cost_tags=[])

@@ -198,3 +198,16 @@ def test_months_end_where_the_next_begins() -> None:
     """Years too, in UTC."""
     assert month_span("2025-12")[1] == month_span("2026-01")[0] == NEW_YEAR_S
     assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400
+
+
+def test_job_that_cannot_be_asked_is_counted_as_it_was(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
+    """A backend that is not there, as a plug-in that was removed, hides nobody else's money."""
+    put("fine", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
+    put("orphan", State("running", started_s=NEW_YEAR_S))
+    registry = Registry()
+    registry.database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'orphan'")
+    registry.close()
+    cli.cli.main(["cost", "--month", "2026-01", "--json"], standalone_mode=False)
+    said = capsys.readouterr()
+    assert "orphan is counted as it was last seen: unknown backend `gone`" in said.err
+    assert json.loads(said.out)["spend_usd"] == 74.0  # for its cap, an hour, and no longer
