@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.money import ledger, teamledger
 from cloudtrain.launcher.money.budgets import Budget, Held, Period, Standing, month_of
-from cloudtrain.launcher.money.cells import open_cell
+from cloudtrain.launcher.money.cells import Cell, open_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ def tell(database: Database, *, patient: bool = False) -> list[str]:
 def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) -> Standing:
     """Set a budget that is shared there, for all who use it, and return how it stands; what runs already joins it."""
     if may_make:
-        teamledger.change(open_cell(uri), lambda book: None, may_make=True)
+        _make(open_cell(uri))
     ledger.remember_ledger(database, budget.project, uri)
 
     def apply(book: teamledger.Book) -> None:
@@ -123,6 +123,19 @@ def this_person() -> str:
     except KeyError:  # a container's user without a name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
+
+
+def _make(cell: Cell) -> None:
+    """Make the ledger unless it is there. Raises ConfigError where its store does not compare before it writes."""
+    teamledger.change(cell, lambda book: None, may_make=True)
+    _, before = cell.read()
+    teamledger.change(cell, lambda book: None)
+    data, _ = cell.read()
+    if data is not None and cell.write(data, before):
+        message = "this store overwrites what others have written meanwhile, so it can keep no ledger"
+        raise ConfigError(
+            message, where=cell.uri, hint="it has to take conditional writes (If-Match); take another one"
+        )
 
 
 def _change(

@@ -15,8 +15,9 @@ import pytest
 from cloudtrain.backends.sagemaker import aws as aws_access
 from cloudtrain.backends.vertex import cell as google_cell
 from cloudtrain.entrypoints.checkpoints import azureaccess
+from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.money import teamledger
+from cloudtrain.launcher.money import teamledger, teams
 from cloudtrain.launcher.money.budgets import Budget, Held
 from cloudtrain.launcher.money.cells import Cell, located, open_cell
 from doubles.azure.names import ACCOUNT, CONTAINER
@@ -97,9 +98,11 @@ def test_cell_is_written_only_over_the_version_that_was_read(store: Store) -> No
     assert opened(store).read()[0] == b'{"a": 2}'
 
 
-def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store) -> None:
+def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Path) -> None:
     """Eight at once want 20 of 100 each: five get it, three are refused, and all five are there."""
-    with_budget(opened(store))
+    home.mkdir()
+    # The store is found to compare before it writes, else it is refused.
+    teams.set_budget(Database(home), Budget("", "all", 100), located(store.place), may_make=True)
     outcomes: list[Any] = []
 
     def want(number: int) -> None:

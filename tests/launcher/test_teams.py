@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.launcher.errors import BudgetError, UnreachableError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
 from cloudtrain.launcher.money.budgets import Budget
 from cloudtrain.launcher.money.cells import located, open_cell
+from cloudtrain.launcher.money.filecell import FileCell
 from cloudtrain.launcher.registry import Registry
 
 USD = 1_000_000
@@ -154,3 +155,18 @@ def test_better_figure_is_told_too(homes: list[Registry], place: str, journal: C
         )
         assert teams.tell(homes[0].database) == []
     assert teamledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
+
+
+def test_store_that_does_not_compare_keeps_no_ledger(
+    homes: list[Registry], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some that speak S3's protocol pass over If-Match: that is found out when the ledger is made, and refused."""
+
+    class Careless(FileCell):
+        def write(self, data: bytes, version: str) -> bool:
+            return super().write(data, self.read()[1])
+
+    monkeypatch.setattr(teams, "open_cell", Careless)
+    with pytest.raises(ConfigError, match="can keep no ledger"):
+        teams.set_budget(homes[0].database, vision(10), place, may_make=True)
+    assert ledger.ledgers(homes[0].database) == {}
