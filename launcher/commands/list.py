@@ -36,7 +36,11 @@ def command(active: bool, everything: bool, limit: int | None, as_json: bool) ->
     if active:
         jobs = [job for job in jobs if job.active]
     if as_json:
-        print_json({"jobs": [describe(job, _attempts(registry, job)) for job in jobs]})
+        told = [describe(job, _attempts(registry, job)) for job in jobs]
+        rates = [each["burn_usd_per_hour"] for each in told if each["exit_code"] is None]
+        running = sum(each["state"] in ("running", "stopping") for each in told)
+        burn = None if None in rates else round(sum(rates), 6)
+        print_json({"jobs": told, "running": running, "burn_usd_per_hour": burn})
         return
     if not jobs:
         say("no jobs" + (" are active" if active else " yet: cloudtrain submit"))

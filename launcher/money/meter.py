@@ -48,6 +48,14 @@ class Leg:
         """Whether it may still grow."""
         return self.started_s is not None and self.ended_s is None
 
+    def end_s(self, now_s: float) -> float:
+        """Return when it ends, for one that runs by now: one out of reach ends unseen, at the most that it can cost."""
+        if self.ended_s is not None:
+            return self.ended_s
+        if self.started_s is None or self.most_s is None:
+            return now_s
+        return min(now_s, self.started_s + max(self.most_s, self.seconds(now_s)))
+
     def seconds(self, now_s: float) -> float:
         """Return for how long each of its instances is billed until `now_s`."""
         if self.billed_s is not None:
@@ -95,9 +103,7 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
     The parts of adjoining spans add up to the whole. What has no span falls to the moment that is known of it.
     """
     cost = cost_micro(leg, now_s)
-    end_s = now_s if leg.ended_s is None else leg.ended_s
-    if leg.runs and leg.started_s is not None and leg.most_s is not None:  # out of reach, it ends there unseen
-        end_s = min(now_s, leg.started_s + max(leg.most_s, leg.seconds(now_s)))
+    end_s = leg.end_s(now_s)
     begin_s = end_s if leg.started_s is None else leg.started_s
     if cost is None:
         return None if begin_s < to_s and max(begin_s, end_s) >= from_s else 0

@@ -161,7 +161,7 @@ def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float)
     """Add what the attempt has cost in the span; return whether it was there."""
     was_there = False
     for leg in meter.legs_of([attempt]):
-        begin_s, end_s = leg.started_s, min(now_s, to_s) if leg.ended_s is None else leg.ended_s
+        begin_s, end_s = leg.started_s, leg.end_s(now_s)
         if begin_s is None and not leg.billed_s:
             continue
         part = meter.part_micro(leg, from_s, to_s, now_s)

@@ -210,4 +210,5 @@ def test_job_that_cannot_be_asked_is_counted_as_it_was(put: Put, capsys: pytest.
     cli.cli.main(["cost", "--month", "2026-01", "--json"], standalone_mode=False)
     said = capsys.readouterr()
     assert "orphan is counted as it was last seen: unknown backend `gone`" in said.err
-    assert json.loads(said.out)["spend_usd"] == 74.0  # for its cap, an hour, and no longer
+    found = json.loads(said.out)
+    assert (found["spend_usd"], found["node_hours"]) == (74.0, 2.0556)  # for its cap, an hour, and no longer

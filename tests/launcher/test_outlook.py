@@ -196,6 +196,9 @@ def test_list_shows_shares_and_what_runs_costs(
     seed("old", State("succeeded", started_s=0.0, ended_s=10.0))
     cli.cli.main(["list"], standalone_mode=False)
     assert "0.00" in capsys.readouterr().out
+    cli.cli.main(["list", "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["jobs"]), found["running"], found["burn_usd_per_hour"]) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(
