@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.places import has_checkpoint
 
 __all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
 
-EXIT_S = 3.0  # the most that a job's end waits for what is being told of it
+EXIT_S = 2.5  # the most that a job's end waits for what is being told of it
 EVERY_S = 5.0
 LEAD_S, LEAD_SHARE = 900.0, 10  # before the deadline: a quarter of an hour, of a short run a tenth
 MEMORY = ".told.json"  # beside the checkpoints
@@ -101,6 +101,7 @@ class Teller:
         self._folder = folder
         self._told = self._remembered()
         self._tries: dict[tuple[str, str], tuple[int, float]] = {}
+        self._marking = threading.Lock()
         self._said: set[str] = set()
         self._verdict: Mapping[str, Any] | None = None
         self._end_s = 0.0
@@ -150,15 +151,13 @@ class Teller:
         due = self._due(what({}, now_s), now_s)
         if due:  # only now is the log read
             due = self._due(what(_progress(self._log), now_s), now_s)
-        faults = try_all([partial(send, self._channels[name][0], notice) for name, notice in due])
+        faults = try_all([partial(self._send, name, notice) for name, notice in due])
         for (name, notice), fault in zip(due, faults, strict=True):
-            if fault is None:
-                self._mark(name, notice)
-                continue
-            tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
-            self._tries[name, notice.key] = (tries, time.time() + back_off_s(tries, fault))
-            self._say(self._channels[name][0], fault)
-        waits = [next_s for _, next_s in self._tries.values()]
+            if fault is not None and (name, notice.key) not in self._told:
+                tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
+                self._tries[name, notice.key] = (tries, time.time() + back_off_s(tries, fault))
+                self._say(self._channels[name][0], fault)
+        waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._told]
         return max(0.05, min(waits) - time.time()) if waits else None
 
     def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
@@ -173,9 +172,14 @@ class Teller:
                     found.append((name, notice))
         return found
 
+    def _send(self, name: str, notice: Notice) -> None:
+        """Deliver it and mark it at once, whatever others wait for. Raises Fault."""
+        send(self._channels[name][0], notice)
+        with self._marking:
+            self._mark(name, notice)
+
     def _mark(self, name: str, notice: Notice) -> None:
         self._told.add((name, notice.key))
-        self._tries.pop((name, notice.key), None)
         words = f"told {self._channels[name][0].shown}: {notice.title}"
         line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
         try:

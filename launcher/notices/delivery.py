@@ -20,7 +20,7 @@ from cloudtrain.launcher.notices.channels import Entry, deliver
 
 __all__ = ["EXIT_S", "Courier", "Errand"]
 
-EXIT_S = 3.0  # the most that the end of a command waits for what is being told
+EXIT_S = 2.5  # the most that the end of a command waits for what is being told
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,27 @@ class Courier:
         claimed = self._claimed(ready)
         if not claimed:
             return
-        faults = try_all([partial(deliver, errand.entry, errand.notice, self._environ) for errand, _ in claimed])
-        for errand, fault in zip((errand for errand, _ in claimed), faults, strict=True):
-            if fault is None:  # before the mark: whatever becomes of that, it is not told twice by this process
-                self._is_over(errand)
+        faults = try_all([partial(self._carry, errand) for errand, _ in claimed])
         now_s = time.time()
         with closing(Database(self._folder)) as database:
             for (errand, tries), fault in zip(claimed, faults, strict=True):
-                if fault is None:
-                    claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, now_s)
+                if fault is None or errand.id in self._over:
                     continue
-                self._next_s[errand.id] = now_s + back_off_s(tries, fault)
-                next_s, words = self._next_s[errand.id], fault.message
-                claims.mark_failed(database, errand.job_id, errand.entry.id, errand.notice, self._name, next_s, words)
+                next_s = now_s + back_off_s(tries, fault)
+                self._next_s[errand.id] = next_s
+                where = (database, errand.job_id, errand.entry.id, errand.notice)
+                claims.mark_failed(*where, self._name, next_s, fault.message)
                 self._say_fault(errand.entry, fault)
+
+    def _carry(self, errand: Errand) -> None:
+        """Deliver it and mark it at once, whatever others wait for. Raises Fault."""
+        deliver(errand.entry, errand.notice, self._environ)
+        self._is_over(errand)  # before the mark: whatever becomes of that, this process does not tell it twice
+        try:
+            with closing(Database(self._folder)) as database:
+                claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
+        except CloudtrainError as error:
+            self._say_once("registry", f"what was told cannot be kept: {error.message}")
 
     def _claimed(self, ready: list[Errand]) -> list[tuple[Errand, int]]:
         """Return those that nobody else tells, each with the number of this try."""

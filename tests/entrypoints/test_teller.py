@@ -193,7 +193,8 @@ notify: [{webhook: env:HOOK, from_job: true, on: [budget, stopped]}]
         assert sent.code == 0, sent.stderr
         assert told.wait(1, 60.0)[0]["from"] == "job"
         # A beaten path: what was told is in the log before anybody asks for it.
-        wait_until(lambda: "budget:50@60000" in (home / "local/tells/attempt-1/node-0/log/rank-0.log").read_text())
+        log = home / "local/tells/attempt-1/node-0/log/rank-0.log"
+        wait_until(lambda: log.exists() and "budget:50@60000" in log.read_text())
         stopped = cli("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})
         assert stopped.code == 0, stopped.stderr
         cli("watch", "--once", "tells", cwd=where, env={"HOOK": told.url})

@@ -123,6 +123,18 @@ def test_hanging_receiver_holds_up_neither_exit_nor_others(job: Job, home: Path,
     assert any("not told yet" in words for words in said)
 
 
+def test_what_was_taken_is_marked_though_another_hangs(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """A command that ends meanwhile leaves nothing to be repeated."""
+    with receivers.hooks([receivers.HANG]) as stuck:
+        carrier = courier(home)
+        carrier.offer([Errand(job.id, entry(stuck.url), notice()), Errand(job.id, entry(told.url), notice())])
+        told.wait(1)
+        carrier.close(0.3)
+        registry = Registry(home)
+        assert claims.told(registry.database, job.id, entry(told.url).id) == {notice().key}
+        registry.close()
+
+
 def test_closed_port_is_said_with_its_variable(job: Job, home: Path) -> None:
     """And the address stays unsaid, as it does in the registry."""
     said: list[str] = []

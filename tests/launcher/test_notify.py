@@ -147,4 +147,4 @@ def test_hanging_receiver_does_not_hold_up_a_followed_job(
         process.stderr.close()
     assert (code, "done" in printed) == (0, True), said
     assert "not told yet: slack env:HOOK" in said[-1]
-    assert 2.5 < held_s < 4.0  # and a moment, on a busy machine
+    assert 2.0 < held_s < 3.5  # of which a moment is the command's own end, on a busy machine
