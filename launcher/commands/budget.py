@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MOST_OVERCOMMIT = 10.0
-
 _month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
 _ledger = click.option(
     "--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path."
@@ -56,11 +54,11 @@ def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | 
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
     from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget, down, up, usd
+    from cloudtrain.launcher.money.budgets import MOST_OVERCOMMIT_PERCENT, Budget, down, up, usd
 
     project, limit_micro = _what(what)
-    if not (math.isfinite(overcommit) and 1.0 <= overcommit <= MOST_OVERCOMMIT):
-        raise UsageError(f"--overcommit is a number from 1 to {MOST_OVERCOMMIT:g}, such as 1.2")
+    if not (math.isfinite(overcommit) and 100 <= overcommit * 100 <= MOST_OVERCOMMIT_PERCENT):
+        raise UsageError(f"--overcommit is a number from 1 to {MOST_OVERCOMMIT_PERCENT / 100:g}, such as 1.2")
     period: Period = "month" if monthly else "all"
     budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
     database = _database()

@@ -17,6 +17,7 @@ from cloudtrain.launcher.units import format_money
 
 __all__ = [
     "MOST_MICRO",
+    "MOST_OVERCOMMIT_PERCENT",
     "OVERALL",
     "PROJECT_PATTERN",
     "Budget",
@@ -35,6 +36,7 @@ __all__ = [
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # what the clouds' labels take too
 OVERALL = ""  # the project of a budget over all jobs, and of a job without one
 MOST_MICRO = 10**16  # ten billion USD: more than any budget, and sums of it fit into SQLite's integers
+MOST_OVERCOMMIT_PERCENT = 1000
 Period = Literal["all", "month"]
 LEAST_KNOWN = 3  # ended jobs from which a mean is told
 _LATEST_S = 253_402_300_799.0  # the last second of the year 9999
@@ -108,6 +110,11 @@ class Standing:
         if self.settled_count < LEAST_KNOWN or self.expected_micro <= 0:
             return None
         return -(-self.settled_micro * 100 // self.expected_micro)
+
+    def overcommit_for(self, amount_micro: int) -> int:
+        """Return the least `overcommit_percent` that lets the amount in."""
+        unspent = max(1, self.budget.limit_micro - self.spent_micro)
+        return -(-(self.reserved_micro + amount_micro) * 100 // unspent)
 
     def mean_left_micro(self, amount_micro: int = 0) -> int | None:
         """Return what would be left if all that is held, and this amount too, cost what jobs cost on average."""
@@ -211,13 +218,13 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     short = [standing for standing in standings if any(refusal(standing, amount_micro))]
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
-    means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
-    fits = [percent for percent, left in means if percent is not None and left is not None and left >= 0]
     shorter = "take a shorter limits.max_duration or fewer instances, wait for a job's end, or raise the budget"
-    if len(fits) == len(short):
-        more = max(1.01, round(100 / max(*fits, 10), 2))
+    means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
+    more = max(standing.overcommit_for(amount_micro) for standing in short)
+    if more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
+        percent = max(percent or 0 for percent, _ in means)
         return (
-            f"ended jobs have cost {max(fits)} % of their worst cases on average, and so counted it would fit: "
-            f"`cloudtrain budget set ... --overcommit {more:g}` allows that; or {shorter}"
+            f"ended jobs have cost {percent} % of their worst cases on average, and so counted it would fit: "
+            f"`cloudtrain budget set ... --overcommit {more / 100:g}` lets it in; or {shorter}"
         )
     return f"{shorter}: cloudtrain budget show"

@@ -75,7 +75,7 @@ def adopt(registry: Registry) -> None:
 
 def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
     """Yield what is said once a worst case is held: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
-    for standing in standings:
+    for standing in standings if amount_micro else ():
         left = usd(down(standing.left_micro)).removesuffix(" USD")
         yield f"reserved {usd(up(amount_micro or 0))} of {standing.budget.title} ({left} left)"
 

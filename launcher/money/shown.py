@@ -120,8 +120,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _means(rows: Sequence[Row]) -> list[str]:
     """Return what would be left if jobs cost what ended ones have cost of their worst cases, where that is known."""
     return [
-        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if jobs cost"
-        f" {row.standing.mean_percent} %, as those that ended"
+        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left at the mean so far,"
+        f" {row.standing.mean_percent} % of the worst case"
         for row in rows
         if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
     ]

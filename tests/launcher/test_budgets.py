@@ -88,7 +88,7 @@ def test_refusal_tells_what_a_mean_estimate_would_admit() -> None:
     with pytest.raises(BudgetError) as caught:
         require_room([known], 20 * USD)
     assert "50 % of their worst cases" in caught.value.hint
-    assert "--overcommit 2" in caught.value.hint
+    assert "--overcommit 1.1" in caught.value.hint
 
 
 def test_needed_and_left_never_look_alike() -> None:
