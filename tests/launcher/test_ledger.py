@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import database as databases
-from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import ledger, reserving
 from cloudtrain.launcher.money.budgets import Budget
@@ -247,6 +250,24 @@ def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Calla
     jobs, held = registry.jobs(), ledger.held(registry.database)
     assert {job.id for job in jobs} == {each.job_id for each in held}
     submit("after")
+
+
+def test_reconcile_says_what_cannot_be_asked_and_keeps_it_reserved(
+    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that does not answer says nothing about its job, nor about the job's money."""
+
+    class Away(ModuleType):
+        def state(self, ref: Any) -> State:
+            raise UnreachableError("no answer")
+
+    monkeypatch.setitem(backends.BUILT_IN, "local", "away")
+    monkeypatch.setitem(sys.modules, "away", Away("away"))
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
+    failures = reserving.reconcile(registry)
+    assert failures == ["one: local does not answer; its worst case stays reserved"]
+    assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
 def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -> None:
