@@ -38,7 +38,10 @@ def fold(
     if any(look["alive"] for look in seen) and not is_told:
         if any(look["asked"] for look in seen):
             return State("stopping", **facts)
-        return State("running" if any(state["generation"] for state in states) else "pending", **facts)
+        if any(state["generation"] for state in states):
+            return State("running", **facts)
+        # What waits for its nodes is not stored anew at each look: from its start on they are taken.
+        return State("pending", **{**facts, "billed_s": None})
     others_may_go_on = verdict is None or (verdict.get("fenced") and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:
