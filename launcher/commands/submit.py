@@ -149,7 +149,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     """Show each backend's request, and all plans side by side; one that cannot be is told with its reason."""
     from cloudtrain.launcher.money import compare
 
-    found = compare.offers(overrides.load, overrides.backends(), overrides.file)
+    found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]

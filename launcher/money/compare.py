@@ -56,12 +56,16 @@ class Offer:
         return {"backend": self.backend, "plan": plan, "error": self.why or None}
 
 
-def offers(load: Callable[[str], Config], names: Sequence[str], config_file: Path) -> list[Offer]:
+def offers(
+    load: Callable[[str], Config], names: Sequence[str], config_file: Path, *, packs: bool = False
+) -> list[Offer]:
     """Return an offer of each backend, the cheapest hour at its worst price first.
 
     Then come those whose price was not set or is not known, and those that cannot be planned. Nothing is sent, and
-    nothing is written. Raises ConfigError where the file itself cannot be read.
+    nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in its way, a
+    submit says. Raises ConfigError where the file itself cannot be read.
     """
+    from cloudtrain.launcher.bundle import Bundle
     from cloudtrain.launcher.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}
@@ -69,7 +73,7 @@ def offers(load: Callable[[str], Config], names: Sequence[str], config_file: Pat
     if len(faults) == len(names):
         raise faults[0]
     found: list[Offer] = []
-    bundle = None
+    bundle = None if packs else Bundle("0" * 64, Path(), 0, 0, 0, (), {})
     for name, config in configs.items():
         if isinstance(config, CloudtrainError):
             found.append(Offer(name, error=config))
