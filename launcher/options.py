@@ -132,9 +132,8 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
         return names
     from cloudtrain.launcher import backend
 
-    known = backend.names()
     for name in names:
-        if name not in known:
+        if name not in backend.BUILT_IN and name not in (known := backend.names()):  # plug-ins are looked for last
             raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known)}")
     return names
 
