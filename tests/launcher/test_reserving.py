@@ -56,7 +56,9 @@ def send(name):
         audit()
 
 def end(name, cost_usd):
-    (platform / f"{name}.job").write_text(repr(cost_usd))
+    partial = platform / f"{name}.tmp"
+    partial.write_text(repr(cost_usd))
+    partial.replace(platform / f"{name}.job")
 
 def find(request, home):
     return {"name": request.name} if (platform / f"{request.name}.job").exists() else None
