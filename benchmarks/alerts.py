@@ -100,34 +100,35 @@ def delivered(report: Report) -> None:
     counts = Counter(each["key"] for each in told.got)
     repeats = sum(counts.values()) - len(counts)
     report.count(f"things told, of {THINGS}, with {FOLLOWERS} followers and {FAILING:.0%} refused", len(counts), THINGS)
-    report.count("repeats beyond one for each follower that was killed", max(0, repeats - codes.count(-9)), 0)
-    report.timing(
-        "posts, refused, repeats, followers killed",
-        f"{len(told.asked)}, {len(told.asked) - sum(counts.values())}, {repeats}, {codes.count(-9)}",
-    )
+    dead, refused = codes.count(-9), len(told.asked) - sum(counts.values())
+    report.count("things repeated more often than followers were killed", sum(n > 1 + dead for n in counts.values()), 0)
+    figures = f"{len(told.asked)}, {refused}, {repeats}, {dead}"
+    report.timing("posts, refused, repeats of one batch a dead follower, followers killed", figures)
     report.timing("until all were told", f"{took_s:.1f} s")
 
 
 def at_exit(report: Report) -> None:
     """Measure from a job's end, as printed, to the command's."""
-    for name, answers, target_s in (
-        ("no `notify`", None, None),
-        ("a receiver that answers", [], 0.5),
-        ("one that refuses twice", [503, 503], 3.0),
-        ("one that hangs", [receivers.HANG] * 50, 3.0),
+    plain_s = 0.0
+    for name, answers in (
+        ("no `notify`", None),
+        ("a receiver that answers", []),
+        ("one that refuses twice", [503, 503]),
+        ("one that hangs", [receivers.HANG] * 9),
     ):
-        with sandbox() as box, receivers.hooks(answers or []) as told:
-            notify = "" if answers is None else f"notify: [{{webhook: '{told.url}', on: [succeeded]}}]\n"
-            box.write(f"name: bench\nscript: train.py\n{notify}", train="print('done')\n")
-            held = [_held_s(box) for _ in range(ROUNDS)]
-        middle = statistics.median(held)
-        limit = "" if target_s is None else f"at most {target_s:.1f} s"
-        report.timing(
-            f"from the end to the exit: {name}",
-            f"{middle:.2f} s",
-            limit,
-            ok=None if target_s is None else max(held) < target_s + 0.3,
+        held = []
+        for _ in range(ROUNDS):
+            with sandbox() as box, receivers.hooks(answers or []) as told:
+                notify = "" if answers is None else f"notify: [{{webhook: '{told.url}', on: [succeeded]}}]\n"
+                box.write(f"name: bench\nscript: train.py\n{notify}", train="print('done')\n")
+                held.append(_held_s(box))
+        plain_s = statistics.median(held) if answers is None else plain_s
+        more_s = statistics.median(held) - plain_s
+        shown, limit = (
+            f"{statistics.median(held):.2f} s, {more_s:+.2f} s",
+            "" if answers is None else "at most 3 s more",
         )
+        report.timing(f"from the end to the exit: {name}", shown, limit, ok=None if answers is None else more_s <= 3)
 
 
 def _held_s(box: Sandbox) -> float:
