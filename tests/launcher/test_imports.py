@@ -40,6 +40,8 @@ COMMANDS = {
     "status interrupted": LIGHT,
     "logs ended": LIGHT,
     "wait ended": LIGHT,
+    "watch --once": LIGHT,
+    "watch --once ended": LIGHT,
     "completion bash": LIGHT,
     "backends": LIGHT,
     "prices --json": LIGHT,

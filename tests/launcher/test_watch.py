@@ -207,3 +207,19 @@ def test_install_without_systemd_prints_the_cron_line(cli: Callable[..., Any], t
     done = cli("watch", "--install", env={"PATH": str(empty), "XDG_CONFIG_HOME": str(tmp_path / "config")})
     assert (done.code, "watch --all --once" in done.stdout) == (0, True), done.stderr
     assert not (tmp_path / "config").exists()
+
+
+@pytest.mark.slow
+def test_watch_sends_the_attempt_that_a_real_job_has_earned(
+    cli: Callable[..., Any], project: Callable[..., Path]
+) -> None:
+    """Detached, failed, begun anew by the watcher, and left alone when no attempt is left."""
+    where = project("retry: {max_attempts: 2, on: [error]}\n", text="raise SystemExit('boom')\n")
+    sent = cli("submit", "-d", "-y", "--name", "again", cwd=where)
+    assert sent.code == 0, sent.stderr
+    watched = cli("watch", "again", "--every", "1s", "--json", cwd=where)
+    told = [json.loads(line) for line in watched.stdout.splitlines()]
+    assert (watched.code, told[-1]["attempt"], told[-1]["state"]) == (1, 2, "failed"), watched.stderr
+    assert "attempt 2 of at most 2 begins" in watched.stderr
+    assert cli("watch", "--once", cwd=where).code == 0
+    assert cli("status", "again", "--json").json["attempt"] == 2
