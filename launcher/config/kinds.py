@@ -18,6 +18,7 @@ from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
 from cloudtrain.launcher.money.cells import LEDGER_PATTERN
 
 __all__ = [
+    "PROJECT_WANTED",
     "Accelerators",
     "AppriseUrl",
     "Arguments",
@@ -183,11 +184,12 @@ JobName = Annotated[
         "name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`", f"(?!last$){_NAME}"
     ),
 ]
+PROJECT_WANTED = "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
 ProjectName = Annotated[
     str,
     _matching(
         "project's name",
-        "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first",
+        PROJECT_WANTED,
         PROJECT_PATTERN,
     ),
 ]

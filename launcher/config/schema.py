@@ -4,6 +4,7 @@ One source for four readers: validation, `cloudtrain explain`, the editors' JSON
 keys are in `rules.py`, so that a Config can be stored as JSON with its defaults filled in and be read back.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from cloudtrain.launcher.config.kinds import (
+    PROJECT_WANTED,
     Accelerators,
     AppriseUrl,
     Arguments,
@@ -37,6 +39,7 @@ from cloudtrain.launcher.config.kinds import (
 )
 from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
 from cloudtrain.launcher.config.schema_training import Monitor, Optimizer, Schedule, Strategy, Training
+from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",
@@ -233,8 +236,12 @@ class Project(Section):
 
 
 def _project(value: Any) -> Any:
-    """Return a project's name alone as a mapping."""
-    return {"name": value} if isinstance(value, str) else value
+    """Return a project's name alone as a mapping. Raises ValueError here for a bad one: the mapping has no place."""
+    if isinstance(value, dict | BaseModel | None):
+        return value
+    if not isinstance(value, str) or not re.fullmatch(PROJECT_PATTERN, value):
+        raise ValueError(f"{PROJECT_WANTED}; or a mapping of `name` and `ledger`")
+    return {"name": value}
 
 
 class Notify(Section):
