@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault, UsageError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -124,6 +124,12 @@ class Overrides:
             from cloudtrain.launcher import config
 
             raise (config.placed(error, self.file, self.settings) if not error.where else error) from error
+        except BudgetError as error:  # its `where` is a key of the config
+            from cloudtrain.launcher import config
+
+            fault = config.placed(ConfigError([Fault("", error.where)]), self.file, self.settings).faults[0]
+            error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
+            raise
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

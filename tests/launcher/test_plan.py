@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher import plan as plans
-from cloudtrain.launcher.backend import Capacity
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher import planwords
+from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.plan import Batch, Plan
 
 CPU = Capacity(0, 0.0, "your own machine")
@@ -93,6 +95,79 @@ def test_plan_leaves_time_to_save_before_the_cap(
     """Two minutes, or a quarter of a short job."""
     plan = planned(f"limits.max_duration={duration}")
     assert (plan.cap_s, plan.deadline_s) == (cap_s, deadline_s)
+
+
+LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, lead_s=300), 1.05, "2026-08-20")
+
+
+def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> None:
+    """Price with source and age, rate, cap, worst case and what is in it, the sums at which somebody is told."""
+    text = planned(
+        "resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED
+    ).lines()
+    assert text[2:3] == ["at most 4h 55m, what the budget buys; after 4h 48m it saves and stops"]
+    assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
+    assert text[3].endswith(" days old), at worst 21.00 USD")
+    assert text[4] == "  that worst case counts prices up to 1.05 times the list's; 5m billed beyond the end"
+    assert text[5] == "budget 21 USD; told at 10.50, 16.80, 21 USD"
+
+
+@pytest.mark.parametrize(
+    ("on_limit", "said"),
+    [
+        ("stop", "there it is ended as it is, without a save"),
+        ("alert", "it only alerts"),
+        ("checkpoint-and-stop", "it saves"),
+    ],
+)
+def test_plan_says_what_happens_at_the_limit(planned: Callable[..., Plan], on_limit: str, said: str) -> None:
+    """In words, before anything is sent."""
+    plan = planned(
+        "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
+    )
+    assert any(said in line for line in plan.lines())
+    assert (plan.cap_reason, plan.cap_s < 86_400) == (
+        ("time_limit", False) if on_limit == "alert" else ("budget", True)
+    )
+
+
+def test_platforms_own_starts_are_counted(planned: Callable[..., Plan]) -> None:
+    """Where nothing says that the time limit spans them, each may take all of it."""
+    plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(lives=4)))
+    assert (plan.worst_case_micro, plan.attempts) == (12_000_000, 4)
+    assert any("4 starts by the platform" in line for line in plan.lines())
+
+
+def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Callable[..., Plan]) -> None:
+    """The sum is exact: accepted as it is, refused by a millionth less."""
+
+    def of(micro: int) -> Plan:
+        limit = f"budget.limit={micro / 1e6:.6f}"
+        return planned(limit, "training.global_batch_size=64", capacity=LISTED)
+
+    with pytest.raises(BudgetError, match=r"the budget of 0\.10 USD buys no run at 2\.00 USD an hour") as caught:
+        of(100_000)
+    enough = caught.value.enough_micro
+    assert enough is not None
+    assert of(enough).cap_s == 360
+    with pytest.raises(BudgetError):
+        of(enough - 1)
+
+
+@pytest.mark.parametrize(
+    ("micro", "text"),
+    [(0, "0.00 USD"), (1, "0.0001 USD"), (999_901, "1.0000 USD"), (1_000_001, "1.01 USD"), (150_000_000, "150.00 USD")],
+)
+def test_sums_are_shown_rounded_up(micro: int, text: str) -> None:
+    """A worst case is never shown as less than it is."""
+    assert planwords.usd(micro) == text
+
+
+def test_age_of_a_price() -> None:
+    """In days; nothing where its date is not known."""
+    assert planwords.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
+    assert planwords.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
+    assert (planwords.age(None), planwords.age("2025 or so")) == ("", "")
 
 
 def test_plan_has_no_batch_for_a_script(tmp_path: Path) -> None:
