@@ -85,6 +85,7 @@ limits: {max_duration: 12h, max_wait: 2h}
 budget: {limit: 150 USD, alert_at: [50%, 80%], on_limit: stop}
 notify: [{webhook: env:HOOK, on: [budget, failed]}, {email: a@b.c}]
 retry: {max_attempts: 3, on: [preempted]}
+project: {name: vision, ledger: s3://b/money}
 tags: {team: vision, build: 1.10}
 local: {python: python3}
 ssh: {hosts: [gpu1, {host: gpu2, python: /p}], price_per_hour: 2.5, ssh_config: ~/.ssh/config}
@@ -247,6 +248,25 @@ PLACES += [
     "GS://b-1/a",
     "wasbs://con@a1.blob.core.usgovcloudapi.net",
 ]
+
+
+def test_project_is_a_name_or_a_mapping(load: Load) -> None:
+    """The name alone is the mapping with it; a ledger's place is read as it was written."""
+    short, long = load(script("project: vision")).project, load(script("project: {name: vision}")).project
+    assert short == long
+    shared = load(script("project: {name: vision, ledger: 's3://team-bucket/money'}")).project
+    assert shared is not None
+    assert (shared.name, shared.ledger) == ("vision", "s3://team-bucket/money")
+
+
+@pytest.mark.parametrize("name", ["Vision", "../x", "a b", "-a", "x" * 64, "'; DROP TABLE budgets; --"])
+def test_bad_project_is_shown_where_it_is_written(load: Load, name: str) -> None:
+    """Alone or in its mapping."""
+    for text in (f"project: {json.dumps(name)}", f"project: {{name: {json.dumps(name)}}}"):
+        fault = only_fault(load, script(text))
+        assert "a project's name" in fault.message
+        assert fault.place is not None
+        assert fault.place.line == 3
 
 
 @pytest.mark.parametrize("uri", PLACES)
