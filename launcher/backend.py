@@ -62,14 +62,13 @@ class Terms:
 
     `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
     `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
-    the field takes, `most_s` the longest, None where there is none; `unit_s` what limit and bill are rounded to;
+    the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
     `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
     anew, 1 where it spans all starts.
     """
 
     tail_s: int = 0
     least_s: int = 1
-    most_s: int | None = None
     unit_s: int = 1
     lives: int = 1
     minimum_bill_s: int = 0

@@ -81,7 +81,7 @@ def _counted(plan: Plan) -> Iterator[str]:
 def _budget(plan: Plan) -> Iterator[str]:
     if plan.budget_micro is None:
         return
-    spent = f", of which {usd(plan.spent_micro)} is spent" if plan.spent_micro else ""
+    spent = f", of which up to {usd(plan.spent_micro)} is spent" if plan.spent_micro else ""
     at = ", ".join(format_money(micro).removesuffix(" USD") for micro in plan.alert_micro)
     told = f"; told at {at} USD" if at else ""
     only = "; it only alerts (on_limit: alert), and ends nothing" if plan.on_limit == "alert" else ""

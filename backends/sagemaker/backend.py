@@ -41,7 +41,6 @@ _JOBS = "cloudtrain.backends.sagemaker.jobs"
 GRACE_S = 120  # between the signal at the limit and the kill, by the same source
 UPLOAD_S = 180  # of the output folder after it, which is billed: 18 GB at 100 MB/s; an assumption, not a measurement
 LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
-MOST_S = 28 * 86_400
 
 
 def capacity(config: Config) -> Capacity:
@@ -49,7 +48,7 @@ def capacity(config: Config) -> Capacity:
     machine = choose(config)
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
     # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
-    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, most_s=MOST_S, lead_s=LEAD_S)
+    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S)
     name = machine.instance_type
     warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
     spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""

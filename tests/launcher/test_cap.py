@@ -15,7 +15,7 @@ from cloudtrain.launcher.prices import catalog
 LOCAL = Terms(tail_s=20)
 # As the backends have them, with what a config may add: warm machines, a cluster that idles, new starts.
 TERMS = {
-    "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), most_s=28 * 86_400, lead_s=300),
+    "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), lead_s=300),
     "azureml": lambda draw: Terms(60 + draw.choice([0, 120, 1800]), 60, minimum_bill_s=60, lead_s=300),
     "vertex": lambda draw: Terms(60, unit_s=30, lives=draw.choice([1, 1, 4]), lead_s=300),
     "ssh": lambda draw: Terms(draw.choice([0, 20, 120])),
