@@ -10,10 +10,10 @@ from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
 from cloudtrain.launcher.money.earlier import least_more_micro
+from cloudtrain.launcher.money.outlook import Outlook, left_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.money.outlook import Outlook
 
 __all__ = ["due", "more_micro", "standing", "untold", "wanted"]
 
@@ -60,8 +60,11 @@ def more_micro(job: Job, outlook: Outlook) -> int | None:
     """Return what the budget must grow by for the steps that are left; None without a budget or a price."""
     hourly_usd, plan = job.attempt.hourly_usd, job.attempt.plan
     rate = None if hourly_usd is None else hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0)
-    tail_s = plan.get("tail_s") or 0
-    more = further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, job.attempt.progress, tail_s)
+    rest_s, at_s, until_s = left_s(job.attempt.progress), outlook.deadline_at_s or outlook.cap_at_s, None
+    tail_s, progress = plan.get("tail_s") or 0, {**job.attempt.progress, "eta_s": rest_s}
+    if job.active and at_s is not None and rest_s is not None and outlook.finish_at_s is not None:
+        until_s = max(0.0, at_s - (outlook.finish_at_s - rest_s))
+    more = further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, progress, tail_s, until_s)
     if more is None or outlook.limit_micro is None or outlook.spent_micro is None:
         return None
     least = least_more_micro(plan, job.attempt.number, outlook.limit_micro, outlook.spent_micro)
@@ -185,8 +188,8 @@ def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator
     asked = job.config.get("distributed") or {}
     hang_s = _seconds(asked.get("hang_timeout")) or (asked.get("timeout_s") or 600) + 300
     progress = job.attempt.progress
-    left_s, step, last = (number(progress.get(name)) for name in ("eta_s", "step", "max_steps"))
-    step_s = left_s / (last - step) if left_s and step is not None and last and last > step else 0.0
+    rest_s, step, last = left_s(progress), number(progress.get("step")), number(progress.get("max_steps"))
+    step_s = rest_s / (last - step) if rest_s and step is not None and last and last > step else 0.0
     if outlook.stalled_s < max(STALLED_S, hang_s / 2, STEPS * step_s):
         return
     headline = f"no progress for {span(outlook.stalled_s)}; it costs money all the same"

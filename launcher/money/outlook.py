@@ -12,7 +12,7 @@ from cloudtrain.launcher.units import parse_money
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
 
-__all__ = ["Outlook", "limit_micro", "outlook"]
+__all__ = ["Outlook", "left_s", "limit_micro", "outlook"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,14 @@ def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
     """Return when the steps that are left are done, by what the job tells, else by its pace so far."""
-    eta_s, stepped_s = progress.get("eta_s"), progress.get("stepped_s", now_s)
-    if not isinstance(eta_s, float | int):
-        eta_s = _by_pace_s(progress)
-    return None if eta_s is None else float(max(now_s, stepped_s + eta_s))
+    rest_s = left_s(progress)
+    return None if rest_s is None else float(max(now_s, progress.get("stepped_s", now_s) + rest_s))
+
+
+def left_s(progress: dict[str, Any]) -> float | None:
+    """Return the seconds that the rest took at the last step: as the job told, else by its pace so far."""
+    eta_s = progress.get("eta_s")
+    return float(eta_s) if isinstance(eta_s, float | int) else _by_pace_s(progress)
 
 
 def _by_pace_s(progress: dict[str, Any]) -> float | None:
