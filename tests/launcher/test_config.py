@@ -85,7 +85,7 @@ limits: {max_duration: 12h, max_wait: 2h}
 budget: {limit: 150 USD, alert_at: [50%, 80%], on_limit: stop}
 notify: [{webhook: env:HOOK, on: [budget, failed]}, {email: a@b.c}]
 retry: {max_attempts: 3, on: [preempted]}
-project: {name: vision, ledger: s3://b/money}
+project: {name: vision, ledger: s3://team-bucket/money}
 tags: {team: vision, build: 1.10}
 local: {python: python3}
 ssh: {hosts: [gpu1, {host: gpu2, python: /p}], price_per_hour: 2.5, ssh_config: ~/.ssh/config}
