@@ -42,6 +42,7 @@ _PLANNED = {
     ("ResourceConfig", "InstanceGroups"): "resources.instances",
     ("ResourceConfig", "InstancePreferences"): "resources.instance_type",
     ("ResourceConfig", "KeepAlivePeriodInSeconds"): "sagemaker.keep_alive",
+    ("ResourceConfig", "VolumeSizeInGB"): "resources.disk_gb",
     ("StoppingCondition", "MaxRuntimeInSeconds"): "limits.max_duration",
     ("StoppingCondition", "MaxWaitTimeInSeconds"): "limits.max_wait",
     ("EnableManagedSpotTraining",): "resources.spot",
@@ -49,6 +50,7 @@ _PLANNED = {
     ("CheckpointConfig", "LocalPath"): "checkpoint.uri",
     ("EnableNetworkIsolation",): "sagemaker.network_isolation",
 }
+_RULES = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
 
 # 224 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
 ENTRYPOINT = (
@@ -108,7 +110,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     body = render.render_json("sagemaker/request.json", job=job)
     planned = body
     body, changes = render.overlaid(body, block.raw)
-    _require_as_planned(planned, body)
+    _require_as_planned(planned, body, has_price=plan.price_micro is not None)
     sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
     if not block.network_isolation:  # else nobody can reach it from inside
         sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
@@ -183,9 +185,15 @@ def _asked(plan: Plan, config: Config) -> dict[str, Any]:
     }
 
 
-def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
-    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
+def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
+    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without.
+
+    Rules with machines of their own run beside the job: no price counts those.
+    """
     faults = list(render.changed(planned, body, _PLANNED, "sagemaker.raw"))
+    for name in (name for name in _RULES if has_price and _has_machines(body.get(name))):
+        message = f"`raw` has {name} run on machines of their own, which the price and every budget leave out"
+        faults.append(Fault(message, key="sagemaker.raw", hint=f"leave InstanceType out of {name}"))
     channels = body.get("InputDataConfig")
     ours = [channel for channel in planned["InputDataConfig"] if channel["ChannelName"] in (CODE, JOB)]
     if not isinstance(channels, list) or any(channel not in channels for channel in ours):
@@ -197,6 +205,10 @@ def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
             faults.append(Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint))
     if faults:
         raise ConfigError(faults)
+
+
+def _has_machines(rules: Any) -> bool:
+    return isinstance(rules, list) and any(isinstance(rule, dict) and rule.get("InstanceType") for rule in rules)
 
 
 def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:

@@ -57,6 +57,7 @@ _PLANNED = {
     ("jobSpec", "scheduling", "timeout"): "limits.max_duration",
     ("jobSpec", "scheduling", "strategy"): "resources.spot, or vertex.scheduling",
     ("jobSpec", "baseOutputDirectory"): "vertex.prefix",
+    ("jobSpec", "persistentResourceId"): "vertex.persistent_resource",
 }
 _RETRIES = ("jobSpec", "scheduling", "disableRetries")
 
@@ -100,7 +101,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     }
     planned = render.render_yaml("vertex/job.yml", job=job)
     body, changes = render.overlaid(planned, block_of(config).raw)
-    _require_as_planned(planned, body)
+    _require_as_planned(planned, body, has_price=plan.price_micro is not None)
     beside = {
         "project": place.project,
         "location": place.location,
@@ -297,18 +298,24 @@ def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) 
     }
 
 
-def _require_as_planned(planned: dict[str, Any], body: dict[str, Any]) -> None:
-    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without."""
+def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
+    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without.
+
+    Pools of the user's own, behind ours, are machines that a price does not count.
+    """
     guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget counts on no new start
     faults = list(render.changed(planned, body, _PLANNED | guarded, "vertex.raw"))
-    ours, theirs = (whole["jobSpec"].get("workerPoolSpecs") for whole in (planned, body))
-    if not isinstance(theirs, list) or [_planned_of(pool) for pool in theirs[: len(ours)]] != [
-        _planned_of(pool) for pool in ours
-    ]:
-        message = "`raw` changes the machines, their number or what they run, and with it what was planned"
+    ours, theirs = (render.at(whole, ("jobSpec", "workerPoolSpecs")) for whole in (planned, body))
+    kept = theirs[: len(ours)] if isinstance(theirs, list) else []
+    if [_planned_of(pool) for pool in kept] != [_planned_of(pool) for pool in ours]:
+        message = "`raw` changes the machines, their number, disks or what they run, and with it what was planned"
         hint = "set resources and image instead; a list in `raw` takes the whole list's place"
         faults.append(Fault(message, key="vertex.raw", hint=hint))
-    if any(body.get("labels", {}).get(key) != value for key, value in planned["labels"].items() if key == RUN_LABEL):
+    elif has_price and len(theirs) > len(ours):
+        message = "`raw` adds machines, which the price and every budget leave out"
+        hint = "leave vertex.raw.jobSpec.workerPoolSpecs as they are, and set resources.instances"
+        faults.append(Fault(message, key="vertex.raw", hint=hint))
+    if any(render.at(body, ("labels", key)) != value for key, value in planned["labels"].items() if key == RUN_LABEL):
         faults.append(Fault(f"`raw` takes away the label {RUN_LABEL}", key="vertex.raw", hint="leave it"))
     if faults:
         raise ConfigError(faults)
@@ -318,9 +325,13 @@ def _planned_of(pool: Any) -> Any:
     """Return the part of a pool that must stay as it is."""
     if not isinstance(pool, dict):
         return pool
-    own = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
-    machine = {key: value for key, value in (pool.get("machineSpec") or {}).items() if key != "reservationAffinity"}
-    return [pool.get("replicaCount"), machine, own.get("command"), own.get("args"), own.get("pythonModule")]
+    own = pool.get("containerSpec") or pool.get("pythonPackageSpec")
+    own = own if isinstance(own, dict) else {}
+    machine = pool.get("machineSpec")
+    if isinstance(machine, dict):
+        machine = {key: value for key, value in machine.items() if key != "reservationAffinity"}
+    runs = [own.get(key) for key in ("command", "args", "pythonModule")]
+    return [pool.get("replicaCount"), machine, pool.get("diskSpec"), *runs]
 
 
 def _require_possible(config: Config, choice: Choice) -> None:

@@ -254,6 +254,12 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (PLAIN, ("sagemaker.raw={CheckpointConfig: {S3Uri: null}}",), ("takes away CheckpointConfig.S3Uri",)),
         (PLAIN, ("sagemaker.raw={InputDataConfig: []}",), ("takes away the channels `code` or `job`",)),
         (PLAIN, ("sagemaker.raw={EnableNetworkIsolation: true}",), ("set sagemaker.network_isolation instead",)),
+        (PLAIN, ("sagemaker.raw={ResourceConfig: {VolumeSizeInGB: 16384}}",), ("set resources.disk_gb instead",)),
+        (
+            PLAIN,
+            ("sagemaker.raw={DebugRuleConfigurations: [{InstanceType: ml.m5.24xlarge}]}",),
+            ("DebugRuleConfigurations run on machines of their own",),
+        ),
         (PLAIN, ("distributed.nproc_per_node=16",), ("16 ranks on an instance with 4 GPUs",)),
         (
             PLAIN,

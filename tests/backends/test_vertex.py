@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -159,6 +160,8 @@ def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None
         (["vertex.raw={jobSpec: {scheduling: {timeout: 99s}}}"], "vertex.raw", "jobSpec.scheduling.timeout"),
         (["vertex.raw={jobSpec: {workerPoolSpecs: []}}"], "vertex.raw", "machines"),
         (["vertex.raw={labels: {cloudtrain_run: x}}"], "vertex.raw", "cloudtrain_run"),
+        (["vertex.raw={labels: x}"], "vertex.raw", "cloudtrain_run"),
+        (["vertex.raw={jobSpec: {persistentResourceId: mine}}"], "vertex.raw", "persistentResourceId"),
     ],
     ids=str,
 )
@@ -168,6 +171,26 @@ def test_config_that_makes_no_job(settings: list[str], key: str, words: str, ren
         render(PLAIN, *settings)
     [fault] = caught.value.faults
     assert (fault.key, words in fault.message, bool(fault.hint)) == (key, True, True), fault
+
+
+def test_raw_adds_no_machines_that_a_price_leaves_out(render: Render) -> None:
+    """Nor larger disks; where no price is known a pool of the user's own may stand behind ours."""
+    ours, unknown = render(PLAIN).body["jobSpec"]["workerPoolSpecs"], "vertex.location=me-central2"
+    more = [*ours, {"replicaCount": 20, "machineSpec": {"machineType": "a2-highgpu-8g"}}]
+    larger = [{**pool, "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 9000}} for pool in ours]
+    for pools, words in ((more, "adds machines"), (larger, "changes the machines, their number, disks")):
+        raw = f"vertex.raw={json.dumps({'jobSpec': {'workerPoolSpecs': pools}})}"
+        with pytest.raises(ConfigError, match=words):
+            render(PLAIN, raw)
+    raw = f"vertex.raw={json.dumps({'jobSpec': {'workerPoolSpecs': more}})}"
+    assert len(render(PLAIN, unknown, raw).body["jobSpec"]["workerPoolSpecs"]) == 3
+
+
+@pytest.mark.parametrize("raw", ["{jobSpec: null}", "{jobSpec: 5}", "{jobSpec: {workerPoolSpecs: [5, {}]}}"])
+def test_raw_without_sense_is_a_fault_and_no_traceback(raw: str, render: Render) -> None:
+    """Whatever stands in the place of what we render."""
+    with pytest.raises(ConfigError, match="`raw` changes"):
+        render(PLAIN, f"vertex.raw={raw}")
 
 
 @pytest.mark.parametrize(
