@@ -138,8 +138,8 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     if forget:
         if place is None:
             raise UsageError(f"the budget of {whose} is not shared, as this machine knows")
-        ledgers.remember_ledger(database, name, None)
-        say(f"forgotten: {place} shares the budget of {whose}; what runs is still told there")
+        teams.forget(database, name, place)
+        say(f"forgotten that {place} shares the budget of {whose}; the ends of what runs are told there still")
         return
     if place is None:
         is_gone = ledgers.remove_budget(database, name, period)

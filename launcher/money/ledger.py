@@ -31,6 +31,7 @@ __all__ = [
     "adopt",
     "budgets",
     "closing",
+    "drop_untold",
     "held",
     "join",
     "joining",
@@ -315,6 +316,11 @@ def mark_closed(database: Database, end: Closing) -> None:
         " WHERE job_id = ? AND attempt = ? AND told = 'closing' AND ended_s = ? AND spent_micro IS ?",
         (end.job_id, end.attempt, end.ended_s, end.spent_micro),
     )
+
+
+def drop_untold(database: Database, uri: str) -> None:
+    """Have nothing more to tell a shared ledger, which is gone for good."""
+    database.execute("UPDATE reservations SET told = 'closed' WHERE told = 'closing' AND ledger = ?", (uri,))
 
 
 def untold(database: Database) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.launcher.database import Database
 
-__all__ = ["close_others", "failure", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
+__all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
 QUICK_S = 10.0  # for telling of an end, which the next command does too
 AGAIN_S = 30.0  # after a ledger has not answered, until this process tries again by itself
@@ -83,6 +83,18 @@ def remove_budget(database: Database, uri: str, project: str, period: Period) ->
     found: list[Budget | None] = []
     _change(database, uri, lambda book: found.append(book.budgets.pop((project, period), None)))
     return found[-1] is not None
+
+
+def forget(database: Database, project: str, uri: str) -> None:
+    """Forget where the project's budget is shared. What ends is told there still, unless the ledger itself is gone.
+
+    Raises UnreachableError, ConfigError, CredentialError where that cannot be known: then nothing is forgotten.
+    """
+    is_gone = teamledger.read(open_cell(uri)) is None
+    with database.transaction():
+        ledger.remember_ledger(database, project, None)
+        if is_gone:
+            ledger.drop_untold(database, uri)
 
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:

@@ -134,6 +134,25 @@ def test_lost_machines_job_can_be_closed_by_another(
     assert (standing.spent_micro, standing.reserved_micro) == (3 * USD, 0)
 
 
+def test_ledger_that_is_gone_for_good_can_be_forgotten(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Else each command would say that it cannot be told; one that merely is away keeps what it has to hear."""
+    database = homes[0].database
+    teams.set_budget(database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "disk" / "ledger.json").unlink()
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    (tmp_path / "disk").rename(tmp_path / "away")
+    with pytest.raises(UnreachableError):
+        teams.forget(database, "vision", place)
+    assert ledger.untold(database) == [place]
+    (tmp_path / "away").rename(tmp_path / "disk")
+    teams.forget(database, "vision", place)
+    assert (ledger.untold(database), ledger.ledgers(database)) == ([], {})
+
+
 def test_same_names_on_two_machines_are_two_jobs(
     homes: list[Registry], place: str, journal: Callable[..., Job]
 ) -> None:
