@@ -31,14 +31,14 @@ __all__ = [
     "adopt",
     "budgets",
     "closing",
-    "drop_untold",
     "held",
     "join",
     "joining",
+    "leave",
     "ledgers",
-    "months",
     "mark_closed",
     "mark_held",
+    "months",
     "projects",
     "release",
     "remember_ledger",
@@ -318,9 +318,9 @@ def mark_closed(database: Database, end: Closing) -> None:
     )
 
 
-def drop_untold(database: Database, uri: str) -> None:
+def leave(database: Database, uri: str) -> None:
     """Have nothing more to tell a shared ledger, which is gone for good."""
-    database.execute("UPDATE reservations SET told = 'closed' WHERE told = 'closing' AND ledger = ?", (uri,))
+    database.execute("UPDATE reservations SET told = NULL, ledger = NULL WHERE ledger = ?", (uri,))
 
 
 def untold(database: Database) -> list[str]:

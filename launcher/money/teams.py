@@ -94,7 +94,7 @@ def forget(database: Database, project: str, uri: str) -> None:
     with database.transaction():
         ledger.remember_ledger(database, project, None)
         if is_gone:
-            ledger.drop_untold(database, uri)
+            ledger.leave(database, uri)
 
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:

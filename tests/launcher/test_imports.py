@@ -40,6 +40,8 @@ COMMANDS = {
     "status interrupted": LIGHT,
     "logs ended": LIGHT,
     "wait ended": LIGHT,
+    "budget": LIGHT,
+    "budget set vision 100USD": LIGHT,
     "watch --once": LIGHT,
     "watch --once ended": LIGHT,
     "completion bash": LIGHT,
