@@ -20,7 +20,7 @@ IDLE_S = 120.0  # of a cluster that does not say; Azure's own default
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster as it tells of itself: `most` machines, None where it does not say; how long they idle after a job."""
+    """A cluster as it tells of itself: `most` machines, None where it does not say; how long a job's idle after it."""
 
     size: str
     most: int | None
@@ -51,13 +51,13 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
         message = f"`{name}` grows to {most} machines, and the job wants {instances}"
         raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
     priority, state = str(own.get("vmPriority") or "dedicated").lower(), str(there.get("provisioningState") or "?")
-    return Cluster(size, most, priority, state, _idle_of(own))
+    return Cluster(size, most, priority, state, _idle_of(own, instances))
 
 
 def require(workspace: Workspace, request: Request) -> float:
     """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether it fits.
 
-    Raises ConfigError: a wrong name would be told only after the upload; and where a budget has counted less.
+    Raises ConfigError: a wrong name would be told only after the upload; and where the plan's price has counted less.
     """
     beside = request.beside
     if beside["compute"] is None:
@@ -66,7 +66,7 @@ def require(workspace: Workspace, request: Request) -> float:
     counted_s = beside.get("counted_idle_s")
     if counted_s is not None and found.idle_s > counted_s:
         told, counted = format_span(found.idle_s), format_span(counted_s)
-        message = f"`{beside['compute']}` keeps idle machines for {told}, and the budget counts {counted} of it"
+        message = f"`{beside['compute']}` keeps idle machines for {told}, and the plan counts {counted} of it"
         hint = f"write `idle: {format_duration(int(found.idle_s))}`, or have the cluster let them go sooner"
         raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
     return found.idle_s
@@ -78,14 +78,15 @@ def idle_s(workspace: Workspace, request: Request) -> float:
         return 0.0
     with contextlib.suppress(rest.AzureError, KeyError):
         found = rest.get_json(workspace, f"/computes/{request.beside['compute']}")
-        return _idle_of(found["properties"].get("properties") or {})
+        return _idle_of(found["properties"].get("properties") or {}, request.beside["nodes"])
     return IDLE_S
 
 
-def _idle_of(properties: dict[str, Any]) -> float:
-    """Return the seconds after which idle machines are let go, 0 for those that always stay."""
+def _idle_of(properties: dict[str, Any], instances: int) -> float:
+    """Return the seconds after which a job's idle machines are let go, 0 where all of them always stay."""
     scale = properties.get("scaleSettings") or {}
-    if scale.get("minNodeCount"):
+    least = scale.get("minNodeCount")
+    if isinstance(least, int) and least >= instances:
         return 0.0
     told = duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
     return IDLE_S if told is None else told

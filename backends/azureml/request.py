@@ -107,7 +107,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         },
         "compute": block.compute,
         "instance_type": machine.instance_type,
-        "counted_idle_s": idle_s_of(block) if plan.on_limit not in (None, "alert") else None,
+        # A project's or a month's budget counts by the plan, too: wherever there is a price, it must hold.
+        "counted_idle_s": None if plan.price_micro is None else idle_s_of(block),
         "datastore": block.datastore,
         "code_dir": config.code.dir,
         "checkpoint_uri": outputs.get(CHECKPOINTS),

@@ -291,7 +291,7 @@ def test_config_that_sagemaker_cannot_run(
 
 
 def test_budget_becomes_the_time_limit(render: Render) -> None:
-    """MaxRuntimeInSeconds is what the money buys beyond its tail, rounded down: AWS enforces it with the laptop shut."""
+    """MaxRuntimeInSeconds is what the money buys beyond its tail, rounded down: AWS enforces it without a laptop."""
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert machine is not None
     assert machine.hourly_usd is not None
