@@ -19,6 +19,7 @@ from cloudtrain.launcher.money.earlier import least_more_micro, spent_at_worst_m
 from cloudtrain.launcher.registry import Registry
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
+ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
 PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_000_000, "uncertainty": 1.1,
         "unit_s": 30, "minimum_bill_s": 0, "tail_s": 20, "attempts": 1, "useful_s": 60, "cap_s": 65}  # fmt: skip
 
@@ -58,6 +59,17 @@ def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str
 def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     """What comes next is the command with the sum."""
     assert re.search(r"next +cloudtrain resume --budget \+[0-9.]+USD one", cli("status", ended).stdout)
+
+
+@pytest.mark.slow
+def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Callable[..., Path]) -> None:
+    """`on_limit: stop`: no deadline is told, the end comes at the cap, and nobody is said to have missed a save."""
+    folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
+                     text=ENDLESS)  # fmt: skip
+    done = content_cli("submit", "--name", "one", cwd=folder)
+    assert (done.code, "deadline None" in done.stdout) == (6, True), done.stderr
+    status = cli("status", "one", "--json").json
+    assert (status["reason"], status["error"], 20 <= status["spend_usd"] <= 40) == ("budget", None, True)
 
 
 @pytest.mark.parametrize(
