@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import alerts
 import aws_jobs
 import azure_jobs
 import budget_simulation
@@ -30,7 +31,7 @@ def main() -> int:
     vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
     local = (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults)
     ssh = (ssh_submits.killed, ssh_submits.races, ssh_submits.away, lambda: ssh_faults.run(20))
-    for benchmark in (budget_simulation.run, *local, *aws, *azure, *vertex, *ssh):
+    for benchmark in (budget_simulation.run, alerts.run, *local, *aws, *azure, *vertex, *ssh):
         report = benchmark()
         report.show()
         sys.stdout.flush()
