@@ -109,8 +109,37 @@ CREATE TABLE spends (
 CREATE TABLE ledgers (project TEXT PRIMARY KEY, uri TEXT NOT NULL);
 """
 
+# An attempt may count in several shared ledgers, each of which hears of it by itself.
+_TELLINGS = """
+CREATE TABLE tellings (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    ledger TEXT NOT NULL,
+    told TEXT NOT NULL,
+    PRIMARY KEY (job_id, attempt, ledger)
+);
+CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
+INSERT INTO tellings SELECT job_id, attempt, ledger, told FROM reservations WHERE ledger IS NOT NULL AND told NOT NULL;
+ALTER TABLE reservations RENAME TO before;
+CREATE TABLE reservations (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    project TEXT NOT NULL,
+    amount_micro INTEGER,
+    created_s REAL NOT NULL,
+    state TEXT NOT NULL,
+    spent_micro INTEGER,
+    ended_s REAL,
+    PRIMARY KEY (job_id, attempt)
+);
+INSERT INTO reservations
+SELECT job_id, attempt, project, amount_micro, created_s, state, spent_micro, ended_s FROM before;
+DROP TABLE before;
+CREATE INDEX reservations_held ON reservations(state) WHERE state = 'held';
+"""
+
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _TELLINGS)
 
 
 class Database:

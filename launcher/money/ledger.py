@@ -2,15 +2,14 @@
 
 A reservation is written in the transaction that journals the intent to send (submit.py), and once for each attempt. It
 is `held` until the attempt ends, then `settled` to what was spent, by the months it was spent in; it is `released` only
-where nothing was ever sent. `told`: what a team's ledger knows of it (teams.py), None where it belongs to none:
-`wanted` (may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), or
-`closed`.
+where nothing was ever sent. `tellings`: what each ledger that it shares with others knows of it (teams.py): `wanted`
+(may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), or `closed`.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cloudtrain.launcher.database import Database
@@ -51,9 +50,14 @@ __all__ = [
     "spent",
     "standing_of",
     "standings",
+    "told_of",
     "unpriced",
     "untold",
 ]
+
+_TOLD = (
+    "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
+)
 
 
 @dataclass(frozen=True)
@@ -136,21 +140,23 @@ def reserve(
     amount_micro: int | None,
     now_s: float,
     *,
-    ledger: str | None = None,
+    ledgers: Iterable[str] = (),
 ) -> list[Standing]:
     """Hold the attempt's worst case in every budget that it counts against; return how they stand then.
 
     To be called in the transaction that journals the intent. Once for each attempt: again, it changes nothing.
-    `ledger`: where the team's budgets are, to be asked before the send. Raises BudgetError.
+    `ledgers`: where shared budgets are, to be asked before the send. Raises BudgetError.
     """
     with database.transaction():
         if not database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt)):
             require_room(standings(database, now_s, project), amount_micro)
             database.execute(
-                "INSERT INTO reservations (job_id, attempt, project, amount_micro, created_s, state, ledger, told)"
-                " VALUES (?, ?, ?, ?, ?, 'held', ?, ?)",
-                (job_id, attempt, project, amount_micro, now_s, ledger, "wanted" if ledger else None),
+                "INSERT INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
+                " VALUES (?, ?, ?, ?, ?, 'held')",
+                (job_id, attempt, project, amount_micro, now_s),
             )
+            for uri in ledgers:
+                database.execute("INSERT INTO tellings VALUES (?, ?, ?, 'wanted')", (job_id, attempt, uri))
         return standings(database, now_s, project)
 
 
@@ -281,18 +287,26 @@ def ledgers(database: Database) -> dict[str, str]:
 
 
 def join(database: Database, project: str, uri: str) -> None:
-    """Have the shared ledger hear of what the project holds already, which was begun before it was shared."""
+    """Have the shared ledger hear of what the project holds already, which was begun before it was shared there."""
     database.execute(
-        "UPDATE reservations SET ledger = ?2, told = 'joining' WHERE state = 'held' AND ledger IS NULL"
-        " AND (project = ?1 OR (?1 = '' AND project NOT IN (SELECT project FROM ledgers)))",
+        "INSERT OR IGNORE INTO tellings SELECT job_id, attempt, ?2, 'joining' FROM reservations"
+        " WHERE state = 'held' AND (project = ?1 OR ?1 = '')",
         (project, uri),
     )
 
 
 def joining(database: Database, uri: str) -> list[Held]:
     """Return what the shared ledger has to hear of, whatever its budgets are: it runs."""
-    rows = database.execute("SELECT * FROM reservations WHERE told = 'joining' AND ledger = ?", (uri,))
+    rows = database.execute(f"{_TOLD} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
     return [_held(row) for row in rows]
+
+
+def told_of(database: Database, job_id: str, attempt: int) -> list[str]:
+    """Return the shared ledgers that the attempt counts in."""
+    rows = database.execute(
+        "SELECT ledger FROM tellings WHERE job_id = ? AND attempt = ? ORDER BY ledger", (job_id, attempt)
+    )
+    return [row["ledger"] for row in rows]
 
 
 def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
@@ -301,40 +315,40 @@ def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | 
     return rows[0] if rows else None
 
 
-def mark_held(database: Database, job_id: str, attempt: int) -> None:
-    """Store that the team's ledger holds it."""
+def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
+    """Store that the shared ledger holds it."""
     database.execute(
-        "UPDATE reservations SET told = 'held' WHERE job_id = ? AND attempt = ? AND told IN ('wanted', 'joining')",
-        (job_id, attempt),
+        "UPDATE tellings SET told = 'held'"
+        " WHERE job_id = ? AND attempt = ? AND ledger = ? AND told IN ('wanted', 'joining')",
+        (job_id, attempt, uri),
     )
 
 
-def mark_closed(database: Database, end: Closing) -> None:
-    """Store that the team's ledger has heard of this end; another one, of later, is told too."""
+def mark_closed(database: Database, end: Closing, uri: str) -> None:
+    """Store that the shared ledger has heard of this end; another one, of later, is told too."""
     database.execute(
-        "UPDATE reservations SET told = 'closed'"
-        " WHERE job_id = ? AND attempt = ? AND told = 'closing' AND ended_s = ? AND spent_micro IS ?",
-        (end.job_id, end.attempt, end.ended_s, end.spent_micro),
+        "UPDATE tellings SET told = 'closed' WHERE job_id = ?1 AND attempt = ?2 AND ledger = ?3 AND told = 'closing'"
+        " AND EXISTS (SELECT 1 FROM reservations WHERE job_id = ?1 AND attempt = ?2 AND ended_s = ?4"
+        " AND spent_micro IS ?5)",
+        (end.job_id, end.attempt, uri, end.ended_s, end.spent_micro),
     )
 
 
 def leave(database: Database, uri: str) -> None:
     """Have nothing more to tell a shared ledger, which is gone for good."""
-    database.execute("UPDATE reservations SET told = NULL, ledger = NULL WHERE ledger = ?", (uri,))
+    database.execute("DELETE FROM tellings WHERE ledger = ?", (uri,))
 
 
 def untold(database: Database) -> list[str]:
     """Return the shared ledgers that have yet to hear of something."""
-    rows = database.execute(
-        "SELECT DISTINCT ledger FROM reservations WHERE told IN ('closing', 'joining') ORDER BY ledger"
-    )
+    rows = database.execute("SELECT DISTINCT ledger FROM tellings WHERE told IN ('closing', 'joining') ORDER BY ledger")
     return [row["ledger"] for row in rows]
 
 
 def closing(database: Database) -> dict[str, list[Closing]]:
     """Return ledger -> the ends that it has to hear of."""
     found: dict[str, list[Closing]] = {}
-    for row in database.execute("SELECT * FROM reservations WHERE told = 'closing' ORDER BY ended_s, job_id"):
+    for row in database.execute(f"{_TOLD} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
         months = database.execute(
             "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
         )
@@ -355,10 +369,11 @@ def _held(row: sqlite3.Row) -> Held:
 
 
 def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:
-    """Store the end, which a team's ledger has to hear of too."""
+    """Store the end, which each ledger that it is shared with has to hear of too."""
     key = (row["job_id"], row["attempt"])
     database.execute(
-        "UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ?, told = ? WHERE job_id = ? AND attempt = ?",
-        (state, spent_micro, ended_s, "closing" if row["ledger"] else None, *key),
+        "UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ? WHERE job_id = ? AND attempt = ?",
+        (state, spent_micro, ended_s, *key),
     )
+    database.execute("UPDATE tellings SET told = 'closing' WHERE job_id = ? AND attempt = ?", key)
     database.execute("DELETE FROM spends WHERE job_id = ? AND attempt = ?", key)

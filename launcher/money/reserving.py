@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["adopt", "amount_of", "ledger_of", "project_of", "reconcile", "reserve", "words"]
+__all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
 
 
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
@@ -24,12 +24,12 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
     Raises BudgetError where a budget of this home does not hold it, or nobody knows its price.
     """
     database, project = registry.database, project_of(config)
-    uri = ledger_of(registry, config)
+    places = ledgers_of(registry, config)
     given = (config.get("project") or {}).get("ledger")
-    if given is not None and uri is not None:
-        ledger.remember_ledger(database, project, uri)  # for `budget show`
+    if given is not None:
+        ledger.remember_ledger(database, project, places[0])  # for `budget show`
     amount_micro = amount_of(attempt.plan)
-    ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledger=uri)
+    ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledgers=places)
 
 
 def reconcile(registry: Registry) -> list[str]:
@@ -86,15 +86,17 @@ def project_of(config: Mapping[str, Any]) -> str:
     return str(project.get("name") or OVERALL)
 
 
-def ledger_of(registry: Registry, config: Mapping[str, Any]) -> str | None:
-    """Return where the job's team has its ledger: as the config says, else as `budget set` was told on this machine."""
+def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
+    """Return the shared ledgers that a job counts in, each once: its project's, then that of the overall budget.
+
+    The project's is as the config says, else as `budget set` was told on this machine.
+    """
     from cloudtrain.launcher.money.cells import located
 
     given = (config.get("project") or {}).get("ledger")
-    if given is not None:
-        return located(given)
     known = ledger.ledgers(registry.database)
-    return known.get(project_of(config), known.get(OVERALL))
+    own = known.get(project_of(config)) if given is None else located(given)
+    return list(dict.fromkeys(uri for uri in (own, known.get(OVERALL)) if uri is not None))
 
 
 def amount_of(plan: Mapping[str, Any]) -> int | None:

@@ -30,22 +30,17 @@ _not_before_s: dict[str, float] = {}  # ledger -> time.monotonic
 
 
 def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[Standing]:
-    """Hold the attempt's worst case in its team's ledger, if it has one; return how the budgets there stand then.
+    """Hold the attempt's worst case in each ledger that it is shared with; return how the budgets there stand then.
 
-    What that ledger has yet to hear is told with it. Raises BudgetError, UnreachableError, ConfigError,
-    CredentialError: then nothing may be sent, and once the attempt is released, the ledger is told so.
+    What such a ledger has yet to hear is told with it. Raises BudgetError, UnreachableError, ConfigError,
+    CredentialError: then nothing may be sent, and once the attempt is released, the ledgers are told so.
     """
     row = ledger.reservation(database, job_id, attempt)
-    if row is None or row["ledger"] is None:
+    if row is None:
         return []
     held = Held(job_id, attempt, row["project"], row["amount_micro"], row["created_s"], this_person())
-    key = key_of(database.folder, job_id, attempt)
-    try:
-        book = _change(database, row["ledger"], lambda book: teamledger.hold(book, key, held, now_s))
-    except BudgetError as error:
-        raise BudgetError(error.message, where=row["ledger"], hint=error.hint) from error
-    ledger.mark_held(database, job_id, attempt)
-    return teamledger.standings(book, now_s, row["project"])
+    places = ledger.told_of(database, job_id, attempt)
+    return [standing for uri in places for standing in _hold_at(database, uri, held, now_s)]
 
 
 def tell(database: Database, *, patient: bool = False) -> list[str]:
@@ -137,6 +132,16 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
+def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Standing]:
+    key = key_of(database.folder, held.job_id, held.attempt)
+    try:
+        book = _change(database, uri, lambda book: teamledger.hold(book, key, held, now_s))
+    except BudgetError as error:
+        raise BudgetError(error.message, where=uri, hint=error.hint) from error
+    ledger.mark_held(database, held.job_id, held.attempt, uri)
+    return teamledger.standings(book, now_s, held.project)
+
+
 def _make(cell: Cell) -> None:
     """Make the ledger unless it is there. Raises ConfigError where its store does not compare before it writes."""
     teamledger.change(cell, lambda book: None, may_make=True)
@@ -175,7 +180,7 @@ def _change(
 
     book = teamledger.change(open_cell(uri), change, most_s=most_s)
     for held in joining.values():
-        ledger.mark_held(database, held.job_id, held.attempt)
+        ledger.mark_held(database, held.job_id, held.attempt, uri)
     for end in ends:
-        ledger.mark_closed(database, end)
+        ledger.mark_closed(database, end, uri)
     return book

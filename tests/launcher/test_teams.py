@@ -100,6 +100,30 @@ def test_ledger_of_all_jobs_holds_those_without_one_of_their_own(
         hold(homes[0], journal(homes[0], "three", "speech"))
 
 
+def test_job_of_a_project_with_a_ledger_of_its_own_counts_in_the_overall_one_too(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Two shared ledgers, each asked: what one refuses is freed in the other, and each hears of the end."""
+    (tmp_path / "own").mkdir()
+    own = located(str(tmp_path / "own"))
+    database = homes[0].database
+    teams.set_budget(database, vision(15, ""), place, may_make=True)
+    teams.set_budget(database, vision(1000), own, may_make=True)
+    one = journal(homes[0], "one")
+    hold(homes[0], one)
+    two = journal(homes[0], "two")
+    with pytest.raises(BudgetError, match="the overall 15 USD"):
+        hold(homes[0], two)
+    homes[0].mark_never_sent(two.attempt, State("failed", "error"))
+    assert teams.tell(database) == []
+    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, own)] == [["one"], ["one"]]
+    homes[0].set_state(one.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert teams.tell(database) == []
+    for uri in (place, own):
+        standing = teamledger.standings(book(uri), time.time())[0]
+        assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
 def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
