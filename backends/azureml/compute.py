@@ -1,4 +1,4 @@
-"""The cluster that a job names: whether it fits, and how long its machines idle after the job."""
+"""The machines that a job names: whether they fit, where they are, and how long a cluster's idle after the job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.times import duration_s
@@ -27,6 +27,7 @@ class Cluster:
     priority: str
     state: str
     idle_s: float
+    region: str
 
 
 def fitting(workspace: Workspace, name: str, instance_type: str | None, instances: int) -> Cluster:
@@ -51,18 +52,20 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
         message = f"`{name}` grows to {most} machines, and the job wants {instances}"
         raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
     priority, state = str(own.get("vmPriority") or "dedicated").lower(), str(there.get("provisioningState") or "?")
-    return Cluster(size, most, priority, state, _idle_of(own, instances))
+    return Cluster(size, most, priority, state, _idle_of(own, instances), str(there.get("computeLocation") or ""))
 
 
 def require(workspace: Workspace, request: Request) -> float:
-    """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether it fits.
+    """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether all fits.
 
     Raises ConfigError: a wrong name would be told only after the upload; and where the plan's price has counted less.
     """
     beside = request.beside
     if beside["compute"] is None:
+        _require_region(workspace, beside.get("priced_region"), "")
         return 0.0
     found = fitting(workspace, beside["compute"], beside["instance_type"], beside["nodes"])
+    _require_region(workspace, beside.get("priced_region"), found.region)
     counted_s = beside.get("counted_idle_s")
     if counted_s is not None and found.idle_s > counted_s:
         told, counted = format_span(found.idle_s), format_span(counted_s)
@@ -80,6 +83,19 @@ def idle_s(workspace: Workspace, request: Request) -> float:
         found = rest.get_json(workspace, f"/computes/{request.beside['compute']}")
         return _idle_of(found["properties"].get("properties") or {}, request.beside["nodes"])
     return IDLE_S
+
+
+def _require_region(workspace: Workspace, priced: str | None, cluster_region: str) -> None:
+    """Raise ConfigError where the plan's price is another region's than the machines'.
+
+    A cluster may be elsewhere than its workspace, and says so; without one they are where the workspace is.
+    """
+    if priced is None:
+        return
+    there = cluster_region or str(rest.get_json(workspace, "").get("location") or "")
+    if there and plain_region(there) != plain_region(priced):
+        message = f"the machines are in {plain_region(there)}, and the price that is counted with is {priced}'s"
+        raise ConfigError([Fault(message, key="azureml.region", hint=f"write `region: {plain_region(there)}`")])
 
 
 def _idle_of(properties: dict[str, Any], instances: int) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import compute, files, prices, rest, vault
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
@@ -81,7 +81,7 @@ def _workspace(workspace: Workspace, region: str | None) -> Check:
         cure = "`az ml workspace list` shows yours"
         return Check("workspace", "fail", f"there is no {workspace.name} in {workspace.resource_group}", cure)
     there = str(told.get("location") or "an unknown region")
-    if region is not None and region.lower().replace(" ", "") != there.lower().replace(" ", ""):
+    if region is not None and plain_region(region) != plain_region(there):
         cure = f"write azureml.region: {there}; the price hangs on it"
         return Check("workspace", "warn", f"{workspace.name} is in {there}, not in {region}", cure)
     return Check("workspace", "ok", f"{workspace.name} in {there}")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.prices.rate import Machine
@@ -34,7 +34,7 @@ def block_of(config: Config) -> AzureML:
 
 def region_of(block: AzureML) -> str | None:
     """Return the region as lists of prices have it: `East US` is eastus there."""
-    return None if block.region is None else block.region.lower().replace(" ", "")
+    return None if block.region is None else plain_region(block.region)
 
 
 def idle_s_of(block: AzureML) -> int:

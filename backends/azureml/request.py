@@ -119,6 +119,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "limit_s": plan.cap_s,
         "limit_reason": plan.cap_reason,
         "region": block.region,
+        "priced_region": block.region if plan.price_micro is not None and block.price_per_hour is None else None,
         "has_price": block.price_per_hour is not None,
     }
     text = render.as_yaml(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "plain_region"]
 
 
 @dataclass(frozen=True)
@@ -21,3 +21,8 @@ class Workspace:
         """The workspace's id, with a slash at its start and none at its end."""
         group = f"/subscriptions/{self.subscription}/resourceGroups/{self.resource_group}"
         return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{self.name}"
+
+
+def plain_region(name: str) -> str:
+    """Return the region as lists of prices have it: `East US` is eastus there."""
+    return name.lower().replace(" ", "")

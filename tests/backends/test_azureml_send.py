@@ -295,6 +295,27 @@ def test_price_alone_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azu
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
 
 
+def test_price_of_another_region_is_refused(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """A cheaper region's price would let the job run too long; a price of the user's own hangs on no region."""
+    given = ("submit", "-d", "-y", "--name", "one", "--set", "azureml.region=eastus2")
+    refused = cli(*given, "--set", "resources.instance_type=Standard_ND96isr_H100_v5", cwd=folder)
+    assert (refused.code, azure_account.jobs()) == (3, []), refused.stderr
+    words = f"the machines are in {REGION}, and the price that is counted with is eastus2's"
+    assert words in refused.stderr, refused.stderr
+    assert f"write `region: {REGION}`" in refused.stderr
+    assert cli(*given, "--price-per-hour", "2 USD", cwd=folder).code == 0
+
+
+def test_cluster_may_be_elsewhere_than_its_workspace(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Then its own region's price counts, however it is written."""
+    azure_account.compute("far", vmSize="Standard_ND96isr_H100_v5", location="eastus2")
+    given = ("submit", "-d", "-y", "--set", "resources.instance_type=Standard_ND96isr_H100_v5", "--set")
+    refused = cli(*given, "azureml.compute=far", cwd=folder)
+    assert (refused.code, "the machines are in eastus2" in refused.stderr) == (3, True), refused.stderr
+    done = cli(*given, "azureml.compute=far", "--set", "azureml.region=East US 2", cwd=folder)
+    assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
+
+
 def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, azure_account: Azure) -> None:
     """Forbidden, expired, gone: the job stays what it was, and is shown as out of reach."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
