@@ -38,6 +38,7 @@ __all__ = [
     "mark_closed",
     "mark_held",
     "months",
+    "never_asked",
     "projects",
     "release",
     "remember_ledger",
@@ -313,6 +314,14 @@ def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | 
     """Return the attempt's row, None without one."""
     rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     return rows[0] if rows else None
+
+
+def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None:
+    """Have nothing to take back from a shared ledger, to which nothing of the attempt was ever written."""
+    database.execute(
+        "DELETE FROM tellings WHERE job_id = ? AND attempt = ? AND ledger = ? AND told = 'wanted'",
+        (job_id, attempt, uri),
+    )
 
 
 def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:

@@ -25,9 +25,6 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
     """
     database, project = registry.database, project_of(config)
     places = ledgers_of(registry, config)
-    given = (config.get("project") or {}).get("ledger")
-    if given is not None:
-        ledger.remember_ledger(database, project, places[0])  # for `budget show`
     amount_micro = amount_of(attempt.plan)
     ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledgers=places)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.money import ledger, teamledger
-from cloudtrain.launcher.money.budgets import Budget, Held, Period, Standing, month_of
+from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Period, Standing, month_of
 from cloudtrain.launcher.money.cells import Cell, open_cell
 
 if TYPE_CHECKING:
@@ -83,13 +83,15 @@ def remove_budget(database: Database, uri: str, project: str, period: Period) ->
 def forget(database: Database, project: str, uri: str) -> None:
     """Forget where the project's budget is shared. What ends is told there still, unless the ledger itself is gone.
 
-    Raises UnreachableError, ConfigError, CredentialError where that cannot be known: then nothing is forgotten.
+    So are ledgers of before, which no budget is known to be shared at any more. Raises UnreachableError, ConfigError,
+    CredentialError where it cannot be known whether one is gone: then nothing is forgotten.
     """
-    is_gone = teamledger.read(open_cell(uri)) is None
+    former = set(ledger.untold(database)) - set(ledger.ledgers(database).values())
+    gone = [each for each in {uri, *former} if teamledger.read(open_cell(each)) is None]
     with database.transaction():
         ledger.remember_ledger(database, project, None)
-        if is_gone:
-            ledger.leave(database, uri)
+        for each in gone:
+            ledger.leave(database, each)
 
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
@@ -134,12 +136,30 @@ def this_person() -> str:
 
 def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Standing]:
     key = key_of(database.folder, held.job_id, held.attempt)
+    asked: list[str] = []
+
+    def apply(book: teamledger.Book) -> None:
+        teamledger.hold(book, key, held, now_s)
+        asked.append(key)  # what follows is the write
+
     try:
-        book = _change(database, uri, lambda book: teamledger.hold(book, key, held, now_s))
+        _meet(database, held.project, uri)
+        book = _change(database, uri, apply)
     except BudgetError as error:
         raise BudgetError(error.message, where=uri, hint=error.hint) from error
+    except CloudtrainError:
+        if not asked:  # a wrong place, perhaps, which would be asked in vain for ever
+            ledger.never_asked(database, held.job_id, held.attempt, uri)
+        raise
     ledger.mark_held(database, held.job_id, held.attempt, uri)
     return teamledger.standings(book, now_s, held.project)
+
+
+def _meet(database: Database, project: str, uri: str) -> None:
+    """Remember a ledger that a config names, once it is seen to be there; what the project holds already joins it."""
+    known = ledger.ledgers(database)
+    if uri not in (known.get(project), known.get(OVERALL)) and teamledger.read(open_cell(uri)) is not None:
+        ledger.remember_ledger(database, project, uri)
 
 
 def _make(cell: Cell) -> None:

@@ -138,12 +138,52 @@ def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
         hold(homes[1], other)
     homes[1].mark_never_sent(other.attempt, State("failed", "error"))
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert [len(teams.tell(home.database)) for home in homes] == [1, 1]
+    assert [len(teams.tell(home.database)) for home in homes] == [1, 0]  # nothing was ever written of the other's
     (tmp_path / "away").rename(tmp_path / "disk")
     assert [teams.tell(home.database) for home in homes] == [[], []]
     assert [ledger.untold(home.database) for home in homes] == [[], []]
     standing = teamledger.standings(book(place), time.time())[0]
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
+def test_wrong_ledger_binds_nothing_and_the_right_one_hears_of_all(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """A mistyped place is refused and forgotten; the right one, shared later, counts what runs."""
+    database = homes[0].database
+    early = journal(homes[0], "early")
+    homes[0].mark_sent(early.attempt, {"x": 1})
+    for name, folder in (("no-folder", tmp_path / "typo"), ("no-ledger", tmp_path)):
+        lost = journal(homes[0], name, uri=located(str(folder)))
+        with pytest.raises((UnreachableError, ConfigError)):
+            hold(homes[0], lost)
+        homes[0].mark_never_sent(lost.attempt, State("failed", "error"))
+    assert (ledger.ledgers(database), ledger.untold(database)) == ({}, [])
+    teams.set_budget(homes[1].database, vision(15), place, may_make=True)
+    late = journal(homes[0], "late", uri=place)
+    with pytest.raises(BudgetError, match="by early of"):
+        hold(homes[0], late)
+
+
+def test_ledger_that_moves_takes_what_runs_along(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """The new one counts it from the first; the old one until its end, and if it is gone it can be forgotten."""
+    database = homes[0].database
+    teams.set_budget(database, vision(30), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "new").mkdir()
+    new = located(str(tmp_path / "new"))
+    assert teams.set_budget(database, vision(30), new, may_make=True).reserved_micro == 10 * USD
+    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, new)] == [["one"], ["one"]]
+    (tmp_path / "disk" / "ledger.json").unlink()
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    teams.tell(database, patient=True)
+    assert ledger.untold(database) == [place]
+    teams.forget(database, "vision", new)
+    assert ledger.untold(database) == []
+    assert teamledger.standings(book(new), time.time())[0].spent_micro == 5 * USD
 
 
 def test_lost_machines_job_can_be_closed_by_another(
