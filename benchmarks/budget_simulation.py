@@ -24,7 +24,7 @@ SCATTER = 0.3  # sigma of a save's, an upload's and a step's lognormal time abou
 SAVE_EVERY_S = 600.0  # checkpoint.every's default
 # Terms as in backends/*/backend.py without warm machines; the grace between the platform's signal and its kill.
 PLATFORMS = {
-    "sagemaker": (Terms(300, lead_s=300), 110.0),
+    "sagemaker": (Terms(300, lead_s=300, warns=True), 110.0),
     "azureml": (Terms(60, 60, minimum_bill_s=60, lead_s=300), 25.0),
     "vertex": (Terms(60, unit_s=30, lead_s=300), 25.0),
     "ssh": (Terms(20), 0.0),

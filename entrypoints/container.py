@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,12 +138,13 @@ def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
     """Return the spec, with the places that the platform has told on the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
-        return staging.order(source, root, given[0].removeprefix("fence="))
+        return usedtime.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     spec: dict[str, Any] = json.loads(text)
     if name != source:  # what only the sending could know
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
         spec["token"] = sent.get("token", spec["job"])
+        spec["sent_s"] = sent.get("sent_s")
         if spec["secrets"] and "vault" in sent:
             spec["secrets"]["vault"] = sent["vault"]
     for each in given:
@@ -152,7 +154,7 @@ def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
         else:
             _link(root / spec["places"][place], Path(path))
             spec["places"][place] = path
-    return spec
+    return usedtime.with_lead_back(spec, time.time())
 
 
 def _link(usual: Path, path: Path) -> None:

@@ -15,11 +15,23 @@ from cloudtrain.entrypoints import durable
 from cloudtrain.entrypoints.checkpoints.mirror import Mirror, open_mirror
 from cloudtrain.entrypoints.settings import TaskError
 
-__all__ = ["Note", "used_s"]
+__all__ = ["Note", "used_s", "with_lead_back"]
 
 NAME = ".used.json"
 EVERY_S = 30.0
 FINISH_S = 20.0  # for a store that does not answer
+
+
+def with_lead_back(spec: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Return the spec with the time that its limit held for a slower start than it had (`lead_s`).
+
+    The platform's clock has not begun before the job was sent, so no more than the time since then is gone of it.
+    """
+    sent_s = spec.get("sent_s")
+    if sent_s is None or now_s < sent_s:  # a sender's clock that is ahead says nothing
+        return spec
+    back_s = max(0.0, spec.get("lead_s", 0) - (now_s - sent_s))
+    return {**spec, **{key: spec[key] + back_s for key in ("max_duration_s", "deadline_s")}}
 
 
 def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> float:

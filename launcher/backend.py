@@ -64,7 +64,7 @@ class Terms:
     `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
     the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
     `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
-    anew, 1 where it spans all starts.
+    anew, 1 where it spans all starts. `warns`: at its limit the platform asks the job to save, and waits for that.
     """
 
     tail_s: int = 0
@@ -73,6 +73,7 @@ class Terms:
     lives: int = 1
     minimum_bill_s: int = 0
     lead_s: int = 0
+    warns: bool = False
 
 
 @dataclass(frozen=True)

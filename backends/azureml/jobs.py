@@ -53,7 +53,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
             return _found(request, _services_of_ours(request, there, owner))
         idle_s = compute.require(workspace, request)
         files.datastore_of(workspace, request.beside["datastore"])
-        sent: dict[str, Any] = {"token": secrets.token_hex(16)}
+        sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
             sent["vault"] = vault.url_of(workspace, request.name)
     try:

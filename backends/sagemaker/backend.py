@@ -48,7 +48,7 @@ def capacity(config: Config) -> Capacity:
     machine = choose(config)
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
     # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
-    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S)
+    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S, warns=True)
     name = machine.instance_type
     warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
     spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""

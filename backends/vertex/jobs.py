@@ -200,7 +200,7 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
         fence = secrets.token_hex(8)
         try:
             with rest.answers("start the job"):
-                files.put_order(access, request.beside["order_uri"], _order(request, owner, fence))
+                files.put_order(access, request.beside["order_uri"], _order(request, owner, fence, time.time()))
                 made = sdk.create(access, _with_marks(request, owner, fence))
             if number > 1:
                 with contextlib.suppress(GoogleError):
@@ -225,11 +225,14 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
     raise AssertionError("unreachable")
 
 
-def _order(request: Request, owner: str, fence: str) -> dict[str, Any]:
-    """Return what the replicas are to do: the request's order, with what only a send can know."""
+def _order(request: Request, owner: str, fence: str, sent_s: float | None = None) -> dict[str, Any]:
+    """Return what the replicas are to do: the request's order, with what only a send can know.
+
+    `sent_s` is when, None where the job may have been sent before.
+    """
     order: dict[str, Any] = request.beside["order"]
     told = order["secrets"] and {**order["secrets"], "secret": f"{_secret(request, owner)}/versions/latest"}
-    return {**order, "secrets": told, "fence": fence, "token": secrets.token_hex(16)}
+    return {**order, "secrets": told, "fence": fence, "token": secrets.token_hex(16), "sent_s": sent_s}
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:

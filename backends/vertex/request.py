@@ -198,6 +198,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
         "secrets": None,
         "deadline_s": plan.deadline_s,
         "max_duration_s": plan.own_limit_s,
+        "lead_s": plan.cap_s - plan.own_limit_s,
         "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,

@@ -21,7 +21,7 @@ USEFUL_S = 60
 # leaves between SIGTERM and the kill. A trainer whose saves take longer leaves earlier, by its own margin (agree.py).
 STOP_MARGIN_S = 120
 MARGIN_SHARE = 4  # no margin takes more than a quarter of a short cap,
-LEAD_SHARE = 10  # and what may be gone before the job begins no more than a tenth
+NOTICE_SHARE = 10  # where the platform itself asks to save in time, no lead takes more than a tenth
 
 _MICRO_HOUR = 3600 * 1000  # a rate is in micro-dollars an hour times thousandths of uncertainty
 
@@ -89,17 +89,29 @@ def worst_case_micro(cap_s: int, rate: Rate, terms: Terms) -> int:
 
 def least_useful_s(terms: Terms) -> int:
     """Return the shortest cap that is worth its money: the lead, a start, two saves and some steps between them."""
-    return _rounded_up(max(terms.least_s, terms.lead_s + USEFUL_S), terms.unit_s)
+    return _rounded_up(max(terms.least_s, terms.lead_s + _least_own_s(terms)), terms.unit_s)
 
 
 def own_limit_s(cap_s: int, terms: Terms) -> int:
-    """Return how long the job's own clock may run: it begins later than the platform's, which counts image and data."""
-    return cap_s - min(terms.lead_s, cap_s // LEAD_SHARE)
+    """Return how long the job's own clock may run: it begins later than the platform's, which counts image and data.
+
+    All that may be gone is taken off, else the kill could come before the deadline. A user's own limit that is too
+    short for that leaves the time of the shortest run of use, and of one shorter still nine tenths.
+    """
+    share_s = cap_s // NOTICE_SHARE
+    most_s = share_s if terms.warns else max(cap_s - _least_own_s(terms), share_s)
+    return cap_s - min(terms.lead_s, most_s)
 
 
 def deadline_s(limit_s: int) -> int:
     """Return when, by its own clock, the job is told to save and leave."""
     return limit_s - min(STOP_MARGIN_S, limit_s - limit_s * (MARGIN_SHARE - 1) // MARGIN_SHARE)
+
+
+def _least_own_s(terms: Terms) -> int:
+    """Return the shortest time of its own clock in which a job does something: up to its deadline, or the notice."""
+    is_exposed = terms.lead_s > 0 and not terms.warns
+    return USEFUL_S * MARGIN_SHARE // (MARGIN_SHARE - 1) if is_exposed else USEFUL_S
 
 
 def _affordable_s(left_micro: int, rate: Rate, terms: Terms) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def test_what_is_sent_is_the_dry_run(vertex: Any, folder: Path, google: Google, 
     assert fences(body) == {order["fence"]}
     own = {"cloudtrain_run": "one-1", "cloudtrain_job": "one", "cloudtrain_owner": body["labels"]["cloudtrain_owner"]}
     assert body["labels"] == {**dry["labels"], **own}
-    assert {**order, "job": "", "fence": "", "token": ""}.keys() - {"token"} == planned.keys()
-    # Its own clock begins after the image was fetched, which the hour may count.
+    assert {**order, "job": "", "fence": "", "token": ""}.keys() - {"token", "sent_s"} == planned.keys()
+    # Its own clock begins after the image was fetched, which the hour may count; what is not gone of it comes back.
+    assert abs(time.time() - order["sent_s"]) < 60
     assert (order["job"], order["run"], order["max_duration_s"]) == ("one", planned["run"], 3600 - 300)
     commands = [pool["containerSpec"]["command"] for spec in (body, dry) for pool in spec["jobSpec"]["workerPoolSpecs"]]
     assert all(command == commands[0] for command in commands)

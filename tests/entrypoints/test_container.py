@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.container import FAILURE_BYTES, account
 from cloudtrain.entrypoints.node import identify
 from cloudtrain.entrypoints.places import has_checkpoint
 from cloudtrain.entrypoints.pump import Pump
-from cloudtrain.entrypoints.usedtime import Note, used_s
+from cloudtrain.entrypoints.usedtime import Note, used_s, with_lead_back
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -244,6 +244,14 @@ def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
             "inputs": {"train": "input/data/train"},
         },
     }
+
+
+@pytest.mark.parametrize(("since_s", "back_s"), [(0, 300), (40, 260), (300, 0), (5000, 0), (-1, 0), (None, 0)], ids=str)
+def test_quick_start_gets_its_time_back(since_s: float | None, back_s: float) -> None:
+    """No more of the limit is gone than the time since the sending, which a queue may have taken; else all counts."""
+    spec = {**_spec("0" * 64, []), "lead_s": 300, "sent_s": None if since_s is None else 1000.0 - since_s}
+    told = with_lead_back(spec, 1000.0)
+    assert (told["max_duration_s"], told["deadline_s"]) == (600 + back_s, 500 + back_s)
 
 
 def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cloudtrain.launcher.prices import catalog
 LOCAL = Terms(tail_s=20)
 # As the backends have them, with what a config may add: warm machines, a cluster that idles, new starts.
 TERMS = {
-    "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), lead_s=300),
+    "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), lead_s=300, warns=True),
     "azureml": lambda draw: Terms(60 + draw.choice([0, 120, 1800]), 60, minimum_bill_s=60, lead_s=300),
     "vertex": lambda draw: Terms(60, unit_s=30, lives=draw.choice([1, 1, 4]), lead_s=300),
     "ssh": lambda draw: Terms(draw.choice([0, 20, 120])),
@@ -98,7 +98,7 @@ def test_uncertain_price_buys_less() -> None:
 def test_run_that_is_of_no_use_is_refused_with_the_sum_that_is() -> None:
     """A lead, a start, two saves and some steps: less is money for nothing."""
     found = caps.choose(100_000, 0, Rate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
-    assert found == Refusal(100_000, 90, 360, 370_000)
+    assert found == Refusal(100_000, 90, 380, 390_000)
 
 
 def test_short_time_limit_is_the_users_own() -> None:
@@ -113,9 +113,26 @@ def test_nothing_limits_what_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("cap_s", [1, 7, 60, 100, 480, 3000, 86_400])
-def test_margins_never_eat_a_short_cap(cap_s: int) -> None:
-    """The lead takes a tenth at most, the time to save a quarter of the rest."""
-    limit_s = caps.own_limit_s(cap_s, Terms(lead_s=300))
-    assert cap_s - min(300, cap_s // 10) == limit_s
+@pytest.mark.parametrize("terms", [LOCAL, Terms(lead_s=300, warns=True)], ids=["own", "warned"])
+def test_margins_never_eat_a_short_cap(cap_s: int, terms: Terms) -> None:
+    """The lead takes a tenth at most where the platform warns in time, the time to save a quarter of the rest."""
+    limit_s = caps.own_limit_s(cap_s, terms)
+    assert cap_s - min(terms.lead_s, cap_s // 10) == limit_s
     assert 0.66 * cap_s <= caps.deadline_s(limit_s) + 1 <= cap_s + 1
     assert limit_s - caps.deadline_s(limit_s) <= 120
+
+
+@pytest.mark.parametrize("cap_s", [380, 600, 1200, 1800, 2400, 86_400])
+def test_deadline_comes_before_the_kill_though_the_whole_lead_is_gone(cap_s: int) -> None:
+    """No signal comes there, so by its own clock the job has to leave first, and to have done something by then."""
+    terms = Terms(60, lead_s=300)
+    limit_s = caps.own_limit_s(cap_s, terms)
+    assert cap_s >= caps.least_useful_s(terms) == 380
+    assert limit_s == cap_s - 300
+    assert 60 <= caps.deadline_s(limit_s) <= limit_s - 20
+
+
+def test_short_limit_of_the_users_own_leaves_a_run_of_use() -> None:
+    """Five minutes that a user asked for are not all given to a start that may be quicker."""
+    found = [caps.own_limit_s(cap_s, Terms(60, lead_s=300)) for cap_s in (10, 31, 80, 89, 120, 300, 380, 381)]
+    assert found == [9, 28, 72, 80, 80, 80, 80, 81]

@@ -149,7 +149,7 @@ def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Calla
         of(100_000)
     enough = caught.value.enough_micro
     assert enough is not None
-    assert of(enough).cap_s == 360
+    assert of(enough).cap_s == 380
     with pytest.raises(BudgetError):
         of(enough - 1)
 
