@@ -1,13 +1,14 @@
 """The clouds' machine types with accelerators and what they cost, each price with source and date.
 
-The package's table is instances.csv; what the user has had read from the vendors (own.py) wins, row by row. Prices are
-of one machine and an hour, in US dollars. What is not known is None, never 0.
+The package's table is instances.csv; what the user has had read from the vendors (own.py) wins, row by row, where it is
+not the older one. Prices are of one machine and an hour, in US dollars. What is not known is None, never 0.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+from dataclasses import replace
 from importlib.resources import files
 
 from cloudtrain.launcher import home
@@ -40,11 +41,19 @@ def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Ra
     for row in rows(backend):
         if (row["instance_type"], row["region"]) == (instance_type, region):
             found = _rates(row)
-    newer = _own(backend, instance_type, region)
-    on_demand, spot = newer.get("on_demand"), found.get("spot")
-    if on_demand is not None and spot is not None and spot.usd >= on_demand.usd:
-        del found["spot"]  # of a day on which the machine cost more
-    return {**found, **newer}
+    own = _own(backend, instance_type, region)
+    chosen = found | {kind: _newer(rate, found.get(kind)) for kind, rate in own.items()}
+    on_demand, spot = chosen.get("on_demand"), chosen.get("spot")
+    if on_demand and spot and on_demand.is_own and not spot.is_own and spot.usd >= on_demand.usd:
+        del chosen["spot"]  # of a day on which the machine cost more
+    return chosen
+
+
+def _newer(own: Rate, listed: Rate | None) -> Rate:
+    """Return the user's own price, but the table's where that was read later."""
+    if listed is None or listed.day is None or (own.day is not None and own.day >= listed.day):
+        return own
+    return replace(listed, passed_over=own.as_of)
 
 
 def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:

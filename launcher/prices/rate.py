@@ -37,7 +37,7 @@ class Rate:
 
     `as_of` is when it was read: a day, or as little of one as is known (`2026-09`, `<=2025 (undated)`). `derived`: by a
     rule from other figures. `is_own`: the user has had it read from the vendor. `factor`, from 1 up: what the vendor's
-    own list leaves open.
+    own list leaves open. `passed_over`: the day of the user's own price where this one, the table's, is newer.
     """
 
     usd: float
@@ -46,6 +46,7 @@ class Rate:
     is_derived: bool = False
     is_own: bool = False
     factor: float = 1.0
+    passed_over: str = ""
 
     @property
     def day(self) -> datetime.date | None:
@@ -56,7 +57,8 @@ class Rate:
     def words(self) -> str:
         """The provenance: `list price of 2026-08-20`."""
         own = ", read from the vendor's list" if self.is_own else ""
-        return f"{'derived from a ' if self.is_derived else ''}list price of {self.as_of}{own}"
+        older = f", newer than your own of {self.passed_over}" if self.passed_over else ""
+        return f"{'derived from a ' if self.is_derived else ''}list price of {self.as_of}{own}{older}"
 
 
 @dataclass(frozen=True)

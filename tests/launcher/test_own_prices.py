@@ -49,6 +49,20 @@ def test_own_price_wins_row_by_row(home: Path) -> None:
     assert spot.spot_hourly_usd is not None
 
 
+def test_own_price_that_is_older_than_the_table_is_passed_over(file: Path) -> None:
+    """After an upgrade what was read before it must not beat the newer table; the plan says which was used."""
+    row = "azureml,Standard_ND96isr_H100_v5,eastus,on_demand,60,no,1,{},Azure Retail Prices"
+    file.write_text(f"{HEAD}\n{row.format('2026-08-28')}\n")
+    machine = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
+    assert machine is not None
+    assert (machine.hourly_usd, machine.as_of) == (98.32, "2026-09-16")
+    assert machine.price_source == "list price of 2026-09-16, newer than your own of 2026-08-28"
+    file.write_text(f"{HEAD}\n{row.format('2026-09-16')}\n")
+    same = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
+    assert same is not None
+    assert (same.hourly_usd, same.price_source) == (60.0, "list price of 2026-09-16, read from the vendor's list")
+
+
 def test_spot_price_of_dearer_days_is_dropped(home: Path) -> None:
     """The machine costs less on demand today than the table's spot price."""
     key = Key("azureml", "Standard_NC6s_v3", "eastus", "on_demand")
