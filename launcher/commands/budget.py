@@ -44,21 +44,21 @@ def command(context: click.Context) -> None:
 @_month
 @click.option(
     "--overcommit",
-    type=float,
-    default=1.0,
+    "given_overcommit",
+    metavar="FACTOR",
+    default="1",
     help="Let worst cases add up to so much more than is left, such as 1.2: jobs seldom cost their worst case.",
 )
 @_ledger
 @_here
-def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | None, here: bool) -> None:
+def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
     from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import MOST_OVERCOMMIT_PERCENT, Budget, down, up, usd
+    from cloudtrain.launcher.money.budgets import Budget, down, up, usd
 
     project, limit_micro = _what(what)
-    if not (math.isfinite(overcommit) and 100 <= overcommit * 100 <= MOST_OVERCOMMIT_PERCENT):
-        raise UsageError(f"--overcommit is a number from 1 to {MOST_OVERCOMMIT_PERCENT / 100:g}, such as 1.2")
+    overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
     budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
     database = _database()
@@ -70,11 +70,15 @@ def set_(what: tuple[str, ...], monthly: bool, overcommit: float, ledger: str | 
         standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
     title = f"{budget.title}{f', shared at {place}' if place else ''}"
     say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}")
-    if standing.left_micro < 0:
+    if standing.room_micro < 0:
         more = usd(up(-standing.left_micro))
         say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
     else:
         say(f"left {usd(down(standing.left_micro))}")
+    if standing.budget.overcommit_percent != 100:
+        say(
+            f"worst cases of {usd(down(max(0, standing.room_micro)))} more may be promised: --overcommit {overcommit:g}"
+        )
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
@@ -176,6 +180,20 @@ def close(job: str, spent: str, yes: bool) -> None:
     raise UsageError(
         f"no shared ledger that this machine knows holds anything for another machine's `{job}`", hint=hint
     )
+
+
+def _overcommit(text: str) -> float:
+    """Return by how much worst cases may exceed what is left, from `1.2` or `120%`."""
+    from cloudtrain.launcher.money.budgets import MOST_OVERCOMMIT_PERCENT
+
+    most = MOST_OVERCOMMIT_PERCENT / 100
+    try:
+        factor = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        factor = math.nan
+    if not 1 <= factor <= most:  # nor what is no number
+        raise UsageError(f"--overcommit is a number from 1 to {most:g}, such as 1.2 or 120%")
+    return factor
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, int]:

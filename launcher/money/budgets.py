@@ -99,7 +99,12 @@ class Standing:
 
     @property
     def left_micro(self) -> int:
-        """What may still be reserved; negative where more is held or spent than the limit allows."""
+        """What is left of the money itself; negative where more is held or spent than the limit."""
+        return self.budget.limit_micro - self.spent_micro - self.reserved_micro
+
+    @property
+    def room_micro(self) -> int:
+        """What may still be promised: what is left, and with an overcommitment more; negative where there is none."""
         unspent = self.budget.limit_micro - self.spent_micro
         more = unspent * self.budget.overcommit_percent // 100 if unspent > 0 else unspent
         return more - self.reserved_micro
@@ -143,13 +148,14 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
     if standing.unknown:
         yield f"{title} cannot be kept: nobody knows the price of {_names(standing.unknown)}, not over yet"
         return
-    if amount_micro <= standing.left_micro:
+    if amount_micro <= standing.room_micro:
         return
     held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
+    room = "left" if standing.budget.overcommit_percent == 100 else "may still be promised"
     yield (
         f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: spent {usd(standing.spent_micro)}"
-        f"{when}{held}, left {usd(down(max(0, standing.left_micro)))}"
+        f"{when}{held}, {room} {usd(down(max(0, standing.room_micro)))}"
     )
 
 
@@ -218,13 +224,32 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     short = [standing for standing in standings if any(refusal(standing, amount_micro))]
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
-    shorter = "take a shorter limits.max_duration or fewer instances, wait for a job's end, or raise the budget"
+    wait = ", wait for a job's end" if any(standing.held for standing in short) else ""
+    raised = " && ".join(_raising(standing, amount_micro) for standing in short)
+    shorter = f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
     means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
     more = max(standing.overcommit_for(amount_micro) for standing in short)
     if more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
         percent = max(percent or 0 for percent, _ in means)
-        return (
-            f"ended jobs have cost {percent} % of their worst cases on average, and so counted it would fit: "
-            f"`cloudtrain budget set ... --overcommit {more / 100:g}` lets it in; or {shorter}"
+        let_in = " && ".join(
+            _setting(each.budget, each.budget.limit_micro, each.overcommit_for(amount_micro)) for each in short
         )
-    return f"{shorter}: cloudtrain budget show"
+        return (
+            f"ended jobs have cost {percent} % of their worst cases on average, and so counted it would fit; "
+            f"this lets it in: {let_in}\n  hint: or {shorter}"
+        )
+    return shorter
+
+
+def _raising(standing: Standing, amount_micro: int) -> str:
+    """Return the command that raises the limit by just enough, to whole cents."""
+    percent = standing.budget.overcommit_percent
+    limit_micro = standing.spent_micro - (-(standing.reserved_micro + amount_micro) * 100 // percent)
+    return _setting(standing.budget, -(-limit_micro // 10_000) * 10_000, percent)
+
+
+def _setting(budget: Budget, limit_micro: int, overcommit_percent: int) -> str:
+    words = ["cloudtrain budget set", budget.project, format_money(limit_micro).replace(" ", "")]
+    words += ["--month"] if budget.period == "month" else []
+    words += [f"--overcommit {overcommit_percent / 100:g}"] if overcommit_percent != 100 else []
+    return " ".join(word for word in words if word)

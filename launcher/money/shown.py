@@ -67,7 +67,7 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
     for place in dict.fromkeys(row.place for row in rows):
         here = [row for row in rows if row.place == place]
         lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
-        lines += [*_table(here), *_means(here)]
+        lines += [*_table(here), *_rooms(here), *_means(here)]
         held = [each for _, each in _holders(here)]
         lines += ["", *_held_table(held)] if held else []
     return lines
@@ -87,6 +87,7 @@ def _budget_json(row: Row) -> dict[str, Any]:
         "spent_usd": standing.spent_micro / 1e6,
         "reserved_usd": standing.reserved_micro / 1e6,
         "left_usd": standing.left_micro / 1e6 if limited else None,
+        "room_usd": standing.room_micro / 1e6 if limited else None,
         "mean_left_usd": mean_micro / 1e6 if limited and mean_micro is not None else None,
         "price_unknown": [held.job_id for held in standing.unknown],
     }
@@ -112,16 +113,29 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.is_limited:
         more = f" x{budget.overcommit_percent / 100:g}" if budget.overcommit_percent != 100 else ""
         limit, left = _sum(budget.limit_micro) + more, _sum(down(standing.left_micro))
-    period = standing.month if budget.period == "month" else "ever"
     reserved = _sum(up(standing.reserved_micro)) + ("+?" if standing.unknown else "")
-    return _short(budget.project), period, limit, _sum(standing.spent_micro), reserved, left
+    return _short(budget.project), _period(row), limit, _sum(standing.spent_micro), reserved, left
+
+
+def _period(row: Row) -> str:
+    return row.standing.month if row.standing.budget.period == "month" else "ever"
+
+
+def _rooms(rows: Sequence[Row]) -> list[str]:
+    """Return what worst cases may still be promised, where that is more than what is left of the money."""
+    return [
+        f"{_short(row.standing.budget.project)}, {_period(row)}: worst cases of"
+        f" {_sum(down(max(0, row.standing.room_micro)))} may still be promised"
+        for row in rows
+        if row.is_limited and row.standing.budget.overcommit_percent != 100
+    ]
 
 
 def _means(rows: Sequence[Row]) -> list[str]:
     """Return what would be left if jobs cost what ended ones have cost of their worst cases, where that is known."""
     return [
-        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left at the mean so far,"
-        f" {row.standing.mean_percent} % of the worst case"
+        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if what runs costs"
+        f" {row.standing.mean_percent} % of its worst, as before"
         for row in rows
         if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
     ]

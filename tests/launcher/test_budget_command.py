@@ -38,6 +38,7 @@ def quick(cli: Any) -> Any:
         (["x" * 64, "5USD"], "cannot name a project"),
         (["5USD", "--overcommit", "nan"], "from 1 to 10"),
         (["5USD", "--overcommit", "0.5"], "from 1 to 10"),
+        (["5USD", "--overcommit", "much"], "from 1 to 10"),
         (["5USD", "--ledger", "ftp://x/y"], "no place for a ledger"),
         (["5USD", "--ledger", "https://example.org/x"], "no place for a ledger"),
     ],
@@ -51,7 +52,7 @@ def test_set_refuses_what_makes_no_sense(quick: Any, words: list[str], said: str
 
 def test_set_show_and_remove(quick: Any) -> None:
     """Levels by project and period, sorted, in 80 columns without colour; what is removed is gone."""
-    for words in (["vision", "100USD"], ["vision", "30", "--month", "--overcommit", "1.2"], ["5000 USD", "--month"]):
+    for words in (["vision", "100USD"], ["vision", "30", "--month", "--overcommit", "120%"], ["5000 USD", "--month"]):
         assert quick("budget", "set", *words).code == 0
     shown = quick("budget", "show", "--json").json
     limits = [(row["project"], row["period"], row["limit_usd"], row["overcommit"]) for row in shown["budgets"]]
@@ -59,6 +60,7 @@ def test_set_show_and_remove(quick: Any) -> None:
     text = quick("budget").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert ("30.00 x1.2" in text, "\x1b" in text, "vision " in text) == (True, False, True)
+    assert "worst cases of 36.00 may still be promised" in text
     assert quick("budget", "remove", "vision", "--month").code == 0
     assert quick("budget", "remove", "vision", "--month").code == 2
     assert len(quick("budget", "show", "vision", "--json").json["budgets"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,29 @@ def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
     said = str(caught.value)
     for part in ("project vision's 100 USD", "12.30 USD", "spent 50 USD", "40 USD by job0, job1", "left 10 USD"):
         assert part in said, said
-    assert (caught.value.exit_code, "budget show" in caught.value.hint) == (6, True)
+    assert caught.value.exit_code == 6
+    assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 102.30USD")
+
+
+def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
+    """The commands can be pasted: month and overcommitment stay, and with these limits the job fits."""
+    levels = [
+        Standing(Budget("", "all", 10 * USD), "2026-11", 3 * USD),
+        Standing(Budget("vision", "month", 5 * USD, 150), "2026-11", 3_140_001),
+        Standing(Budget("vision", "all", 100 * USD), "2026-11", 0),
+    ]
+    with pytest.raises(BudgetError) as caught:
+        require_room(levels, 20 * USD)
+    raised = "cloudtrain budget set 23USD && cloudtrain budget set vision 16.48USD --month --overcommit 1.5"
+    assert caught.value.hint.endswith(f"or raise the budget: {raised}")
+    enough = [Budget("", "all", 23 * USD), Budget("vision", "month", 16_480_000, 150)]
+    require_room([replace(each, budget=more) for each, more in zip(levels, enough, strict=False)], 20 * USD)
+
+
+def test_left_is_money_and_room_is_what_may_be_promised() -> None:
+    """An overcommitment makes no money: of 20 USD with 3 spent 17 are left, though 85 may be promised."""
+    found = standing(20, 3, overcommit_percent=500)
+    assert (found.left_micro, found.room_micro) == (17 * USD, 85 * USD)
 
 
 def test_every_level_that_refuses_is_named() -> None:
@@ -88,7 +111,7 @@ def test_refusal_tells_what_a_mean_estimate_would_admit() -> None:
     with pytest.raises(BudgetError) as caught:
         require_room([known], 20 * USD)
     assert "50 % of their worst cases" in caught.value.hint
-    assert "--overcommit 1.1" in caught.value.hint
+    assert ": cloudtrain budget set vision 100USD --overcommit 1.1\n" in caught.value.hint
 
 
 def test_needed_and_left_never_look_alike() -> None:
