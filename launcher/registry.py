@@ -7,7 +7,6 @@ dies between the two leaves an intent whose submitter is gone; `refresh` settles
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import sqlite3
@@ -21,7 +20,6 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
-from cloudtrain.launcher.money import meter
 
 __all__ = ["Registry", "submitter_lives", "this_process"]
 
@@ -138,13 +136,12 @@ class Registry:
                 self.settle(replace(attempt, state=state))
 
     def settle(self, attempt: Attempt) -> None:
-        """Put what the attempt, which has ended, has cost in place of its worst case."""
+        """Put what the attempt, which has ended, may have cost in place of its worst case, at the same uncertainty."""
         from cloudtrain.launcher.money import ledger
+        from cloudtrain.launcher.money.earlier import spent_at_worst_micro
 
         state, now_s = attempt.state, time.time()
-        spent_micro = meter.spent_micro(meter.legs_of([attempt]), now_s)
-        if spent_micro is not None and attempt.idle_usd is not None:  # machines that idle on are billed too
-            spent_micro += math.ceil(attempt.idle_usd * 1_000_000)
+        spent_micro = spent_at_worst_micro([attempt], now_s)
         ended_s = min(now_s, state.ended_s or now_s)
         ledger.settle(self.database, attempt.job_id, attempt.number, spent_micro, ended_s, started_s=state.started_s)
 

@@ -37,8 +37,10 @@ def registry(home: Path) -> Registry:
 def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
     """Return a function that journals a job with its worst case, as submit does."""
 
-    def add(name: str, amount_usd: float | None = 10, project: str | None = "vision") -> Job:
-        plan = {**PRICED, "worst_case_micro": None if amount_usd is None else round(amount_usd * USD)}
+    def add(
+        name: str, amount_usd: float | None = 10, project: str | None = "vision", more: dict[str, Any] | None = None
+    ) -> Job:
+        plan = {**PRICED, **(more or {}), "worst_case_micro": None if amount_usd is None else round(amount_usd * USD)}
 
         def make(job_id: str, number: int) -> Job:
             made = make_job(job_id, number)
@@ -120,6 +122,19 @@ def test_end_puts_what_was_spent_in_place_of_the_worst_case(registry: Registry, 
         registry.set_state(job.attempt, ended(job, now_s - 1800, now_s), {})
         assert left(registry) == [15 * USD]
     assert ledger.held(registry.database) == []
+
+
+def test_end_counts_at_the_uncertainty_that_was_reserved(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Half an hour at 10 USD that may be 11, billed by the minute, and 5 more minutes of idling: 35/60 x 11 USD.
+
+    At the list price the budget would give out again what the bill may still take.
+    """
+    limit(registry, 20)
+    job = submit("one", more={"uncertainty": 1.1, "unit_s": 60})
+    registry.mark_sent(job.attempt, {"x": 1})
+    now_s = float(int(time.time()))
+    registry.set_state(job.attempt, State("succeeded", started_s=now_s - 1790, ended_s=now_s, idle_s=300.0), {})
+    assert left(registry) == [20 * USD - 6_416_668]
 
 
 def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Callable[..., Job]) -> None:

@@ -66,7 +66,8 @@ def find(request, home):
 def state(ref):
     told = (platform / f"{ref['name']}.job").read_text()
     if told == "runs": return State("running", started_s=1000.0)
-    return State("succeeded", started_s=1000.0, ended_s=1000.0 + float(told) * 360, billed_s=float(told) * 360)
+    seconds = float(round(float(told) * 360))
+    return State("succeeded", started_s=1000.0, ended_s=1000.0 + seconds, billed_s=seconds)
 
 paper = types.ModuleType("paper")
 paper.find, paper.state = find, state
@@ -112,7 +113,7 @@ def submit(number):
     registry.mark_sent(job.attempt, {"name": job.attempt.name})
     step("marked")
     if rng.random() < 0.5:
-        end(job.attempt.name, rng.randrange(1, WORST * 100) / 100)
+        end(job.attempt.name, rng.randrange(1, WORST * 10) / 10)
         step("ended")
         refresh(registry, registry.find(job.id))
         step("closed")
