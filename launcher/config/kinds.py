@@ -36,6 +36,7 @@ __all__ = [
     "Many",
     "Money",
     "Percent",
+    "Price",
     "ProcessCount",
     "ProjectName",
     "RelativePath",
@@ -131,6 +132,12 @@ def _relative_path(value: object) -> str:
     return value
 
 
+def _price(value: object) -> int:
+    if micro := units.parse_money(value):
+        return micro
+    raise ValueError("a price above 0: what is not known is not 0; leave it out, and the price list counts")
+
+
 def _process_count(value: object) -> int | str:
     if value == "auto":
         return "auto"
@@ -147,12 +154,15 @@ def _accelerators(value: object) -> str:
 
 _DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"type": "integer", "minimum": 0}]}
 _MONEY = {"anyOf": [{"type": "string", "pattern": units.MONEY_PATTERN}, {"type": "number", "minimum": 0}]}
+_ABOVE_0 = units.MONEY_PATTERN.replace("^", "^(?=.*[1-9])", 1)
+_PRICE = {"anyOf": [{"type": "string", "pattern": _ABOVE_0}, {"type": "number", "exclusiveMinimum": 0}]}
 _SIZE = {"anyOf": [{"type": "string", "pattern": units.SIZE_PATTERN}, {"type": "integer", "minimum": 1}]}
 _COUNT = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 
 Duration = Annotated[int, Kind("duration", units.parse_duration, _DURATION, units.format_duration)]
 Money = Annotated[int, Kind("amount of money", units.parse_money, _MONEY, units.format_money)]
+Price = Annotated[int, Kind("price", _price, _PRICE, units.format_money)]
 Percent = Annotated[
     int,
     Kind("percentage", units.parse_percent, {"type": "string", "pattern": units.PERCENT_PATTERN}, units.format_percent),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cloudtrain.launcher.config.kinds import Duration, Many, Money, RelativePath, Shorthand, SizeGb, Text
+from cloudtrain.launcher.config.kinds import Duration, Many, Money, Price, RelativePath, Shorthand, SizeGb, Text
 
 __all__ = ["AzureML", "Local", "SageMaker", "Section", "Ssh", "SshHost", "Vertex"]
 
@@ -171,7 +171,7 @@ class SageMaker(Section):
     keep_alive: Duration | None = Field(
         None, description="Keep the instances warm for the next job this long; the time is billed.", examples=["30m"]
     )
-    price_per_hour: Money | None = Field(
+    price_per_hour: Price | None = Field(
         None,
         description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
         examples=["2.50 USD"],
@@ -250,7 +250,7 @@ class AzureML(Section):
         description="Shared memory of the container, in GB, of which Azure gives 2. Default: 8 for each rank.",
         examples=[64],
     )
-    price_per_hour: Money | None = Field(
+    price_per_hour: Price | None = Field(
         None,
         description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
         examples=["2.50 USD"],
@@ -311,7 +311,7 @@ class Vertex(Section):
         description="How inputs reach the job: below /gcs as files, where the machine has that, or copied first.",
         examples=["download"],
     )
-    price_per_hour: Money | None = Field(
+    price_per_hour: Price | None = Field(
         None,
         description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
         examples=["2.50 USD"],

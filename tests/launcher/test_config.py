@@ -688,3 +688,13 @@ def test_a_clouds_block_tells_its_own_name(load: Load, block: str, key: str, our
     with pytest.raises(ConfigError) as caught:
         load(task(f"{block}: {{{key}: x}}\n"))
     assert [fault.hint for fault in caught.value.faults] == [f"it is `{ours}` here"]
+
+
+@pytest.mark.parametrize("backend", ["sagemaker", "azureml", "vertex"])
+@pytest.mark.parametrize("price", ["0", "0 USD", "$0.000"])
+def test_no_cloud_machine_costs_nothing(load: Load, backend: str, price: str) -> None:
+    """A price of 0 would let it past every budget and every question; an own machine may cost nothing."""
+    found = only_fault(load, script(f"backend: {backend}\n{backend}: {{price_per_hour: {price!r}}}"))
+    assert found.key == f"{backend}.price_per_hour"
+    assert "a price above 0" in found.message
+    assert load(script("local: {price_per_hour: 0 USD}")).local.price_per_hour == 0
