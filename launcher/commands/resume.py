@@ -58,7 +58,8 @@ def command(
     try:
         prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
     except BudgetError as error:
-        raise _with_command(error, found, settings) from error
+        given = _as_typed(instances, settings, price_micro, update_code=update_code)
+        raise _with_command(error, found, given) from error
     if not approved(prepared, yes=yes, more=True):
         return 1
     found = submit.resend(registry, found, prepared)
@@ -85,8 +86,22 @@ def budget_setting(job: Job, text: str) -> str:
     return f"budget.limit={format_money(micro)}"
 
 
-def _with_command(error: BudgetError, job: Job, settings: tuple[str, ...]) -> BudgetError:
-    """Return the refusal with the command that would be accepted, and its smallest sum."""
+def _as_typed(
+    instances: int | None, settings: tuple[str, ...], price_micro: int | None, *, update_code: bool
+) -> list[str]:
+    """Return the options that say what is to be sent, as a shell takes them."""
+    from cloudtrain.launcher.units import format_money
+
+    return [
+        *([f"--instances {instances}"] if instances is not None else []),
+        *(f"--set {quote(setting)}" for setting in settings),
+        *([f"--price-per-hour {format_money(price_micro).replace(' ', '')}"] if price_micro is not None else []),
+        *(["--update-code"] if update_code else []),
+    ]
+
+
+def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
+    """Return the refusal with the command that would be accepted: its smallest sum, and the options as given."""
     from cloudtrain.launcher.money.outlook import limit_micro
     from cloudtrain.launcher.units import format_money
 
@@ -96,8 +111,8 @@ def _with_command(error: BudgetError, job: Job, settings: tuple[str, ...]) -> Bu
     more_micro = error.enough_micro - before
     sign, micro = ("+", more_micro) if more_micro > 0 else ("", error.enough_micro)
     more = sign + format_money(micro).replace(" ", "")
-    given = "".join(f" --set {quote(setting)}" for setting in settings)
-    hint = f"{error.hint.partition(';')[0]}, at least: cloudtrain resume --budget {more}{given} {job.id}"
+    command = " ".join(["cloudtrain resume", f"--budget {more}", *given, job.id])
+    hint = f"{error.hint.partition(';')[0]}, at least: {command}"
     return BudgetError(error.message, where=error.where, hint=hint)
 
 
