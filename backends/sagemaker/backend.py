@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.sagemaker import check as rules
-from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
+from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.units import format_duration
@@ -58,8 +58,11 @@ def capacity(config: Config) -> Capacity:
         region = region_of(block_of(config)) or "an unknown region"
         source = f"no price of {name} in {region}: cloudtrain prices refresh, or set sagemaker.price_per_hour"
         return Capacity(machine.count, None, source, terms, machine=name)
-    source = f"{name}, {machine.price_source}{spot}{warm}"
-    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
+    size_gb = disk_gb(config)
+    disk = disk_usd(name, size_gb)
+    source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
+    usd, known = machine.hourly_usd + disk, (machine.uncertainty, machine.as_of)
+    return Capacity(machine.count, usd, source, terms, *known, machine=name)
 
 
 def check(request: Request) -> list[Fault]:

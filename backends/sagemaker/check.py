@@ -7,10 +7,10 @@ a warning: an instance type, not a misspelt field.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
+from cloudtrain.backends.sagemaker.machine import has_local_disk
 from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.tablecheck import Found
@@ -21,8 +21,6 @@ __all__ = ["faults", "violations"]
 _GROWING = "TrainingInstanceType"
 
 MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition, which its model leaves out
-# Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
-_LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
 
 # Where in the config the parts of the request come from, the longest first.
 _KEYS = {
@@ -98,7 +96,7 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         message = f"{runtime} s is more than the 28 days that SageMaker lets a job run"
         yield "StoppingCondition.MaxRuntimeInSeconds", message, "lower limits.max_duration"
     kind = resources.get("InstanceType")
-    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and _LOCAL_DISK.match(kind):
+    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and has_local_disk(kind):
         message = f"{kind} has local disks, which are encrypted by themselves and take no key"
         yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"
     channels = [channel.get("ChannelName") for channel in _dicts(body, "InputDataConfig")]

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.config.schema_backends import SageMaker
 
-__all__ = ["Place", "block_of", "choose", "place_of", "region_of"]
+__all__ = ["Place", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
+
+DISK_GB = 100  # where the config does not say
+# Of a volume, for a GB and a month: 0.14 to 0.154 by the region, of which a worst case takes the dearer. Source: the
+# cost sheet of a public tool for SageMaker, read in 2026-10. AWS's month is one of 30 days.
+DISK_USD_PER_GB_MONTH, MONTH_H = 0.154, 720
+# Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
+_LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
 
 _CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")
 _TRAINIUM = re.compile(r"ml\.(trn|inf)\d")
@@ -58,6 +65,21 @@ def choose(config: Config) -> Machine:
         message = f"no SageMaker machine of our table has `{resources.accelerators}`"
         raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])
     return found[0]
+
+
+def has_local_disk(instance_type: str) -> bool:
+    """Return whether the type brings its disks, in place of a volume."""
+    return bool(_LOCAL_DISK.match(instance_type))
+
+
+def disk_gb(config: Config) -> int:
+    """Return the size of each instance's disk."""
+    return config.resources.disk_gb or DISK_GB
+
+
+def disk_usd(instance_type: str, size_gb: int) -> float:
+    """Return what an hour of the volume costs that SageMaker gives each instance, 0 where it brings its disks."""
+    return 0.0 if has_local_disk(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H
 
 
 def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
-from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, place_of
+from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRYPOINT", "build"]
 
-DISK_GB = 100
 MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
 WAIT_S = 86_400  # for spot machines, where the config does not say
 CODE, JOB = "code", "job"  # our channels: no input may be called so
@@ -168,7 +167,7 @@ def _asked(plan: Plan, config: Config) -> dict[str, Any]:
         "metrics": _metrics(config),
         "input_mode": block.input_mode,
         "instances": plan.instances,
-        "disk_gb": config.resources.disk_gb or DISK_GB,
+        "disk_gb": disk_gb(config),
         "keep_alive_s": block.keep_alive,
         "training_plan": block.training_plan,
         "kms_key": block.kms_key,

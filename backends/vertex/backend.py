@@ -55,7 +55,7 @@ price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 def capacity(config: Config) -> Capacity:
     """Return what the machine brings, at the price of the way in which it is to be had."""
     from cloudtrain.backends.vertex import prices
-    from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of
+    from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of
 
     choice, block, kind = choose(config), block_of(config), kind_of(config)
     is_guarded = config.budget is not None and config.budget.on_limit != "alert"
@@ -68,8 +68,13 @@ def capacity(config: Config) -> Capacity:
         where = location_of(block) or "an unknown region (vertex.location)"
         source = f"no price of {choice.label} in {where}: cloudtrain prices refresh, or set vertex.price_per_hour"
         return Capacity(choice.count, None, source, terms, machine=choice.label)
-    known = (offer.uncertainty, offer.as_of)
-    return Capacity(choice.count, offer.usd, offer.source, terms, *known, machine=choice.label)
+    disk_type, disk_gb = disk_of(config, choice)
+    disk_usd = prices.disk_hourly(disk_type, disk_gb)
+    disk = (
+        f"with a disk of {disk_gb} GB" if disk_usd is not None else f"without its disk: {disk_type} has no known price"
+    )
+    usd, known = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of)
+    return Capacity(choice.count, usd, f"{offer.source}, {disk}", terms, *known, machine=choice.label)
 
 
 def check(request: Request) -> list[Fault]:

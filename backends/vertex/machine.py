@@ -25,6 +25,7 @@ __all__ = [
     "Place",
     "block_of",
     "choose",
+    "disk_of",
     "kind_of",
     "label_of",
     "location_of",
@@ -35,6 +36,9 @@ __all__ = [
 Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are had, which sets their price
 
 SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")
+
+DISK_GB = 100  # Vertex AI's own default, and its least
+_HYPERDISK = re.compile(r"a3-ultragpu|a4|g4|c4|n4|h4|x4")
 
 _TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+")
@@ -106,6 +110,12 @@ def choose(config: Config) -> Choice:
         return _named(block.machine_type, "vertex.machine_type", location)
     hint = "write `accelerators: A100:8`, or `instance_type: a2-highgpu-8g`"
     raise ConfigError([Fault("Vertex AI needs to know which machines", key="resources", hint=hint)])
+
+
+def disk_of(config: Config, choice: Choice) -> tuple[str, int]:
+    """Return type and size in GB of each machine's boot disk."""
+    usual = "hyperdisk-balanced" if _HYPERDISK.match(choice.machine_type) else "pd-ssd"
+    return block_of(config).boot_disk_type or usual, max(config.resources.disk_gb or DISK_GB, DISK_GB)
 
 
 def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Choice:

@@ -20,8 +20,10 @@ __all__ = ["FEE", "MONTH_H", "Offer", "disk_hourly", "hourly", "rate_kind", "sta
 
 MONTH_H = 730  # as Google counts it
 FEE = 0.15  # of Compute Engine's on-demand price
-# On the same bill 2,000 GB cost 0.53561644 an hour: 1.15 x 0.17 a month. Of other disk types no figure is known.
+# On the same bill 2,000 GB cost 0.53561644 an hour: 1.15 x 0.17 a month. It bounds what costs less than it there, too:
+# Compute Engine's disk prices, 2026. Of Hyperdisk no figure is known.
 PD_SSD_USD_PER_GB_MONTH = 0.1955
+AT_MOST_PD_SSD = ("pd-ssd", "pd-balanced", "pd-standard")
 
 
 def standard_usd(on_demand_usd: float) -> float:
@@ -41,8 +43,8 @@ def with_fee_usd(infrastructure_usd: float, on_demand_usd: float) -> float:
 
 
 def disk_hourly(disk_type: str, size_gb: float) -> float | None:
-    """Return a boot disk's price an hour, in us-central1; None where it is not known."""
-    return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type == "pd-ssd" else None
+    """Return what a boot disk costs an hour at most, in us-central1; None where it is not known."""
+    return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type in AT_MOST_PD_SSD else None
 
 
 class Offer(NamedTuple):

@@ -15,7 +15,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import pairs
-from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, kind_of, place_of
+from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, disk_of, kind_of, place_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
@@ -36,7 +36,6 @@ RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes none, 
 # needs 12.8. Neither was tried on Vertex AI (docs/vertex.md).
 IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime"
 BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
-DISK_GB = 100  # Vertex AI's own default, and its least
 MAX_DAYS_S = 7 * 86_400  # the most that Vertex AI lets a job run by default, and with flex start at all
 FLEX_WAIT_S = 86_400  # for machines, where the config does not say; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents none, 30 s is what containers usually get
@@ -48,7 +47,6 @@ _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
 _PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
 _GS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
-_HYPERDISK = re.compile(r"a3-ultragpu|a4|g4|c4|n4|h4|x4")
 _TRAINER_NEEDS = (2, 7)
 
 # What `raw` must leave alone, and the config's key for it.
@@ -157,7 +155,7 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
     """Return what the template takes from the plan and the config as they are."""
     block = block_of(config)
     blackwell = bool(choice.accelerator and _BLACKWELL.match(choice.accelerator))
-    disk = "hyperdisk-balanced" if _HYPERDISK.match(choice.machine_type) else "pd-ssd"
+    disk_type, disk_gb = disk_of(config, choice)
     max_wait_s = config.limits.max_wait or FLEX_WAIT_S
     return {
         "pools": [1, plan.instances - 1] if plan.instances > 1 else [1],
@@ -167,8 +165,8 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
         "accelerator": choice.accelerator,
         "accelerator_count": choice.count,
         "reservation": block.reservation,
-        "disk_type": block.boot_disk_type or disk,
-        "disk_gb": max(config.resources.disk_gb or DISK_GB, DISK_GB),
+        "disk_type": disk_type,
+        "disk_gb": disk_gb,
         "timeout": f"{plan.cap_s}s",
         "strategy": {"spot": "SPOT", "flex_start": "FLEX_START"}.get(kind),
         "max_wait": f"{max_wait_s}s" if kind == "flex_start" else None,

@@ -173,7 +173,7 @@ class SageMaker(Section):
     )
     price_per_hour: Price | None = Field(
         None,
-        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        description="What one instance costs an hour, disk and all, in US dollars; beats the price list.",
         examples=["2.50 USD"],
     )
     training_plan: Text | None = Field(
@@ -313,7 +313,7 @@ class Vertex(Section):
     )
     price_per_hour: Price | None = Field(
         None,
-        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        description="What one instance costs an hour, disk and all, in US dollars; beats the price list.",
         examples=["2.50 USD"],
     )
     endpoints: dict[str, Text] = Field(

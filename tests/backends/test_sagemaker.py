@@ -290,6 +290,30 @@ def test_config_that_sagemaker_cannot_run(
     assert all(word in str(caught.value) for word in said), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("machine", "disk", "extra_usd", "words"),
+    [
+        ("ml.p3.16xlarge", "null", 100 * 0.154 / 720, "with a disk of 100 GB"),
+        ("ml.p3.16xlarge", "16384", 16384 * 0.154 / 720, "with a disk of 16384 GB"),
+        ("ml.p4d.24xlarge", "4000", 0.0, "list price"),  # it brings its disks
+    ],
+)
+def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, words: str, tmp_path: Path) -> None:
+    """A volume is billed by its size beside the machine; a price of the user's own is taken as it is."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
+    asked = [f"resources.instance_type={machine}", f"resources.disk_gb={disk}"]
+    config = configs.load(tmp_path / "cloudtrain.yaml", overrides=asked, environ={})
+    known = catalog.by_type("sagemaker", machine, "us-west-2")
+    assert known is not None
+    assert known.hourly_usd is not None
+    found = backend.capacity(config)
+    assert found.hourly_usd == pytest.approx(known.hourly_usd + extra_usd)
+    assert words in found.price_source
+    own = [*asked, "sagemaker.price_per_hour=3 USD"]
+    assert backend.capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=own, environ={})).hourly_usd == 3.0
+
+
 def test_budget_becomes_the_time_limit(render: Render) -> None:
     """MaxRuntimeInSeconds is what the money buys beyond its tail, rounded down: AWS enforces it without a laptop."""
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")

@@ -70,6 +70,8 @@ vertex:
   raw: {labels: {extra: "1"}, jobSpec: {enableDashboardAccess: true}}
 """
 
+DISK = 100 * 0.1955 / 730  # the usual one, an hour
+
 Render = Callable[..., Request]
 
 
@@ -286,10 +288,13 @@ def test_boot_as_a_package_is_a_wheel_that_pip_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "hourly", "words"),
     [
-        ([], 33.795142, "derived"),
+        ([], 33.795142 + DISK, "derived"),
+        ([], 33.795142 + DISK, ", with a disk of 100 GB"),
+        (["resources.disk_gb=2000"], 33.795142 + 20 * DISK, ", with a disk of 2000 GB"),
+        (["vertex.boot_disk_type=hyperdisk-balanced"], 33.795142, "without its disk: hyperdisk-balanced has no known"),
         (["vertex.location=us-west9"], None, "us-west9"),
         (["vertex.price_per_hour=2.50 USD"], 2.5, "vertex.price_per_hour"),
-        (["vertex.scheduling=flex_start"], 33.795142, "upper bound"),
+        (["vertex.scheduling=flex_start"], 33.795142 + DISK, "upper bound"),
         (["resources.accelerators=T4:1"], None, "n1-standard-4 + 1 x NVIDIA_TESLA_T4"),
     ],
     ids=str,
