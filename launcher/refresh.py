@@ -39,7 +39,7 @@ def refresh(registry: Registry, job: Job) -> Job:
                 return job
             attempt = _settle(registry, attempt, backend)
         if attempt.phase == "sent":
-            attempt = _update(registry, attempt, backend)
+            attempt = _update(registry, replace(job, attempt=attempt), backend)
     except UnreachableError:
         registry.set_unreachable(attempt)
         attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
@@ -61,7 +61,8 @@ def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
     return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
 
 
-def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
+    attempt = job.attempt
     assert attempt.ref is not None
     # The state first: lines written before the end are then all there to be read.
     state = backend.state(attempt.ref)
@@ -73,7 +74,8 @@ def _update(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
         progress = _follow_events(attempt, backend, state)
     if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
         with contextlib.suppress(ConfigError):  # a full disk under the registry must not hide what is known
-            registry.set_state(attempt, state, progress)
+            if not registry.set_state(attempt, state, progress):  # another one has seen the end meanwhile
+                return registry.attempt(job, attempt.number)
     return replace(attempt, state=state, progress=progress, unreachable_since_s=None)
 
 

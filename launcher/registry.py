@@ -29,6 +29,7 @@ SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.su
 FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
+_UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
 class Registry:
@@ -95,13 +96,21 @@ class Registry:
             self._insert(attempt)
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
-        """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter."""
+        """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter.
+
+        Once one has stored it nothing changes: who comes late must not take back what is known since.
+        """
         from cloudtrain.launcher.money import ledger
 
         state = State("pending")
         with self.database.transaction():
             self._update(
-                attempt, phase="sent", ref=json.dumps(ref), state=state.state, outcome=json.dumps(asdict(state))
+                attempt,
+                "AND phase != 'sent'",
+                phase="sent",
+                ref=json.dumps(ref),
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
             )
             ledger.revive(self.database, attempt.job_id, attempt.number)
 
@@ -114,26 +123,34 @@ class Registry:
         from cloudtrain.launcher.money import ledger
 
         with self.database.transaction():
-            self.database.execute(
-                "UPDATE attempts SET phase = 'never_sent', state = ?, outcome = ?, unreachable_since_s = NULL"
-                " WHERE job_id = ? AND number = ? AND phase = 'intent'",
-                (state.state, json.dumps(asdict(state)), attempt.job_id, attempt.number),
-            )
-            if self.database.execute("SELECT changes() AS count")[0]["count"]:
+            if self._update(
+                attempt,
+                "AND phase = 'intent'",
+                phase="never_sent",
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
+                unreachable_since_s=None,
+            ):
                 ledger.release(self.database, attempt.job_id, attempt.number, time.time())
 
-    def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> None:
-        """Store what the backend says now; at the end, what was spent takes the worst case's place in the ledger."""
+    def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
+        """Store what the backend says now; at the end, what was spent takes the worst case's place in the ledger.
+
+        Returns False, and stores nothing, where the end is known already and this says that it runs: a slow look.
+        """
+        is_active = state.state in ACTIVE
         with self.database.transaction():
-            self._update(
+            stored = self._update(
                 attempt,
+                _UNLESS_OVER if is_active else "",
                 state=state.state,
                 outcome=json.dumps(asdict(state)),
                 progress=json.dumps(progress),
                 unreachable_since_s=None,
             )
-            if state.state not in ACTIVE:
+            if not is_active:
                 self.settle(replace(attempt, state=state))
+        return stored
 
     def settle(self, attempt: Attempt) -> None:
         """Put what the attempt, which has ended, may have cost in place of its worst case, at the same uncertainty."""
@@ -148,7 +165,7 @@ class Registry:
     def set_unreachable(self, attempt: Attempt) -> None:
         """Store since when the backend has not answered; the state stays what it was."""
         if attempt.unreachable_since_s is None:
-            self._update(attempt, unreachable_since_s=time.time())
+            self._update(attempt, _UNLESS_OVER, unreachable_since_s=time.time())
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -228,12 +245,14 @@ class Registry:
             ),
         )
 
-    def _update(self, attempt: Attempt, **columns: Any) -> None:
+    def _update(self, attempt: Attempt, only: str = "", **columns: Any) -> bool:
+        """Write the columns, only where that holds; return whether it did. To be asked of in a transaction."""
         names = ", ".join(f"{name} = ?" for name in columns)
         self.database.execute(
-            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ?",
+            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only}",
             (*columns.values(), attempt.job_id, attempt.number),
         )
+        return bool(self.database.execute("SELECT changes()")[0][0])
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]

@@ -20,6 +20,7 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableErro
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import ledger, reserving
 from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 
 USD = 1_000_000
@@ -308,3 +309,27 @@ def test_registry_of_the_third_version_still_tells_its_ledger(home: Path, monkey
     assert sorted(held.job_id for held in ledger.held(new)) == ["alone", "runs"]
     assert (ledger.untold(new), ledger.told_of(new, "runs", 1)) == (["file:///l.json"], ["file:///l.json"])
     assert [end.job_id for end in ledger.closing(new)["file:///l.json"]] == ["ended"]
+
+
+def test_slow_look_shows_the_end_that_another_has_seen(
+    registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend said `running`, and while the log was read another process stored the end: that is what is true."""
+
+    class Slow(ModuleType):
+        def state(self, ref: Any) -> State:
+            return State("running", started_s=1000.0)
+
+        def pace(self, ref: Any) -> backends.Pace:
+            return backends.Pace(0.01, 0.01)
+
+        def logs(self, ref: Any, cursor: Any, ranks: Any) -> backends.LogPage:
+            registry.set_state(job.attempt, State("failed", "error", started_s=1000.0, ended_s=1060.0), {})
+            return backends.LogPage([], {"at": 1})
+
+    monkeypatch.setitem(backends.BUILT_IN, "local", "slow")
+    monkeypatch.setitem(sys.modules, "slow", Slow("slow"))
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
+    assert refresh(registry, registry.find("one")).attempt.state.state == "failed"
+    assert registry.find("one").attempt.state.state == "failed"

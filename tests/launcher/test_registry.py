@@ -294,3 +294,17 @@ def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypat
     monkeypatch.setattr(Database, "_open", open_when_there_is_room)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     assert Registry().jobs() == []
+
+
+def test_slow_look_never_takes_back_an_end(home: Path, make_job: Callable[..., Job]) -> None:
+    """One that began before the end and is stored after it: the attempt would run on in the meter for ever."""
+    registry = Registry()
+    job, _ = registry.add("one", lambda *_: make_job("one"), exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {"x": 1})
+    assert registry.set_state(job.attempt, State("running", started_s=1000.0), {"step": 1})
+    assert registry.set_state(job.attempt, State("failed", "error", started_s=1000.0, ended_s=1060.0), {"step": 2})
+    assert not registry.set_state(job.attempt, State("running", started_s=1000.0), {"step": 1})
+    registry.set_unreachable(job.attempt)
+    registry.mark_sent(job.attempt, {"x": 1})  # by one that has settled a lost submit too
+    found = registry.find("one").attempt
+    assert (found.state.state, found.progress, found.unreachable_since_s) == ("failed", {"step": 2}, None)
