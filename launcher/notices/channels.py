@@ -43,7 +43,11 @@ class Entry:
         """The entry for people, without what would let anybody in."""
         if self.kind == "desktop":
             return "the desktop"
-        return f"{self.kind} {self.place if self.kind == 'email' or _is_variable(self.place) else masked(self.place)}"
+        if self.kind == "email" or _is_variable(self.place):
+            return f"{self.kind} {self.place}"
+        if self.kind == "apprise":  # in its addresses the host, and all else, may be the secret
+            return f"apprise {self.place.partition('://')[0] if '://' in self.place else '...'}://..."
+        return f"{self.kind} {masked(self.place)}"
 
 
 def entries(config: Mapping[str, Any]) -> tuple[Entry, ...]:

@@ -274,6 +274,14 @@ def test_apprise_says_what_it_cannot(url: str, words: str) -> None:
         channels.deliver(Entry("apprise", url, ALL), notice(), {})
 
 
+@pytest.mark.parametrize("place", ["pover://user@token1", "slack://token1/b/c", "ntfy://token1/x", "token1"])
+def test_apprise_address_shows_its_service_alone(place: str) -> None:
+    """Where others have a host it may have what lets anybody in."""
+    shown = Entry("apprise", place, ("budget",)).shown
+    assert shown == f"apprise {place.partition(':')[0] if ':' in place else '...'}://..."
+    assert "token1" not in shown
+
+
 def test_doubts_name_what_is_not_set_here() -> None:
     """Before anybody relies on it."""
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
