@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloudtrain.launcher.planwords import usd
 from cloudtrain.launcher.terminal import confirm, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cloudtrain.launcher.prepare import Prepared
 
 __all__ = ["approved"]
 
 
-def approved(prepared: Prepared, *, yes: bool, more: bool = False) -> bool:
-    """Show the plan and ask about its worst case, and where nobody knows it. `more`: on top of what was spent.
+def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
+    """Show the plan, `check` it, and ask about its worst case, and where nobody knows it.
 
-    A budget that ends the job is the answer to that question; one that only alerts is none.
-
-    Raises UsageError where nobody can be asked.
+    `more`: on top of what was spent. A budget that ends the job is the answer to that question; one that only alerts
+    is none. Raises UsageError where nobody can be asked, and what `check` raises: nobody is asked in vain.
     """
     for line in prepared.lines():
         say(line)
+    check()
     plan, budget = prepared.plan, prepared.config.budget
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
         return True
-    cost = "at a price that is not known" if plan.worst_case_usd is None else f"up to {plan.worst_case_usd:.2f} USD"
+    cost = (
+        "at a price that is not known"
+        if plan.worst_case_usd is None
+        else f"up to {usd(round(plan.worst_case_usd * 1e6))}"
+    )
     if confirm(f"This may cost {cost}{', on top of what was spent' if more else ''}. Send it?", yes=yes):
         return True
     say("not sent")

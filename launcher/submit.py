@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import ledger, reserving, teams
+from cloudtrain.launcher.money import budgets, ledger, reserving, teamledger, teams
+from cloudtrain.launcher.money.cells import open_cell
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry, this_process
 from cloudtrain.launcher.terminal import say
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["resend", "send"]
+__all__ = ["require_room", "resend", "send"]
 
 T = TypeVar("T")
 
@@ -74,10 +75,14 @@ def send(
 
 
 def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[str, str] = os.environ) -> Job:
-    """Journal and send the job's next attempt, which goes on from its newest checkpoint."""
-    secrets = _secrets(prepared.config, environ)
+    """Journal and send the job's next attempt, which goes on from its newest checkpoint.
+
+    It does not wait for an address that only notices need (`from_job`): whoever follows tells in its place.
+    """
+    sent = _without_unknown_addresses(prepared.config, environ)
+    secrets = _secrets(sent, environ)
     number = job.attempt.number + 1
-    request = prepared.backend.request(prepared.plan, prepared.config, job.id, number, prepared.bundle.sha256)
+    request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
 
@@ -88,6 +93,26 @@ def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[st
 
     _with_room(registry, add)
     return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
+
+
+def require_room(registry: Registry, prepared: Prepared) -> None:
+    """Raise BudgetError where a budget does not hold the worst case, asked before anybody is; nothing is held by it.
+
+    Raises what a shared ledger raises, too: a submit that cannot ask it sends nothing.
+    """
+    config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.worst_case_micro
+    project = reserving.project_of(config)
+
+    def look() -> None:
+        now_s = time.time()
+        budgets.require_room(ledger.standings(registry.database, now_s, project), amount_micro)
+        for uri in reserving.ledgers_of(registry, config):
+            book = teamledger.read(open_cell(uri))
+            if book is not None:  # else the hold says so
+                budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
+
+    if amount_micro != 0:
+        _with_room(registry, look)
 
 
 def _with_room(registry: Registry, add: Callable[[], T]) -> T:
@@ -150,6 +175,17 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
         raise
     registry.mark_sent(attempt, ref)
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
+
+
+def _without_unknown_addresses(config: Config, environ: Mapping[str, str]) -> Config:
+    """Return the config without the addresses of notices among its secrets that are not set here, which is said."""
+    from cloudtrain.launcher.config.schema import carried_by
+
+    addresses = {name for entry in config.notify for name in carried_by(entry)}
+    unknown = [name for name in config.secrets if name in addresses and name not in environ]
+    for name in unknown:
+        say(f"notify: {name} is not set here, so this attempt does not tell by itself (from_job)")
+    return config.model_copy(update={"secrets": tuple(name for name in config.secrets if name not in unknown)})
 
 
 def _secrets(config: Config, environ: Mapping[str, str]) -> dict[str, str]:

@@ -63,7 +63,7 @@ def confirm(question: str, *, yes: bool) -> bool:
     if not is_terminal():
         from cloudtrain.launcher.errors import UsageError
 
-        raise UsageError(f"{question} There is nobody to ask here", hint="add --yes")
+        raise UsageError(f"there is nobody here to ask: {question}", hint="add --yes")
     return click.confirm(question, err=True)
 
 

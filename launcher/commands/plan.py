@@ -32,10 +32,14 @@ def command(overrides: Overrides, as_json: bool) -> int:
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
+    from cloudtrain.launcher.money.foretold import books_of
+
+    books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     if as_json:
-        print_json({"backend": prepared.config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()})
+        shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()}
+        print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
-    print_lines([f"backend {prepared.config.backend}", *prepared.lines()])
+    print_lines([f"backend {config.backend}", *prepared.lines(), *books.lines(worst_micro)])
     print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])
     return 0
 
@@ -48,7 +52,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     if as_json:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
-        print_lines(compare.lines(found))
+        print_lines([*compare.lines(found), *compare.refused(found)])
         say(_below(first, found))
     return 0 if any(offer.prepared for offer in found) else 3
 

@@ -19,6 +19,7 @@ from cloudtrain.launcher.terminal import print_json, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command", "render"]
 
@@ -91,9 +92,10 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-    if not approved(prepared, yes=yes):
-        return 1
     registry = Registry(folder)
+    is_known = key is not None and registry.with_key(key) is not None  # it is not sent again, and costs nothing more
+    if not approved(prepared, yes=yes, check=lambda: None if is_known else _check(registry, prepared, overrides)):
+        return 1
     try:
         job, is_new = submit.send(registry, prepared, name=name, key=key)
     except KeyboardInterrupt:
@@ -106,6 +108,24 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
         say(f"  follow it   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
         return 0
     return follow(registry, job, view_of(job, View(as_json=as_json)))
+
+
+def _check(registry: Registry, prepared: Prepared, overrides: Overrides) -> None:
+    """Say which budgets the job counts against, before anybody is asked.
+
+    Raises BudgetError where one does not hold it, ConfigError for a slip in the project's name.
+    """
+    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.money import foretold
+
+    if prepared.plan.worst_case_micro == 0:
+        return
+    books = foretold.books_of(prepared.config)
+    with overrides.placing():
+        foretold.require_known_project(books)
+    submit.require_room(registry, prepared)
+    for line in books.lines(prepared.plan.worst_case_micro):
+        say(line)
 
 
 def _chosen(overrides: Overrides) -> Overrides:
@@ -153,7 +173,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found)]:
+    for line in ["", *compare.lines(found), *compare.refused(found)]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]
@@ -165,8 +185,11 @@ def _show(
     prepared: Prepared, overrides: Overrides, output: Path | None, backend: str, *, as_json: bool
 ) -> dict[str, Any]:
     """Print a request and its plan, write its files; return it for JSON. `backend` is named where there are several."""
+    from cloudtrain.launcher.money.foretold import books_of
+
     request, config = prepared.request, prepared.config
-    for line in prepared.lines():
+    books, worst_micro = books_of(config), prepared.plan.worst_case_micro
+    for line in [*prepared.lines(), *books.lines(worst_micro)]:
         say(f"{backend}: {line}" if backend else line)
     say("dry run: nothing was sent")
     if output is not None:
@@ -177,7 +200,8 @@ def _show(
     if not as_json:
         click.echo(request.text, nl=False)
     job_id = request.name.rpartition("-")[0]
-    return {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
+    shown = {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
+    return {**shown, "budgets": books.dump(worst_micro)}
 
 
 def _pack(config: Config, config_file: Path, target: Path) -> None:

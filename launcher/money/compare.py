@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["Offer", "cheapest", "lines", "offers"]
+__all__ = ["Offer", "cheapest", "lines", "offers", "refused"]
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "instances x ranks", "USD/h", "cap", "worst case", "price")
@@ -96,6 +96,18 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 def lines(found: Sequence[Offer]) -> list[str]:
     """Return the table, and below it what an offer has to say for itself."""
     return table(HEAD, [_row(offer) for offer in found])
+
+
+def refused(found: Sequence[Offer]) -> list[str]:
+    """Return which offers a budget of this home would refuse at submit, and why."""
+    from cloudtrain.launcher.money.foretold import books_of
+
+    planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
+    if not planned:
+        return []
+    books = books_of(planned[0][1].config)  # whose money it is is the same for all
+    whys = {backend: books.refused(each.plan.worst_case_micro) for backend, each in planned}
+    return [f"{backend} would be refused: {why}" for backend, why in whys.items() if why]
 
 
 def _attempted(make: Callable[[], T]) -> T | CloudtrainError:

@@ -1,0 +1,142 @@
+"""What a job would count against, told before it is sent: the home's budgets as they stand. Makes and asks nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.home import where
+from cloudtrain.launcher.money.budgets import OVERALL, Standing, down, refusal, usd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.database import Database
+
+__all__ = ["Books", "books_of", "require_known_project"]
+
+MOST_NAMED = 5
+LIKENESS = 0.75  # of two names, from which one is taken for a slip of the other: difflib's measure
+
+
+@dataclass(frozen=True)
+class Books:
+    """The budgets that a job of `project` counts against here; those of the places in `shared` are asked at submit.
+
+    `budgeted`: the projects that have a budget. `trouble`: why none could be read.
+    """
+
+    project: str
+    standings: tuple[Standing, ...] = ()
+    shared: tuple[str, ...] = ()
+    budgeted: tuple[str, ...] = ()
+    trouble: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether other projects have budgets, and this one, or a job of none, has not."""
+        return bool(self.budgeted) and self.project not in self.budgeted
+
+    def refused(self, amount_micro: int | None) -> str:
+        """Return why a submit would refuse a job of that worst case; empty where it would not."""
+        if amount_micro == 0:
+            return ""
+        if (slip := _slip(self)) is not None:
+            return slip.message + f"; {slip.hint}"
+        return "; ".join(text for standing in self.standings for text in refusal(standing, amount_micro))
+
+    def lines(self, amount_micro: int | None) -> list[str]:
+        """Return for people what a job of that worst case would count against, and whether that holds it."""
+        return [] if amount_micro == 0 else list(self._lines(amount_micro))
+
+    def dump(self, amount_micro: int | None) -> dict[str, Any]:
+        """Return the same for JSON."""
+        return {
+            "project": self.project or None,
+            "against": [_dump(standing) for standing in self.standings],
+            "shared": list(self.shared),
+            "refused": self.refused(amount_micro) or None,
+            "unknown_project": self.is_unknown,
+            "error": self.trouble or None,
+        }
+
+    def _lines(self, amount_micro: int | None) -> Iterator[str]:
+        for standing in self.standings:
+            left = usd(down(standing.left_micro)).removesuffix(" USD")
+            room = f", room for worst cases of {usd(down(max(0, standing.room_micro)))}"
+            more = room if standing.budget.overcommit_percent != 100 else ""
+            yield f"counts against {standing.budget.title} ({left} left{more})"
+        for place in self.shared:
+            yield f"counts against what is shared at {place}, which is asked at submit"
+        if self.trouble:
+            yield f"whether a budget holds it is not known: {self.trouble}"
+        if self.is_unknown:
+            named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
+            whose = f"project {self.project}: no budget of its own" if self.project else "no project: none's budget"
+            yield f"{whose} (known: {named})"
+        if why := self.refused(amount_micro):
+            running = any(standing.held for standing in self.standings)
+            yield f"would be refused: {why}" + (" (unless a job has ended meanwhile: submit asks)" if running else "")
+
+
+def books_of(config: Config) -> Books:
+    """Return the budgets for a job of this config. Where the home is not made yet, there are none, and it stays so."""
+    from cloudtrain.launcher.money.cells import located
+
+    project = config.project.name if config.project else OVERALL
+    given = config.project.ledger if config.project else None
+    shared = (located(given),) if given else ()
+    try:
+        folder = where()
+        if not (folder / "registry.sqlite").exists():
+            return Books(project, shared=shared)
+        from cloudtrain.launcher.database import Database
+
+        return _read(Database(folder), project, shared)
+    except CloudtrainError as error:
+        return Books(project, shared=shared, trouble=error.message)
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
+        return Books(project, shared=shared, trouble=str(error))
+
+
+def require_known_project(books: Books) -> None:
+    """Raise ConfigError where the project has no budget, and its name looks like a slip of one that has."""
+    if (slip := _slip(books)) is not None:
+        raise ConfigError([slip])
+
+
+def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
+    from cloudtrain.launcher.money import ledger
+
+    known = ledger.ledgers(database)
+    own = given or ((known[project],) if project in known else ())
+    shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
+    budgeted = {budget.project for budget in ledger.budgets(database)} | set(known) | ({project} if given else set())
+    standings = ledger.standings(database, time.time(), project)
+    database.close()
+    return Books(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
+
+
+def _slip(books: Books) -> Fault | None:
+    from difflib import get_close_matches
+
+    if not books.project or not books.is_unknown:
+        return None
+    near = get_close_matches(books.project, books.budgeted, 1, LIKENESS)
+    if not near:
+        return None
+    hint = f"did you mean `{near[0]}`? Else give it one: cloudtrain budget set {books.project} 100USD"
+    return Fault(f"project {books.project} has no budget", key="project", hint=hint)
+
+
+def _dump(standing: Standing) -> dict[str, Any]:
+    return {
+        "project": standing.budget.project or None,
+        "period": standing.budget.period,
+        "limit_usd": standing.budget.limit_micro / 1e6,
+        "left_usd": standing.left_micro / 1e6,
+        "room_usd": standing.room_micro / 1e6,
+    }

@@ -1,0 +1,111 @@
+"""What plan, a dry run and submit say of budgets before anything is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.home import home as make_home
+from cloudtrain.launcher.money import ledger
+from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.money.foretold import Books, books_of, require_known_project
+from cloudtrain.launcher.registry import Registry
+
+USD = 1_000_000
+PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cloudtrain.launcher.commands.submit")
+
+
+@pytest.fixture
+def books(project: Callable[..., Path], home: Path) -> Callable[..., Books]:
+    """Return a function that sets budgets `{(project, period): USD}`, and returns what a job counts against."""
+
+    def read(own: str = "", **limits: int) -> Books:
+        make_home()
+        registry = Registry()
+        for name, limit in limits.items():
+            ledger.set_budget(registry.database, Budget(name.removesuffix("_"), "all", limit * USD))
+        ledger.reserve(registry.database, "old", 1, "vision", 3_140_000, time.time())
+        ledger.settle(registry.database, "old", 1, 3_140_000, time.time())
+        registry.close()
+        folder = project(f"project: {own}\n" if own else "")
+        return books_of(configs.load(folder / "cloudtrain.yaml"))
+
+    return read
+
+
+def test_project_that_is_known_is_told_with_what_is_left(books: Callable[..., Books]) -> None:
+    """The line names the budget and its money left; a job that costs nothing counts against none."""
+    found = books("vision", vision=20, speech=5)
+    assert found.lines(5 * USD) == ["counts against project vision's 20 USD (16.86 left)"]
+    assert (found.lines(0), found.refused(0)) == ([], "")
+    require_known_project(found)
+
+
+def test_slip_in_a_projects_name_is_refused(books: Callable[..., Books]) -> None:
+    """It would count against nothing: the near name is asked for, and how to mean it all the same."""
+    found = books("visoin", vision=20)
+    with pytest.raises(ConfigError, match="project visoin has no budget") as caught:
+        require_known_project(found)
+    hint = "did you mean `vision`? Else give it one: cloudtrain budget set visoin 100USD"
+    assert caught.value.faults[0].hint == hint
+    assert found.lines(1)[-1] == f"would be refused: project visoin has no budget; {hint}"
+    assert found.dump(1)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("sonar", "project sonar: no budget of its own (known: vision)"),
+        ("", "no project: none's budget (known: vision)"),
+    ],
+)
+def test_project_without_a_budget_is_said(books: Callable[..., Books], own: str, said: str) -> None:
+    """A name like no other is a new project; it goes through, and a line tells that nothing limits it."""
+    found = books(own, vision=20)
+    assert found.lines(1) == [said]
+    require_known_project(found)
+
+
+def test_budget_that_does_not_hold_it_is_told(books: Callable[..., Books]) -> None:
+    """What submit would refuse, and with what sums; a price that nobody knows fits into none."""
+    found = books("vision", vision=5)
+    assert found.lines(5 * USD)[-1] == (
+        "would be refused: project vision's 5 USD does not hold this job's worst case of 5 USD: spent 3.14 USD,"
+        " left 1.86 USD"
+    )
+    assert "nobody knows" in found.refused(None)
+
+
+def test_shared_budget_is_asked_at_submit(books: Callable[..., Books]) -> None:
+    """Neither plan nor dry run asks a bucket."""
+    found = books("{name: vision, ledger: s3://team/money}", speech=5)
+    assert found.lines(1) == [
+        "counts against what is shared at s3://team/money/ledger.json, which is asked at submit",
+    ]
+
+
+def test_dry_run_makes_no_home_and_says_what_submit_would(cli: Any, home: Path, project: Callable[..., Path]) -> None:
+    """Exit code 0 in either case; the real submit is refused before anybody is asked, and plan says it in JSON."""
+    quick = replace(cli, preloaded=PRELOADED)
+    folder = project("project: vision\nlimits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
+    assert quick("submit", "--dry-run", cwd=folder).code == 0
+    assert quick("plan", "--json", cwd=folder).json["budgets"]["against"] == []
+    assert not home.exists()
+    assert quick("budget", "set", "vision", "5USD").code == 0
+    dry = quick("submit", "--dry-run", cwd=folder)
+    assert (dry.code, "would be refused: project vision's 5 USD does not hold" in dry.stderr) == (0, True), dry.stderr
+    assert "would be refused" in quick("plan", cwd=folder).stdout
+    assert "local would be refused" in quick("plan", "--backend", "all", cwd=folder).stdout
+    assert quick("plan", "--json", cwd=folder).json["budgets"]["refused"]
+    sent = quick("submit", "-d", cwd=folder)
+    assert (sent.code, "there is nobody" in sent.stderr) == (6, False), sent.stderr
+    slip = quick("submit", "-d", "-y", "--set", "project=visoin", cwd=folder)
+    assert (slip.code, "did you mean `vision`?" in slip.stderr, "itself failed" in slip.stderr) == (3, True, False)
+    assert quick("list", "--json").json["jobs"] == []
