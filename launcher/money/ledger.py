@@ -211,12 +211,17 @@ def adopt(
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:
-    """Hold again what was released, where the attempt turns out to have been sent after all."""
-    database.execute(
-        "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
-        " WHERE job_id = ? AND attempt = ? AND state = 'released'",
-        (job_id, attempt),
-    )
+    """Hold again what was released, where the attempt turns out to have been sent after all; its ledgers hear of it."""
+    with database.transaction():
+        row = reservation(database, job_id, attempt)
+        if row is None or row["state"] != "released":
+            return
+        database.execute(
+            "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
+            " WHERE job_id = ? AND attempt = ?",
+            (job_id, attempt),
+        )
+        database.execute("UPDATE tellings SET told = 'joining' WHERE job_id = ? AND attempt = ?", (job_id, attempt))
 
 
 def held(database: Database, project: str | None = None) -> list[Held]:

@@ -23,7 +23,7 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Standing, month_of, require_room
 from cloudtrain.launcher.money.cells import ABSENT, Cell
 
-__all__ = ["Book", "End", "change", "close", "hold", "load", "read", "standings"]
+__all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
 
 FORM = 1
 MOST_S = 60.0  # of trying, while others are quicker or the store does not answer
@@ -110,6 +110,15 @@ def hold(book: Book, key: str, held: Held, now_s: float) -> None:
         raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
     require_room(standings(book, now_s, held.project), held.amount_micro)
     book.held[key] = held
+
+
+def join(book: Book, key: str, held: Held) -> None:
+    """Hold what runs already, whatever the budgets are; also what was taken for never sent, and released."""
+    end = book.closed.get(key)
+    if end is not None and end.amount_micro is None and not end.months:
+        del book.closed[key]
+    if key not in book.closed:
+        book.held[key] = held
 
 
 def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:

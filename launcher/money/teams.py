@@ -195,7 +195,8 @@ def _change(
     def change(book: teamledger.Book) -> None:
         if told:
             teamledger.close(book, told, now_s)
-        book.held |= {key: held for key, held in joining.items() if key not in book.closed}
+        for key, held in joining.items():
+            teamledger.join(book, key, held)
         apply(book)
 
     book = teamledger.change(open_cell(uri), change, most_s=most_s)

@@ -165,6 +165,27 @@ def test_wrong_ledger_binds_nothing_and_the_right_one_hears_of_all(
         hold(homes[0], late)
 
 
+@pytest.mark.parametrize("heard", [False, True], ids=["ledger has yet to hear", "ledger has heard"])
+def test_job_that_was_sent_after_all_is_held_again(
+    homes: list[Registry], place: str, journal: Callable[..., Job], heard: bool
+) -> None:
+    """Another machine took its submitter for dead: the money was freed, and has to be held there again."""
+    teams.set_budget(homes[0].database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    teams.hold(homes[0].database, "one", 1, time.time())
+    homes[0].mark_never_sent(job.attempt, State("failed", "error"))
+    if heard:
+        assert (teams.tell(homes[0].database), book(place).held) == ([], {})
+    homes[0].mark_sent(job.attempt, {"x": 1})
+    for _ in range(2):
+        assert teams.tell(homes[0].database) == []
+        assert [held.job_id for held in book(place).held.values()] == ["one"]
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert teams.tell(homes[0].database) == []
+    standing = teamledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
 def test_ledger_that_moves_takes_what_runs_along(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
 ) -> None:
