@@ -68,6 +68,21 @@ def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[...
     assert "secret-part" not in done.stdout + done.stderr
 
 
+def test_no_attempt_waits_for_an_address(
+    cli: Callable[..., Any], project: Callable[..., Path], idle_python: Path
+) -> None:
+    """The first is refused without it, where a person sees it; a further one is sent, and tells less by itself."""
+    where = project(f"notify: [{{webhook: env:HOOK, from_job: true}}]\nlocal: {{python: {idle_python}}}\n")
+    refused = cli("submit", "-d", "-y", cwd=where)
+    assert (refused.code, "`HOOK` is not set" in refused.stderr) == (3, True)
+    assert cli("submit", "-d", "-y", "--name", "one", cwd=where, env={"HOOK": "http://127.0.0.1:1/"}).code == 0
+    cli("stop", "one", "--now", "-y")
+    further = cli("resume", "one", "-d", "-y")
+    cli("stop", "one", "--now", "-y")
+    assert further.code == 0, further.stderr
+    assert "HOOK is not set here, so this attempt does not tell by itself" in further.stderr
+
+
 def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
     """Before a job relies on them; the address that fails is named by its variable."""
     where = project("notify: [{slack: env:GOOD}, {webhook: env:BAD}, {webhook: env:UNSET}]\n")
