@@ -226,4 +226,4 @@ def test_missing_secret_is_said_before_anything_is_sent(cli: Any, job: Any) -> N
     done = cli("submit", "-y", cwd=job("secrets: [API_TOKEN]\n"))
     assert done.code == 3
     assert "`API_TOKEN` is not set" in done.stderr
-    assert cli("list", "--json").json == {"jobs": []}
+    assert cli("list", "--json").json["jobs"] == []
