@@ -69,6 +69,7 @@ class Closing:
     attempt: int
     project: str
     amount_micro: int | None
+    created_s: float
     spent_micro: int | None
     ended_s: float
     months: Mapping[str, int]
@@ -368,7 +369,8 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         )
         amount = None if row["state"] == "released" else row["amount_micro"]  # it says nothing of what jobs cost
         end = Closing(
-            *(row["job_id"], row["attempt"], row["project"], amount, row["spent_micro"], row["ended_s"]),
+            *(row["job_id"], row["attempt"], row["project"], amount, row["created_s"]),
+            *(row["spent_micro"], row["ended_s"]),
             {each["month"]: each["spent_micro"] for each in months},
         )
         found.setdefault(row["ledger"], []).append(end)

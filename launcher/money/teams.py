@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.money.ledger import Closing
 
 __all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
@@ -96,7 +97,7 @@ def forget(database: Database, project: str, uri: str) -> None:
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
     """Put a sum in place of what another machine's job holds, for that machine will not; return how many attempts."""
-    own = key_of(database.folder, "", 0).partition("/")[0]
+    own = identity(database.folder)[:12]
     closed: list[int] = []
 
     def apply(book: teamledger.Book) -> None:
@@ -120,9 +121,12 @@ def failure(uri: str, error: CloudtrainError) -> str:
     return error.message if uri in error.message else f"{uri}: {error.message}"
 
 
-def key_of(folder: Path, job_id: str, attempt: int) -> str:
-    """Return what the attempt is called among all homes' jobs."""
-    return f"{identity(folder)[:12]}/{job_id}/{attempt}"
+def key_of(folder: Path, of: Held | Closing) -> str:
+    """Return what the attempt is called among all homes' jobs.
+
+    With when it was begun: a home that was copied, into an image or a cache, has the identity of its original.
+    """
+    return f"{identity(folder)[:12]}/{of.job_id}/{of.attempt}/{of.created_s:.6f}"
 
 
 def this_person() -> str:
@@ -135,7 +139,7 @@ def this_person() -> str:
 
 
 def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Standing]:
-    key = key_of(database.folder, held.job_id, held.attempt)
+    key = key_of(database.folder, held)
     asked: list[str] = []
 
     def apply(book: teamledger.Book) -> None:
@@ -181,14 +185,9 @@ def _change(
     """Change the ledger, and tell it with the same write all that it has yet to hear from here."""
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
-    joining = {
-        key_of(database.folder, held.job_id, held.attempt): replace(held, by=person)
-        for held in ledger.joining(database, uri)
-    }
+    joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
     told = {
-        key_of(database.folder, end.job_id, end.attempt): teamledger.End(
-            end.project, end.amount_micro, end.ended_s, end.months
-        )
+        key_of(database.folder, end): teamledger.End(end.project, end.amount_micro, end.ended_s, end.months)
         for end in ends
     }
 

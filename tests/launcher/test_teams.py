@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
+from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
 from cloudtrain.launcher.money.budgets import Budget
@@ -246,6 +247,22 @@ def test_same_names_on_two_machines_are_two_jobs(
     hold(homes[0], journal(homes[0], "same"))
     hold(homes[1], journal(homes[1], "same", uri=place))
     assert len(book(place).held) == 2
+
+
+def test_copied_home_holds_its_jobs_beside_its_originals(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A home in an image or a cache keeps its identity; two jobs of one name there are two, and end each for itself."""
+    (homes[1].folder / "identity").write_text(identity(homes[0].folder))
+    teams.set_budget(homes[0].database, vision(25), place, may_make=True)
+    jobs = [journal(home, "nightly", uri=place) for home in homes]
+    for home, job in zip(homes, jobs, strict=True):
+        hold(home, job)
+    assert teamledger.standings(book(place), time.time())[0].reserved_micro == 20 * USD
+    homes[0].set_state(jobs[0].attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert teams.tell(homes[0].database) == []
+    standing = teamledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 10 * USD)
 
 
 def test_better_figure_is_told_too(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
