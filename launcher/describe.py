@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, dollars, of_limit, span, usd
 from cloudtrain.launcher.progress import shown
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.money.onward import Onward
 
 __all__ = ["as_json", "as_lines", "limit_words", "next_step", "outcome"]
 
@@ -37,7 +40,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "metrics": progress.get("metrics"),
         "samples_per_s": progress.get("samples_per_s"),
         "eta_s": progress.get("eta_s") if job.active else None,
-        "checkpoint_step": progress.get("checkpoint_step"),
+        "checkpoint_step": money.checkpoint_step,
         "spend_usd": usd(money.spent_micro),
         "limit_usd": usd(money.limit_micro),
         "burn_usd_per_hour": usd(money.burn_micro_h),
@@ -72,15 +75,19 @@ def as_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
         lines.append(f"  progress    {text}{_pace(attempt.progress) if job.active else ''}")
     if metrics := attempt.progress.get("metrics"):
         lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
-    if attempt.progress.get("checkpoint_step") is not None:
-        lines.append(f"  checkpoint  step {attempt.progress['checkpoint_step']}")
-    lines += _money_lines(job, attempts, time.time())
+    now_s = time.time()
+    money = outlook(job, attempts, now_s)
+    if money.checkpoint_step is not None:
+        lines.append(f"  checkpoint  step {money.checkpoint_step}")
+    lines += _money_lines(job, attempts, money, now_s)
     if attempt.unreachable_since_s is not None:
         lines.append("  backend     does not answer; this is what it said last")
     lines += _error_lines(state.error)
     if state.detail:
         lines.append(f"  detail      {state.detail}")
-    return [*lines, *(f"  next        {line}" for line in next_step(job, attempts))]
+    lines += [f"  next        {line}" for line in next_step(job, attempts)]
+    resume = None if job.active else _onward(job, attempts)
+    return [*lines, *([f"              ({resume.words})"] if resume and resume.words else [])]
 
 
 def outcome(job: Job) -> str:
@@ -99,24 +106,20 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     if job.attempt.phase == "never_sent":
         return ["submit it again"]
     hint = [f"cloudtrain logs --tail 50 {job.id}"] if job.attempt.state.state == "failed" else []
-    return [*hint, *([f"cloudtrain resume{_more(job, attempts)} {job.id}"] if job.attempt.state.resumable else [])]
+    resume = _onward(job, attempts)
+    return [*hint, *([] if resume is None else [resume.command])]
 
 
-def _more(job: Job, attempts: Sequence[Attempt]) -> str:
-    """Return by how much its budget must be raised, as an option, where that is why it stopped."""
-    if job.attempt.state.reason != "budget":
-        return ""
-    from cloudtrain.entrypoints.notices.further import amount
-    from cloudtrain.launcher.money.alerts import more_micro
+def _onward(job: Job, attempts: Sequence[Attempt]) -> Onward | None:
+    """Return how to go on with the job, with the money and the time that it needs."""
+    from cloudtrain.launcher.money.onward import onward
 
-    more = more_micro(job, outlook(job, attempts, time.time()))
-    return "" if more is None else f" --budget +{amount(more)}"
+    return onward(job, outlook(job, attempts, time.time()))
 
 
-def _money_lines(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[str]:
+def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: float) -> list[str]:
     """Return the time and the money: how much of both is gone, what is to come, and what has been paid for what."""
     attempt, state = job.attempt, job.attempt.state
-    money = outlook(job, attempts, now_s)
     spent = of_limit(money.spent_micro, money.limit_micro)
     lines = []
     if state.started_s:

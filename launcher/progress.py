@@ -39,7 +39,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 step, loss = event.get("step"), event.get("loss")
                 if isinstance(step, int) and isinstance(loss, float | int):
                     points.append((time_s, step, float(loss)))
-        elif kind == "checkpoint" and "path" in event:
+        elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or gone on from
             now["checkpoint_step"] = event.get("step")
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}

@@ -76,6 +76,11 @@ def _notices(plan: Plan, config: Config) -> dict[str, Any]:
         "rate_micro_h": None if plan.price_micro is None else plan.price_micro * plan.instances,
         "uncertainty": plan.uncertainty,
         "tail_s": plan.tail_s,
+        "lead_s": plan.cap_s - plan.own_limit_s,
+        "unit_s": plan.unit_s,
+        "least_bill_s": plan.minimum_bill_s,
+        "least_s": plan.useful_s or 0,
+        "starts": plan.attempts,
         "spent_micro": plan.spent_micro,
     }
 

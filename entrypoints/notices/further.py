@@ -1,51 +1,117 @@
-"""What it takes to go on: the money that a further run needs for the steps that are left."""
+"""What it takes to go on: the time and the money that a further run needs for the steps that are left."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["amount", "more_micro", "number"]
+__all__ = ["More", "Tariff", "amount", "cap_s", "more", "number", "readable_s"]
 
-# Of a further run: its steps may take longer than the last ones did, it begins, it saves before its end.
-MARGIN, START_S, SAVE_S = 1.1, 60.0, 120.0
-_CENT = 10_000
+# Of a further run: its steps may take longer than the last ones did; it begins (torchrun, the import of torch, its
+# checkpoint); it leaves so long before its end, a quarter of a short run.
+MARGIN, START_S, SAVE_S = 1.1, 30.0, 120.0
+_MICRO, _CENT = 1_000_000, 10_000
 
 
-def more_micro(
-    limit_micro: int | None,
-    spent_micro: int | None,
-    rate_micro_h: float | None,
-    progress: Mapping[str, Any],
-    tail_s: float = 0.0,
-    until_s: float | None = None,
-) -> int | None:
-    """Return what the budget must grow by, in whole cents; as much again where nobody knows how much is left to do.
+@dataclass(frozen=True)
+class Tariff:
+    """What time costs a job: an hour of all its instances by the list, and at most `uncertainty` times as much.
 
-    Counted as a run: the steps since the last checkpoint again, its start, its save, and what its platform bills beyond
-    its limit; `rate_micro_h` is the worst price of all instances. `until_s`: a job that runs goes on for so long, and
-    saves then. None where a job has no budget, or no price.
+    Its platform bills `tail_s` beyond a limit, whole units, a minimum, and may start it `starts` times; its own clock
+    begins `lead_s` later; a run shorter than `least_s` is not sent.
     """
-    if limit_micro is None or spent_micro is None or rate_micro_h is None:
-        return None
-    left_s = number(progress.get("eta_s"))
+
+    rate_micro_h: float
+    uncertainty: float = 1.0
+    tail_s: float = 0.0
+    lead_s: float = 0.0
+    unit_s: float = 1.0
+    least_bill_s: float = 0.0
+    least_s: float = 0.0
+    starts: int = 1
+
+    def worst_micro(self, run_s: float) -> float:
+        """Return the most that a run of this limit costs."""
+        billed_s = max(self.least_bill_s, math.ceil((run_s + self.tail_s) / self.unit_s) * self.unit_s)
+        return round(self.rate_micro_h * self.uncertainty * billed_s * self.starts / 3600, 3)
+
+
+@dataclass(frozen=True)
+class More:
+    """What a budget must grow by: `micro` = what the steps left cost + a reserve - what is left of the budget.
+
+    `finish_micro` is None where nobody knows how much is left to do.
+    """
+
+    micro: int
+    finish_micro: int | None
+    left_micro: int
+
+    @property
+    def words(self) -> str:
+        """How the sum comes about."""
+        if self.finish_micro is None:
+            return "as much again: nobody knows how much is left to do"
+        reserve_micro = self.micro + self.left_micro - self.finish_micro
+        left = (
+            f"less {_plain(self.left_micro)} left" if self.left_micro >= 0 else f"and {_plain(-self.left_micro)} over"
+        )
+        return f"{_plain(self.finish_micro)} to finish, {_plain(reserve_micro)} in reserve for start and end, {left}"
+
+
+def cap_s(progress: Mapping[str, Any], tariff: Tariff, until_s: float | None = None) -> float | None:
+    """Return the time limit under which a further run is done before it would leave; None where nobody knows.
+
+    Counted are the steps since the last checkpoint again. `until_s`: a job that runs goes on for so long, and saves.
+    """
+    left_s = _left_s(progress, until_s)
     if left_s is None:
-        return limit_micro
-    if until_s is None:
-        left_s += _again_s(progress, left_s)
-    else:
-        spent_micro += round(rate_micro_h * min(until_s, left_s) / 3600)
-        left_s -= min(until_s, left_s)
+        return None
     run_s = left_s * MARGIN + START_S
-    cap_s = run_s + min(SAVE_S, run_s / 3) + tail_s
-    lacking = rate_micro_h * cap_s / 3600 - max(0, limit_micro - spent_micro)
-    return max(_CENT, math.ceil(lacking / _CENT) * _CENT)
+    return max(tariff.least_s, tariff.lead_s + run_s + min(SAVE_S, run_s / 3))
+
+
+def more(
+    limit_micro: int,
+    spent_micro: int,
+    tariff: Tariff,
+    progress: Mapping[str, Any],
+    until_s: float | None = None,
+    spent_worst_micro: int | None = None,
+) -> More | None:
+    """Return what the budget must grow by for the steps that are left, None where it holds them.
+
+    `spent_worst_micro` is what the job may have cost, which its next run is counted after; `until_s` is as in `cap_s`.
+    As much again where nobody knows how much is left to do.
+    """
+    needs_s, left_s = cap_s(progress, tariff, until_s), _left_s(progress, until_s)
+    if needs_s is None or left_s is None:
+        spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
+        least = math.ceil(tariff.worst_micro(tariff.least_s)) + spent - limit_micro
+        return More(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
+    if until_s is not None:
+        runs_s = min(until_s, number(progress.get("eta_s")) or 0.0)
+        worst = spent_micro if spent_worst_micro is None else spent_worst_micro
+        spent_worst_micro = worst + round(tariff.rate_micro_h * tariff.uncertainty * runs_s / 3600)
+        spent_micro += round(tariff.rate_micro_h * runs_s / 3600)
+    spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
+    lacking = math.ceil(tariff.worst_micro(needs_s)) + spent - limit_micro
+    if lacking <= 0:
+        return None
+    return More(_readable(lacking), round(tariff.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
 
 
 def amount(micro: int) -> str:
-    """Return the sum as a command line takes it: `12.50USD`."""
-    return f"{micro / 1_000_000:.2f}USD"
+    """Return the sum as a command line takes it: `12.50USD`, `37USD`."""
+    return f"{_plain(micro)}USD"
+
+
+def readable_s(seconds: float) -> int:
+    """Return a duration rounded up to one that people write: whole minutes, from ten hours on whole hours."""
+    size = 3600 if seconds >= 36_000 else 60
+    return math.ceil(seconds / size) * size
 
 
 def number(value: Any) -> float | None:
@@ -54,9 +120,28 @@ def number(value: Any) -> float | None:
     return float(value) if is_number else None
 
 
+def _plain(micro: int) -> str:
+    """Return dollars with cents, without where they are whole: `0.84`, `37`."""
+    return f"{micro // _MICRO}" if micro % _MICRO == 0 else f"{micro / _MICRO:.2f}"
+
+
+def _readable(micro: int) -> int:
+    """Return the sum rounded up to two digits that count, at least whole cents: 37.2 USD is 38, 204.80 is 210."""
+    size = max(_CENT, int(10 ** (len(str(micro)) - 2)))
+    return -(-micro // size) * size
+
+
+def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
+    """Return how long the steps take that a further run has before it."""
+    left_s = number(progress.get("eta_s"))
+    if left_s is None:
+        return None
+    return left_s + _again_s(progress, left_s) if until_s is None else left_s - min(until_s, left_s)
+
+
 def _again_s(progress: Mapping[str, Any], left_s: float) -> float:
     """Return how long the steps since the last checkpoint take again."""
     step, last = number(progress.get("step")), number(progress.get("max_steps"))
     if step is None or last is None or last <= step:
         return 0.0
-    return (step - (number(progress.get("checkpoint_step")) or 0.0)) * left_s / (last - step)
+    return max(0.0, step - (number(progress.get("checkpoint_step")) or 0.0)) * left_s / (last - step)

@@ -20,7 +20,8 @@ _MICRO = 1_000_000
 class Facts:
     """How a job stands; None is what is not known. Money in micro-dollars, times in unix seconds.
 
-    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it saves and leaves; `resume` goes on with it.
+    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it saves and leaves; `resume` goes on with it
+    once it has ended, `resume_words` tell how its sum comes about.
     """
 
     job: str
@@ -40,6 +41,12 @@ class Facts:
     checkpoint_step: int | None = None
     checkpoint: str | None = None
     resume: str | None = None
+    resume_words: str = ""
+
+    @property
+    def stop(self) -> str | None:
+        """The command that stops the job, while it runs."""
+        return f"cloudtrain stop {self.job}" if self.state in ("pending", "running") else None
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ def compose(
         "max_steps": facts.max_steps,
         "checkpoint_step": facts.checkpoint_step,
         "resume": facts.resume,
+        "resume_words": facts.resume_words or None,
+        "stop": facts.stop,
         "time_s": round(now_s, 3),
         "from": origin,
     }
@@ -154,8 +163,13 @@ def _lines(facts: Facts, now_s: float) -> list[str]:
             f"step {facts.checkpoint_step}" if facts.checkpoint_step is not None else "none known"
         )
         lines.append(f"checkpoint  {_one_line(at)}")
+    if facts.stop:
+        lines.append(f"stop it     {facts.stop}")
     if facts.resume:
-        lines.append(f"go on with  {facts.resume}")
+        is_over = facts.state in ("succeeded", "failed", "stopped")
+        lines.append(f"go on with  {facts.resume}" if is_over else f"go on       after it has stopped: {facts.resume}")
+    if facts.resume_words:
+        lines.append(f"            ({facts.resume_words})")
     return lines
 
 

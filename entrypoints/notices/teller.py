@@ -28,7 +28,8 @@ EXIT_S = 2.5  # the most that a job's end waits for what is being told of it
 EVERY_S = 5.0
 LEAD_S, LEAD_SHARE = 900.0, 10  # before the deadline: a quarter of an hour, of a short run a tenth
 MEMORY = ".told.json"  # beside the checkpoints
-TAIL_BYTES = 1 << 15  # of rank 0's log, where its last step stands
+TAIL_BYTES = 1 << 20  # of rank 0's log, where its last step and save stand
+_TERMS = ("tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
 _FROM_STEP = ("step", "max_steps", "eta_s")
 
 
@@ -231,15 +232,12 @@ def _facts(
     done_s = further.number(progress.get("eta_s")) if is_running else None
     total = None if done_s is None or spent is None else spent + round(rate * done_s / 3600)
     at_s = run.began_s + run.deadline_s
-    is_short = run.limit_reason == "budget" and done_s is not None and now_s + done_s > at_s
+    is_short = not is_running or (run.limit_reason == "budget" and (done_s is None or now_s + done_s > at_s))
+    more = _more(run, progress, now_s, is_running=is_running) if reason == "budget" or is_short else None
     resume = None
-    if state != "succeeded" and (is_running or is_resumable):
+    if state != "succeeded" and ((is_resumable and not is_running) or (is_running and more is not None)):
         resume = f"cloudtrain resume {run.job}"
-        worst = None if rate is None else rate * order["uncertainty"]
-        until_s = max(0.0, at_s - now_s) if is_running else None
-        more = further.more_micro(limit, spent, worst, progress, order["tail_s"], until_s)
-        if more is not None and (reason == "budget" or is_short):
-            resume += f" --budget +{further.amount(more)}"
+        resume += "" if more is None else f" --budget +{further.amount(more.micro)}"
     return Facts(
         job=run.job,
         backend=order["backend"],
@@ -257,7 +255,20 @@ def _facts(
         max_steps=progress.get("max_steps"),
         checkpoint_step=progress.get("checkpoint_step"),
         resume=resume,
+        resume_words="" if resume is None or more is None else more.words,
     )
+
+
+def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> further.More | None:
+    """Return what the budget must grow by to go on, None where it holds the rest, or ends nothing."""
+    order, spent, limit = run.order, run.spent_micro(now_s), run.order["limit_micro"]
+    if limit is None or spent is None or order["on_limit"] == "alert":
+        return None
+    terms = {key: order[key] for key in _TERMS if key in order}
+    costs = further.Tariff(order["rate_micro_h"], order["uncertainty"], **terms)
+    worst = round(order["spent_micro"] + (spent - order["spent_micro"]) * order["uncertainty"])
+    until_s = max(0.0, run.began_s + run.deadline_s - now_s) if is_running else None
+    return further.more(limit, spent, costs, progress, until_s, worst)
 
 
 def _notice(key: str, event: str, headline: str, facts: Facts, now_s: float, also: tuple[str, ...] = ()) -> Notice:
@@ -279,6 +290,6 @@ def _progress(log: Path) -> dict[str, Any]:
         _, event = events.parse(line)
         if event is not None and event["e"] in ("start", "step", "done"):
             found |= {key: event[key] for key in _FROM_STEP if key in event}
-        elif event is not None and event["e"] == "checkpoint":
+        elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
             found["checkpoint_step"] = event.get("step")
     return found

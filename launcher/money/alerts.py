@@ -6,16 +6,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
-from cloudtrain.launcher.money.earlier import least_more_micro
+from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["due", "more_micro", "standing", "untold", "wanted"]
+__all__ = ["due", "standing", "untold", "wanted"]
 
 LEAD_S, LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
 STALLED_S = 120.0  # the least that counts as no progress
@@ -56,23 +55,9 @@ def wanted(notice: Notice, on: Collection[str]) -> bool:
     return not {notice.event, *notice.also}.isdisjoint(on)
 
 
-def more_micro(job: Job, outlook: Outlook) -> int | None:
-    """Return what the budget must grow by for the steps that are left; None without a budget or a price."""
-    hourly_usd, plan = job.attempt.hourly_usd, job.attempt.plan
-    rate = None if hourly_usd is None else hourly_usd * 1e6 * (plan.get("uncertainty") or 1.0)
-    rest_s, at_s, until_s = left_s(job.attempt.progress), outlook.deadline_at_s or outlook.cap_at_s, None
-    tail_s, progress = plan.get("tail_s") or 0, {**job.attempt.progress, "eta_s": rest_s}
-    if job.active and at_s is not None and rest_s is not None and outlook.finish_at_s is not None:
-        until_s = max(0.0, at_s - (outlook.finish_at_s - rest_s))
-    more = further.more_micro(outlook.limit_micro, outlook.spent_micro, rate, progress, tail_s, until_s)
-    if more is None or outlook.limit_micro is None or outlook.spent_micro is None:
-        return None
-    least = least_more_micro(plan, job.attempt.number, outlook.limit_micro, outlook.spent_micro)
-    return max(more, -(-least // 10_000) * 10_000)
-
-
 def _facts(job: Job, outlook: Outlook) -> Facts:
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
+    resume = onward(job, outlook)
     return Facts(
         job=job.id,
         backend=job.backend,
@@ -88,31 +73,10 @@ def _facts(job: Job, outlook: Outlook) -> Facts:
         finish_at_s=outlook.finish_at_s,
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
-        checkpoint_step=progress.get("checkpoint_step"),
-        resume=_resume(job, outlook),
+        checkpoint_step=outlook.checkpoint_step,
+        resume=None if resume is None else resume.command,
+        resume_words="" if resume is None else resume.words,
     )
-
-
-def _resume(job: Job, outlook: Outlook) -> str | None:
-    """Return the command that goes on with the job, once it has ended; with the money that it lacks."""
-    state = job.attempt.state
-    if state.state == "succeeded" or job.attempt.phase == "never_sent" or (not job.active and not state.resumable):
-        return None
-    command = f"cloudtrain resume {job.id}"
-    is_money = state.reason == "budget" or (job.active and _is_short_of_money(job, outlook))
-    if not is_money:
-        return command
-    more = more_micro(job, outlook)
-    return command if more is None else f"{command} --budget +{further.amount(more)}"
-
-
-def _is_short_of_money(job: Job, outlook: Outlook) -> bool:
-    if not outlook.hits_limit or outlook.limit_micro is None:
-        return False
-    if (job.config.get("budget") or {}).get("on_limit") == "alert":  # nothing ends it
-        return False
-    is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
-    return is_over or job.attempt.plan.get("cap_reason") == "budget"
 
 
 def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
@@ -156,7 +120,7 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
         return
     done = f"done in {span(finish_s - now_s)}"
     is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
-    if is_over or _is_short_of_money(job, outlook):
+    if is_over or is_short_of_money(job, outlook):
         needs = "" if outlook.total_micro is None else f", for {usd(outlook.total_micro)} in all"
         headline = f"will reach its budget of {usd(outlook.limit_micro)} before it finishes: {done}{needs}"
     else:

@@ -1,8 +1,8 @@
-"""What a job's earlier attempts have cost at worst, and what a further one needs: so a budget is counted on."""
+"""What a job's earlier attempts have cost at worst: so a budget is counted on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from cloudtrain.launcher.money.cap import Rate, worst_case_micro
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
 
-__all__ = ["least_more_micro", "spent_at_worst_micro"]
+__all__ = ["metered_at_worst_micro", "spent_at_worst_micro"]
 
 
 def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
@@ -27,20 +27,17 @@ def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro:
     return None if None in costs else sum(cost or 0 for cost in costs)
 
 
-def least_more_micro(plan: dict[str, Any], attempt: int, limit_micro: int, spent_micro: int) -> int:
-    """Return what the budget must grow by, at least, for one more run of use like that of the plan; 0 where none.
+def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: int) -> int:
+    """Return what may have been billed where the meter says `spent_micro` of all `attempt` attempts: a unit more each.
 
-    `spent_micro` is what the meter says of all `attempt` attempts, which may have been billed by a unit more each.
+    By the last one's plan; of a stored plan without a price it is the meter's sum.
     """
-    price_micro, useful_s = plan.get("price_micro"), plan.get("useful_s")
-    if not price_micro or useful_s is None:
-        return 0
-    rate = Rate(plan["instances"], price_micro, plan["uncertainty"])
-    unit_s, least_s = plan["unit_s"], plan["minimum_bill_s"]
-    terms = Terms(plan["tail_s"], unit_s=unit_s, lives=plan["attempts"], minimum_bill_s=least_s)
-    rounding_micro = worst_case_micro(unit_s + least_s, rate, Terms()) * attempt
-    spent_worst_micro = -(-spent_micro * ceil(round(rate.uncertainty * 1000, 6)) // 1000) + rounding_micro
-    return max(0, spent_worst_micro + worst_case_micro(useful_s, rate, terms) - limit_micro)
+    price_micro = plan.get("price_micro")
+    if not price_micro:
+        return spent_micro
+    rate = Rate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
+    rounding_micro = worst_case_micro(plan.get("unit_s", 1) + plan.get("minimum_bill_s", 0), rate, Terms()) * attempt
+    return -(-spent_micro * ceil(round(rate.uncertainty * 1000, 6)) // 1000) + rounding_micro
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:

@@ -28,6 +28,7 @@ class Outlook:
     total_micro: int | None  # what it will have cost then
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
+    checkpoint_step: int | None = None  # of the newest checkpoint, which an earlier attempt may have saved
 
 
 def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
@@ -49,13 +50,23 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
     if finish_at_s is not None and cap_at_s is not None:
         is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
         hits_limit = is_late or (limit is not None and total is not None and total > limit)
-    return Outlook(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
+    saved = _checkpoint_step([*attempts, last])
+    return Outlook(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s, saved)
 
 
 def limit_micro(job: Job) -> int | None:
     """Return the job's budget, None without one."""
     limit = (job.config.get("budget") or {}).get("limit")
     return None if limit is None else parse_money(limit)
+
+
+def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
+    """Return the step of the newest checkpoint that any attempt told of, or went on from."""
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        step = attempt.progress.get("checkpoint_step")
+        if isinstance(step, int):
+            return step
+    return None
 
 
 def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import email
 import email.policy
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.further import amount, more_micro
+from cloudtrain.entrypoints.notices.further import Tariff, amount, more
 from cloudtrain.entrypoints.notices.message import Facts, Notice, compose, span, usd
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, masked, send, try_all
 from doubles import receivers
@@ -232,23 +233,53 @@ def test_small_sums_are_not_nothing() -> None:
     assert (usd(0), usd(1), usd(12_345_678)) == ("0.00 USD", "0.000001 USD", "12.35 USD")
 
 
+TARIFF = Tariff(3_600_000.0, tail_s=30)
+
+
 def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
-    """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth of them again, a minute, two to save."""
+    """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth of them again, a start, two minutes to save."""
     progress = {"step": 100, "max_steps": 200, "checkpoint_step": 80, "eta_s": 1000.0}
-    more = more_micro(1_000_000, 900_000, 3_600_000.0, progress, tail_s=30)
-    assert more == (1200 * 11 // 10 + 60 + 120 + 30) * 1000 - 100_000
-    assert amount(more) == "1.43USD"
+    found = more(1_000_000, 900_000, TARIFF, progress)
+    exact = (1200 * 11 // 10 + 30 + 120 + 30) * 1000 - 100_000
+    assert found is not None
+    assert exact == 1_400_000 <= found.micro == 1_400_000
+    assert amount(found.micro) == "1.40USD"
+    assert found.words == "1.20 to finish, 0.30 in reserve for start and end, less 0.10 left"
 
 
 def test_further_run_begins_where_this_one_saves() -> None:
     """A job that runs gets through 400 of its 1000 s yet: 600 s more, a tenth, a start and a save."""
-    more = more_micro(1_000_000, 500_000, 3_600_000.0, {"eta_s": 1000.0}, until_s=400)
-    assert more == (660 + 60 + 120) * 1000 - 100_000
-    assert more_micro(10_000_000, 0, 3_600_000.0, {"eta_s": 10.0}, until_s=400) == 10_000  # none is lacking
+    found = more(1_000_000, 500_000, TARIFF, {"eta_s": 1000.0}, until_s=400)
+    assert found is not None
+    assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 are paid for
+    assert more(10_000_000, 0, TARIFF, {"eta_s": 10.0}, until_s=400) is None
+
+
+def test_job_with_seconds_left_needs_no_second_budget() -> None:
+    """200 USD an hour, 15 s left, 1.86 of 5 USD left, and no run below a minute is sent."""
+    costs = Tariff(200_000_000.0, tail_s=20, least_s=60)
+    found = more(5_000_000, 3_140_000, costs, {"step": 340, "max_steps": 500, "checkpoint_step": 340, "eta_s": 15.0})
+    assert found is not None
+    assert found.micro == 2_700_000
+    assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "asked"), [(37.2, "38USD"), (204.8, "210USD"), (2.611, "2.70USD"), (0.001, "0.01USD")]
+)
+def test_sum_is_one_that_people_write(lacking: float, asked: str) -> None:
+    """Two digits that count, rounded up."""
+    costs = Tariff(lacking * 3600e6 / 60, least_s=60)
+    found = more(1, 1, costs, {"eta_s": 0.0})
+    assert found is not None
+    assert amount(found.micro) == asked
 
 
 def test_further_run_of_unknown_length_costs_as_much_again() -> None:
-    """A script that tells no steps; a job without a budget, or a price, needs no more."""
-    assert more_micro(1_000_000, 900_000, 3_600_000.0, {}) == 1_000_000
-    assert more_micro(None, 900_000, 3_600_000.0, {}) is None
-    assert more_micro(1_000_000, None, None, {}) is None
+    """A script that tells no steps; at least what a run of use does."""
+    found = more(1_000_000, 900_000, TARIFF, {})
+    assert found is not None
+    assert (found.micro, found.finish_micro) == (1_000_000, None)
+    least = more(1_000_000, 900_000, replace(TARIFF, least_s=3570), {})
+    assert least is not None
+    assert least.micro == 3_500_000

@@ -116,7 +116,7 @@ def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pyte
         assert found is not None
         with (tmp_path / "log" / "rank-0.log").open("w") as log:
             log.write(events.format_line("checkpoint", "saved", {"step": 80, "path": "x"}) + "\n")
-            log.write(events.format_line("step", "s", {"step": 90, "max_steps": 200, "eta_s": 9.0}) + "\n")
+            log.write(events.format_line("step", "s", {"step": 90, "max_steps": 200, "eta_s": 900.0}) + "\n")
         found.start()
         first = told.wait(1)[0]
         assert (first["key"], first["from"], first["checkpoint_step"]) == ("budget:50@1000000", "job", 80)

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import due, standing, wanted
-from cloudtrain.launcher.money.outlook import Outlook
+from cloudtrain.launcher.money.outlook import Outlook, outlook
 
 NOW = 1_000_000.0
 PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000, "own_limit_s": 9_500}
@@ -24,6 +24,7 @@ LOOK = Outlook(
     total_micro=20_000_000,
     hits_limit=False,
     stalled_s=1.0,
+    checkpoint_step=80,
 )
 
 
@@ -83,7 +84,9 @@ def test_no_budget_and_no_price_are_no_alert() -> None:
 def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
     """The exact command names the money for the steps that are left."""
     look = replace(spent(6), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
-    notice = due(job(), look, {"started:1"}, NOW)[0]
+    slow = job()
+    slow.attempt.progress["eta_s"] = 14_000.0
+    notice = due(slow, look, {"started:1"}, NOW)[0]
     assert notice.key == "projected:1@100000000"
     assert (
         "will reach its budget of 100.00 USD before it finishes: done in 3h 53m, for 150.00 USD in all" in notice.text
@@ -92,11 +95,62 @@ def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
 
 
 def test_time_limit_before_the_finish_is_no_matter_of_money() -> None:
-    """A further attempt has the same time again."""
+    """A further attempt has the same time again, and asks for more where that is too short."""
     look = replace(LOOK, limit_micro=None, hits_limit=True, finish_at_s=NOW + 14_000)
     notice = due(job(), look, {"started:1"}, NOW)[0]
     assert "will reach its time limit" in notice.title
     assert notice.fields["resume"] == "cloudtrain resume j-x1"
+    slow = job(config={"limits": {"max_duration": "10m"}})
+    slow.attempt.progress["eta_s"] = 14_000.0
+    notice = due(slow, look, {"started:1"}, NOW)[0]
+    # 6000 s are left when it leaves, a tenth more, its start, its save, and 500 s before its own clock begins.
+    assert notice.fields["resume"] == "cloudtrain resume j-x1 --set limits.max_duration=121m"
+
+
+def test_job_that_runs_is_not_resumed_now() -> None:
+    """The command waits for its end, and how to stop it stands before."""
+    look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    slow = job()
+    slow.attempt.progress["eta_s"] = 14_000.0
+    lines = "\n".join(due(slow, look, {"started:1"}, NOW)[0].lines)
+    assert "stop it     cloudtrain stop j-x1\n" in lines
+    assert "go on       after it has stopped: cloudtrain resume j-x1 --budget +" in lines
+
+
+@pytest.mark.parametrize(
+    ("config", "look"),
+    [
+        ({}, spent(60)),  # it will be done in time
+        (
+            {"budget": {"limit": "100 USD", "alert_at": ["50%"], "on_limit": "alert"}},
+            replace(spent(60), hits_limit=True),
+        ),
+    ],
+)
+def test_job_that_needs_nothing_is_told_no_resume(config: dict[str, Any], look: Outlook) -> None:
+    """It runs on to its end."""
+    notice = due(job(config=config), look, {"started:1"}, NOW)[0]
+    assert notice.fields["resume"] is None
+    assert "resume" not in notice.text
+
+
+def test_failed_job_out_of_money_is_resumed_with_more() -> None:
+    """Without it the command would be refused."""
+    ended = job(State("failed", "error", resumable=True, started_s=NOW - 9000, ended_s=NOW))
+    notice = standing(ended, replace(spent(99), hits_limit=None), NOW)[-1]
+    assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +19USD"
+    assert standing(ended, spent(10), NOW)[-1].fields["resume"] == "cloudtrain resume j-x1"
+
+
+def test_checkpoint_of_an_earlier_attempt_counts() -> None:
+    """A resumed job has one before it has saved."""
+    again = job(number=2)
+    again.attempt.progress.pop("checkpoint_step")
+    first = replace(again.attempt, number=1, progress={"checkpoint_step": 103})
+    look = replace(outlook(again, [first, again.attempt], NOW), spent_micro=60_000_000)
+    notice = due(again, look, {"started:2"}, NOW)[0]
+    assert notice.fields["checkpoint_step"] == 103
+    assert "checkpoint  step 103" in notice.lines
 
 
 def test_first_steps_foresee_nothing() -> None:
@@ -180,8 +234,12 @@ def test_end_by_money_names_the_money_to_go_on() -> None:
     """Enough for what is left, in the exact command."""
     ended = job(State("stopped", "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW))
     notice = standing(ended, replace(spent(90), hits_limit=None), NOW)[-1]
-    # 1000 s and 200 s again, a tenth, a minute's start, two minutes' save: 1500 s at 0.01 USD, and 10 USD are left.
-    assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +5.00USD"
+    # 1000 s and 200 s again, a tenth, half a minute's start, two minutes' save, and 500 s before its own clock begins.
+    assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +9.70USD"
+    assert notice.lines[-2:] == (
+        "go on with  cloudtrain resume j-x1 --budget +9.70USD",
+        "            (12 to finish, 7.70 in reserve for start and end, less 10 left)",
+    )
 
 
 def test_end_that_cannot_be_gone_on_from_names_no_command() -> None:

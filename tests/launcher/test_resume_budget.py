@@ -15,7 +15,8 @@ import pytest
 from cloudtrain.launcher.commands import resume
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money.earlier import least_more_micro, spent_at_worst_micro
+from cloudtrain.launcher.money.earlier import metered_at_worst_micro, spent_at_worst_micro
+from cloudtrain.launcher.money.onward import tariff
 from cloudtrain.launcher.registry import Registry
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
@@ -56,9 +57,22 @@ def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str
     assert (job.attempt.plan["cap_s"], job.attempt.plan["spent_micro"]) == (60, 51_000_000)
 
 
+def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
+    """Whatever was typed is repeated: else it would be another job that the sum is enough for."""
+    typed = ("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200 USD", "--update-code")
+    refused = cli("resume", "-d", *typed, ended)
+    command = re.search(r"cloudtrain (resume --budget (\S+) .*)", refused.stderr)
+    assert (refused.code, bool(command)) == (6, True), refused.stderr
+    assert command
+    assert shlex.split(command[1])[3:] == [
+        *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code", "one"),
+    ]
+    assert cli(*shlex.split(command[1]), "-d").code == 0
+
+
 def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     """What comes next is the command with the sum."""
-    assert re.search(r"next +cloudtrain resume --budget \+[0-9.]+USD one", cli("status", ended).stdout)
+    assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
 
 
 @pytest.mark.slow
@@ -121,13 +135,12 @@ def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
     assert spent_at_worst_micro([replace(one, phase="never_sent")], 2000.0) == 0
 
 
-def test_least_sum_to_go_on_is_enough(make_job: Callable[..., Job]) -> None:
-    """By the plan alone, as `status` counts it: at least what the plan of the next attempt asks for."""
+def test_what_was_billed_at_worst_is_known_by_the_plan_alone(make_job: Callable[..., Job]) -> None:
+    """As `status` and alerts count it: no less than the budget does, and at most a unit more for each attempt."""
     job = make_job("j-1")
-    spent = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0
-    metered = 2 * 31 * 1_000_000
+    spent, metered = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0, 2 * 31 * 1_000_000
+    assert spent <= metered_at_worst_micro(PLAN, 1, metered) <= spent + 2 * 30 * 1_100_000
+    assert metered_at_worst_micro({"instances": 1}, 1, 7) == 7
     needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
-    more = least_more_micro(PLAN, 1, 100_000_000, metered)
-    assert needed <= 100_000_000 + more <= needed + 2 * 30 * 1_100_000
-    assert least_more_micro(PLAN, 1, 10**12, metered) == 0
-    assert least_more_micro({"instances": 1}, 1, 1, 1) == 0
+    found = tariff({**PLAN, "cap_s": 600}, PLAN["hourly_usd"])
+    assert found.worst_micro(60) == needed - spent

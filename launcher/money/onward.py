@@ -1,0 +1,126 @@
+"""How to go on with a job that has stopped, or will: the command, with the money and the time that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.notices import further
+from cloudtrain.entrypoints.notices.further import More, Tariff
+from cloudtrain.launcher.money.earlier import metered_at_worst_micro
+from cloudtrain.launcher.money.outlook import Outlook, left_s
+from cloudtrain.launcher.units import format_duration, parse_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+
+__all__ = ["Onward", "is_short_of_money", "only_alerts", "onward", "tariff"]
+
+
+@dataclass(frozen=True)
+class Onward:
+    """The command, which takes effect once the job has ended, and how its sum comes about."""
+
+    command: str
+    words: str = ""
+
+
+def onward(job: Job, outlook: Outlook) -> Onward | None:
+    """Return how to go on with the job; None where nothing is left to do, to go on from, or in the way of its finish.
+
+    The command is one that is not refused: with the money that the steps left need, and the time.
+    """
+    state = job.attempt.state
+    if state.state == "succeeded" or job.attempt.phase == "never_sent" or (not job.active and not state.resumable):
+        return None
+    if job.active and not _has_end_before_finish(job, outlook):
+        return None
+    until_s, progress = _until_s(job, outlook), _progress(job, outlook)
+    command = f"cloudtrain resume {job.id}"
+    more = _more(job, outlook, progress, until_s)
+    if more is not None:
+        command += f" --budget +{further.amount(more.micro)}"
+    longer = _longer(job, progress, until_s)
+    return Onward(command + longer, "" if more is None else more.words)
+
+
+def is_short_of_money(job: Job, outlook: Outlook) -> bool:
+    """Return whether its budget ends the job before it is done."""
+    if not outlook.hits_limit or outlook.limit_micro is None or only_alerts(job):
+        return False
+    is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
+    return is_over or job.attempt.plan.get("cap_reason") == "budget"
+
+
+def only_alerts(job: Job) -> bool:
+    """Return whether the job's budget ends nothing."""
+    return (job.config.get("budget") or {}).get("on_limit") == "alert"
+
+
+def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
+    """Return what time costs by a stored plan, of which older ones lack a few terms."""
+    return Tariff(
+        rate_micro_h=hourly_usd * 1e6,
+        uncertainty=ceil(round((plan.get("uncertainty") or 1.0) * 1000, 6)) / 1000,
+        tail_s=plan.get("tail_s") or 0,
+        lead_s=max(0, plan["cap_s"] - (plan.get("own_limit_s") or plan["cap_s"])),
+        unit_s=plan.get("unit_s") or 1,
+        least_bill_s=plan.get("minimum_bill_s") or 0,
+        least_s=plan.get("useful_s") or 0,
+        starts=plan.get("attempts") or 1,
+    )
+
+
+def _has_end_before_finish(job: Job, outlook: Outlook) -> bool:
+    """Return whether a limit will end the job that runs, as far as anybody knows: steps that are not told may not end.
+
+    A sum that only alerts ends nothing.
+    """
+    if outlook.hits_limit is None:
+        return job.attempt.plan.get("cap_reason") == "budget"
+    end_s = outlook.deadline_at_s or outlook.cap_at_s
+    is_late = outlook.finish_at_s is not None and end_s is not None and outlook.finish_at_s > end_s
+    return is_late or is_short_of_money(job, outlook)
+
+
+def _progress(job: Job, outlook: Outlook) -> dict[str, Any]:
+    return {
+        **job.attempt.progress,
+        "eta_s": left_s(job.attempt.progress),
+        "checkpoint_step": outlook.checkpoint_step,
+    }
+
+
+def _until_s(job: Job, outlook: Outlook) -> float | None:
+    """Return how long a job that runs goes on after its last step, until it saves and leaves."""
+    at_s, rest_s = outlook.deadline_at_s or outlook.cap_at_s, left_s(job.attempt.progress)
+    if not job.active or at_s is None or rest_s is None or outlook.finish_at_s is None:
+        return None
+    return max(0.0, at_s - (outlook.finish_at_s - rest_s))
+
+
+def _more(job: Job, outlook: Outlook, progress: dict[str, Any], until_s: float | None) -> More | None:
+    """Return what its budget must grow by; None where it need not, nobody asks it to, or knows."""
+    plan, hourly_usd = job.attempt.plan, job.attempt.hourly_usd
+    limit, spent = outlook.limit_micro, outlook.spent_micro
+    if limit is None or spent is None or not hourly_usd or only_alerts(job):
+        return None
+    worst = metered_at_worst_micro(plan, job.attempt.number, spent)
+    costs = tariff(plan, hourly_usd)
+    is_unknown = progress["eta_s"] is None
+    if is_unknown and not job.active and job.attempt.state.reason != "budget":
+        least = costs.worst_micro(costs.least_s) + worst
+        return None if least <= limit else further.more(limit, spent, costs, progress, until_s, worst)
+    return further.more(limit, spent, costs, progress, until_s, worst)
+
+
+def _longer(job: Job, progress: dict[str, Any], until_s: float | None) -> str:
+    """Return the option that gives a further attempt the time that it needs, where the limit is too short for it."""
+    asked = (job.config.get("limits") or {}).get("max_duration")
+    costs = tariff(job.attempt.plan, job.attempt.hourly_usd or 0.0)
+    needs_s = further.cap_s(progress, costs, until_s)
+    if asked is None or needs_s is None or needs_s <= parse_duration(asked):
+        return ""
+    return f" --set limits.max_duration={format_duration(further.readable_s(needs_s))}"
