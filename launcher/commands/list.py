@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.options import json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say, table, when
 
@@ -27,12 +28,11 @@ SHOWN = 20
 def command(active: bool, everything: bool, limit: int | None, as_json: bool) -> None:
     """List jobs, the newest first. Those that may be running are asked for their state."""
     from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
     registry = Registry()
     jobs = registry.jobs(active=active, limit=limit or (None if everything or as_json else SHOWN))
-    jobs = [refresh(registry, job) if job.active else job for job in jobs]
+    jobs = [_seen(registry, job) for job in jobs]
     if active:
         jobs = [job for job in jobs if job.active]
     if as_json:
@@ -85,6 +85,17 @@ def _print(registry: Registry, jobs: list[Job]) -> None:
         say(f"{running} running, {dollars(burn_micro_h)}/h{least}")
     for note in notes:
         say(note)
+
+
+def _seen(registry: Registry, job: Job) -> Job:
+    """Return the job as it is now, or as it was last seen where it cannot be asked; the others are listed as well."""
+    from cloudtrain.launcher.refresh import refresh
+
+    try:
+        return refresh(registry, job)
+    except CloudtrainError as error:
+        say(f"{job.id} is listed as it was last seen: {error.message}")
+        return job
 
 
 def _attempts(registry: Registry, job: Job) -> list[Attempt]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import ACTIVE
 from cloudtrain.launcher.money import ledger, teams
 from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing, down, up, usd
@@ -37,7 +38,11 @@ def reconcile(registry: Registry) -> list[str]:
     adopt(registry)
     failures = []
     for job in registry.jobs(active=True):
-        found = refresh(registry, job)
+        try:
+            found = refresh(registry, job)
+        except CloudtrainError as error:  # a plug-in that is gone, an expired login: the others are asked all the same
+            failures.append(f"{job.id}: {error.message}; its worst case stays reserved")
+            continue
         if found.active and found.attempt.unreachable_since_s is not None:
             failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
     return failures + teams.tell(registry.database, patient=True)

@@ -286,6 +286,16 @@ def test_reconcile_says_what_cannot_be_asked_and_keeps_it_reserved(
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
+def test_reconcile_goes_on_past_a_job_of_a_backend_that_is_gone(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A plug-in that is no more installed blocks no other job's budget; what its job holds stays held."""
+    job = submit("one")
+    registry.mark_sent(job.attempt, {"x": 1})
+    registry.database.execute("UPDATE jobs SET backend = 'gone'")
+    failures = reserving.reconcile(registry)
+    assert [failure.startswith("one: ") and "`gone`" in failure for failure in failures] == [True], failures
+    assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
+
+
 def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -> None:
     """Whatever a project is called, it is no part of a statement, and no other's money."""
     limit(registry, 100)

@@ -20,6 +20,7 @@ from cloudtrain.launcher.money import achieved, curve
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import amount, clock, dollars, moment, of_limit, span
 from cloudtrain.launcher.progress import fold
+from cloudtrain.launcher.registry import Registry
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
 
@@ -226,3 +227,16 @@ def test_list_shows_shares_and_what_runs_costs(
 def test_money_and_time_in_words(text: object, wanted: object) -> None:
     """Cents above a dollar, two digits that count below; one or two units of time."""
     assert text == wanted
+
+
+def test_list_goes_on_past_a_job_of_a_backend_that_is_gone(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is listed as it was last seen, and said why; the others are there."""
+    seed("ended", State("succeeded", started_s=0.0, ended_s=10.0))
+    seed("lost", State("running", started_s=0.0))
+    Registry().database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'lost'")
+    cli.cli.main(["list"], standalone_mode=False)
+    said = capsys.readouterr()
+    assert all(each in said.out for each in ("ended", "lost"))
+    assert "lost is listed as it was last seen: " in said.err
