@@ -148,7 +148,13 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
     if standing.unknown:
         yield f"{title} cannot be kept: nobody knows the price of {_names(standing.unknown)}, not over yet"
         return
+    unspent_micro = standing.budget.limit_micro - standing.spent_micro
     if amount_micro <= standing.room_micro:
+        if amount_micro > unspent_micro:  # what many jobs seldom do together, one does by itself
+            yield (
+                f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: alone it may exceed the"
+                f" {usd(down(max(0, unspent_micro)))} that are not spent, and no overcommitment is for that"
+            )
         return
     held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
@@ -229,7 +235,8 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     shorter = f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
     means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
     more = max(standing.overcommit_for(amount_micro) for standing in short)
-    if more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
+    alone = any(amount_micro > standing.budget.limit_micro - standing.spent_micro for standing in short)
+    if not alone and more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
         percent = max(percent or 0 for percent, _ in means)
         let_in = " && ".join(
             _setting(each.budget, each.budget.limit_micro, each.overcommit_for(amount_micro)) for each in short
@@ -244,8 +251,8 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
 def _raising(standing: Standing, amount_micro: int) -> str:
     """Return the command that raises the limit by just enough, to whole cents."""
     percent = standing.budget.overcommit_percent
-    limit_micro = standing.spent_micro - (-(standing.reserved_micro + amount_micro) * 100 // percent)
-    return _setting(standing.budget, -(-limit_micro // 10_000) * 10_000, percent)
+    unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))
+    return _setting(standing.budget, -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000, percent)
 
 
 def _setting(budget: Budget, limit_micro: int, overcommit_percent: int) -> str:

@@ -52,9 +52,9 @@ def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
     ]
     with pytest.raises(BudgetError) as caught:
         require_room(levels, 20 * USD)
-    raised = "cloudtrain budget set 23USD && cloudtrain budget set vision 16.48USD --month --overcommit 1.5"
+    raised = "cloudtrain budget set 23USD && cloudtrain budget set vision 23.15USD --month --overcommit 1.5"
     assert caught.value.hint.endswith(f"or raise the budget: {raised}")
-    enough = [Budget("", "all", 23 * USD), Budget("vision", "month", 16_480_000, 150)]
+    enough = [Budget("", "all", 23 * USD), Budget("vision", "month", 23_150_000, 150)]
     require_room([replace(each, budget=more) for each, more in zip(levels, enough, strict=False)], 20 * USD)
 
 
@@ -102,6 +102,14 @@ def test_overcommit_lets_worst_cases_exceed_what_is_left_by_its_factor() -> None
     require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD)
     with pytest.raises(BudgetError, match=r"overcommitted 1\.2 times"):
         require_room([standing(100, 50, (30,), overcommit_percent=120)], 30 * USD + 1)
+
+
+def test_overcommit_is_not_for_one_job_alone() -> None:
+    """Of many one seldom costs its worst case; one that may cost more than there is breaks the budget by itself."""
+    require_room([standing(100, 50, overcommit_percent=120)], 50 * USD)
+    with pytest.raises(BudgetError, match=r"the 50 USD that are not spent") as caught:
+        require_room([standing(100, 50, overcommit_percent=120)], 50 * USD + 1)
+    assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 100.01USD --overcommit 1.2")
 
 
 def test_refusal_tells_what_a_mean_estimate_would_admit() -> None:
