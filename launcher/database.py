@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,9 @@ class Database:
         self.execute("COMMIT")
 
     def _open(self) -> None:
+        # Configs are in it, with addresses that somebody wrote out; SQLite's own files beside it take its mode.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         # Used by one thread, but the collector may close it in another.
         self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row

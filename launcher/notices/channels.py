@@ -91,6 +91,9 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
         place = entry.smtp if entry.kind == "email" else entry.place
         if _is_variable(place) and not environ.get(place.removeprefix("env:")):
             yield f"notify: {place.removeprefix('env:')} is not set here, so {entry.kind} cannot be told from here"
+        if not _is_variable(place) and _lets_in(entry.kind, place):
+            shown = masked(place) if entry.kind == "email" else entry.shown
+            yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
         yield "notify: told by whoever follows the job then: submit, logs -f, wait or watch"
 
@@ -109,6 +112,11 @@ def _resolved(place: str, environ: Mapping[str, str]) -> str:
     if not value:
         raise Fault(f"the variable {name}, which has its address, is not set here", f"export {name}=...")
     return value
+
+
+def _lets_in(kind: str, place: str) -> bool:
+    """Return whether whoever reads the address can use it: a mail server's only where it holds a login."""
+    return kind != "email" or "@" in place
 
 
 def _is_variable(place: str) -> bool:

@@ -68,6 +68,24 @@ def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[...
     assert "secret-part" not in done.stdout + done.stderr
 
 
+def test_address_that_is_written_out_is_warned_of(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """The file travels with the code; a mail server without a login, or a variable, lets nobody in."""
+    where = project("""\
+notify:
+- {webhook: 'https://hooks.example/secret-part'}
+- {email: a@b.c, smtp: 'smtp://me:secret-part@post.example'}
+- {email: a@b.c, smtp: 'smtp://localhost:25'}
+- {slack: env:HOOK}
+""")
+    done = cli("plan", cwd=where, env={"HOOK": "x"})
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "travels with the code" in line]
+    assert [line.split("travels")[0].strip() for line in said] == [
+        "notify: the address of webhook https://hooks.example/...",
+        "notify: the address of smtp://post.example/...",
+    ]
+    assert "secret-part" not in done.stdout + done.stderr
+
+
 def test_no_attempt_waits_for_an_address(
     cli: Callable[..., Any], project: Callable[..., Path], idle_python: Path
 ) -> None:

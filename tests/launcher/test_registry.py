@@ -308,3 +308,13 @@ def test_slow_look_never_takes_back_an_end(home: Path, make_job: Callable[..., J
     registry.mark_sent(job.attempt, {"x": 1})  # by one that has settled a lost submit too
     found = registry.find("one").attempt
     assert (found.state.state, found.progress, found.unreachable_since_s) == ("failed", {"step": 2}, None)
+
+
+def test_nobody_else_reads_the_file(home: Path) -> None:
+    """Whatever the folder allows: configs may hold addresses that let anybody in."""
+    home.mkdir(mode=0o755)
+    database = Database(home)
+    database.execute("SELECT 1")
+    found = {path.name: path.stat().st_mode & 0o777 for path in home.iterdir() if "sqlite" in path.name}
+    database.close()
+    assert set(found.values()) == {0o600}, found
