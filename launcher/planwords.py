@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["age", "lines", "usd"]
 
-STALE_DAYS = 90  # a list price older than that has often changed since
-
 
 def lines(plan: Plan) -> list[str]:
     """Return the plan for people, a subject a line."""
@@ -79,13 +77,47 @@ def _counted(plan: Plan) -> Iterator[str]:
 
 
 def _budget(plan: Plan) -> Iterator[str]:
-    if plan.budget_micro is None:
+    if plan.budget_micro is None or plan.price_micro is None:
         return
     spent = f", of which up to {usd(plan.spent_micro)} is spent" if plan.spent_micro else ""
-    at = ", ".join(format_money(micro).removesuffix(" USD") for micro in plan.alert_micro)
-    told = f"; told at {at} USD" if at else ""
-    only = "; it only alerts (on_limit: alert), and ends nothing" if plan.on_limit == "alert" else ""
-    yield f"budget {format_money(plan.budget_micro)}{spent}{told}{only}"
+    budget, ends_micro = format_money(plan.budget_micro), _ends_micro(plan)
+    if plan.on_limit == "alert":
+        over_micro = plan.spent_micro + (plan.worst_case_micro or 0) - plan.budget_micro
+        over = f"; the worst case is {usd(over_micro)} over it" if over_micro > 0 else ""
+        yield f"budget {budget}{spent}; it only alerts (on_limit: alert), and ends nothing{over}"
+    else:
+        does = "is ended" if plan.deadline_s >= plan.own_limit_s else "leaves"
+        rest = usd(max(0, plan.budget_micro - ends_micro))
+        kept = f"the other {rest} is kept for {_reserve(plan)}" if plan.cap_reason == "budget" else "by its time limit"
+        yield f"budget {budget}{spent}; {does} at about {usd(ends_micro)} of it, {kept}"
+    if told := _told(plan, ends_micro):
+        yield f"  told at {told}"
+
+
+def _ends_micro(plan: Plan) -> int:
+    """Return what will have been spent, at the list's price, when the job leaves."""
+    began_s = plan.cap_s - plan.own_limit_s
+    hourly_micro = plan.instances * (plan.price_micro or 0)
+    ends_micro = plan.spent_micro + hourly_micro * (began_s + plan.deadline_s) // 3600
+    return -(-ends_micro // 10_000) * 10_000 if ends_micro >= 1_000_000 else ends_micro
+
+
+def _reserve(plan: Plan) -> str:
+    """Return what the part of the budget is for that a job leaves unused."""
+    saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving"]
+    tail = ["the platform's tail"] if plan.tail_s else []
+    dearer = ["dearer prices"] if plan.uncertainty > 1 else []
+    *first, last = [*saving, *tail, *dearer] or ["rounding"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _told(plan: Plan, ends_micro: int) -> str:
+    """Return at which sums people are told while it runs; the last one before the budget is told at its end."""
+    most_micro = plan.spent_micro + (plan.worst_case_micro or 0) if plan.on_limit == "alert" else ends_micro
+    sums = [micro for micro in plan.alert_micro if plan.spent_micro < micro <= most_micro]
+    at = ", ".join(format_money(micro).removesuffix(" USD") for micro in sums)
+    is_at_end = plan.on_limit != "alert" and plan.cap_reason == "budget"
+    return " and ".join([*([f"{at} USD"] if at else []), *(["when it ends the job"] if is_at_end else [])])
 
 
 def _instances(plan: Plan) -> str:

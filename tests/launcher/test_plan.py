@@ -109,7 +109,27 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
     assert text[3].endswith(" days old), at worst 21.00 USD")
     assert text[4] == "  that worst case counts prices up to 1.05 times the list's; 5m billed beyond the end"
-    assert text[5] == "budget 21 USD; told at 10.50, 16.80, 21 USD"
+    assert text[5] == (
+        "budget 21 USD; leaves at about 19.54 USD of it,"
+        " the other 1.46 USD is kept for saving, the platform's tail and dearer prices"
+    )
+    assert text[6] == "  told at 10.50, 16.80 USD and when it ends the job"
+
+
+def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
+    """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
+    short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
+    assert "leaves at about 1.68 USD of it, the other 0.3200 USD is kept" in short[5]
+    assert short[6] == "  told at 1, 1.60 USD and when it ends the job"
+    timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
+    assert timed.lines()[5:] == ["budget 50 USD; leaves at about 1.94 USD of it, by its time limit"]
+    alerted = planned(
+        "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED
+    ).lines()
+    assert alerted[5].endswith(
+        "it only alerts (on_limit: alert), and ends nothing; the worst case is 48.58 USD over it"
+    )
+    assert alerted[6] == "  told at 1, 1.60, 2 USD"
 
 
 @pytest.mark.parametrize(
