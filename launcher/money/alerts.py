@@ -115,6 +115,8 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
     if not outlook.hits_limit or began_s is None or finish_s is None:
         return
+    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # that it is reached has been told
+        return
     is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
     if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
         return

@@ -153,6 +153,12 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     assert "checkpoint  step 103" in notice.lines
 
 
+def test_limit_that_is_reached_is_not_foreseen() -> None:
+    """In `alert` mode the job runs on, and 100 % has been told."""
+    look = replace(spent(126), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
+    assert keys(job(), look) == ["budget:100@100000000"]
+
+
 def test_first_steps_foresee_nothing() -> None:
     """They are slow: for a minute, or a twentieth of a short run, nobody is frightened."""
     look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
