@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import budgets, ledger, reserving, teamledger, teams
+from cloudtrain.launcher.money import budgets, foretold, ledger, reserving, teamledger, teams
 from cloudtrain.launcher.money.cells import open_cell
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry, this_process
@@ -95,24 +95,43 @@ def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[st
     return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
 
 
-def require_room(registry: Registry, prepared: Prepared) -> None:
+def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> None:
     """Raise BudgetError where a budget does not hold the worst case, asked before anybody is; nothing is held by it.
 
-    Raises what a shared ledger raises, too: a submit that cannot ask it sends nothing.
+    `is_first`: a project's name that looks like a slip of one in a shared ledger is refused by ConfigError, too. Raises
+    what a shared ledger raises: a submit that cannot ask it sends nothing.
     """
     config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.worst_case_micro
     project = reserving.project_of(config)
 
     def look() -> None:
         now_s = time.time()
-        budgets.require_room(ledger.standings(registry.database, now_s, project), amount_micro)
-        for uri in reserving.ledgers_of(registry, config):
+        own = ledger.standings(registry.database, now_s, project)
+        budgets.require_room(own, amount_micro)
+        places = reserving.ledgers_of(registry, config)
+        is_budgeted = any(standing.budget.project == project for standing in own)
+        for uri in places:
             book = teamledger.read(open_cell(uri))
-            if book is not None:  # else the hold says so
-                budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
+            if book is None:  # the hold says so
+                continue
+            if uri == places[0] and not is_budgeted:  # where the project's own budget is to be
+                _say_unknown(project, book, is_first=is_first)
+            if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
+                ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
+            budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
 
     if amount_micro != 0:
         _with_room(registry, look)
+
+
+def _say_unknown(project: str, book: teamledger.Book, *, is_first: bool) -> None:
+    """Say where the team has a budget of other projects, but none of this one. Raises ConfigError for a slip."""
+    names = {name for name, _ in book.budgets}
+    books = foretold.Books(project, budgeted=tuple(sorted(names - {budgets.OVERALL})))
+    if is_first:
+        foretold.require_known_project(books)
+    for line in books.unknown():
+        say(line)
 
 
 def _with_room(registry: Registry, add: Callable[[], T]) -> T:

@@ -60,7 +60,9 @@ def command(
     except BudgetError as error:
         given = _as_typed(instances, settings, price_micro, update_code=update_code)
         raise _with_command(error, found, given) from error
-    if not approved(prepared, yes=yes, more=True, check=lambda: submit.require_room(registry, prepared)):
+    if not approved(
+        prepared, yes=yes, more=True, check=lambda: submit.require_room(registry, prepared, is_first=False)
+    ):
         return 1
     found = submit.resend(registry, found, prepared)
     say(f"sent: {found.id}, attempt {found.attempt.number}")

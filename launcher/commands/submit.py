@@ -123,7 +123,7 @@ def _check(registry: Registry, prepared: Prepared, overrides: Overrides) -> None
     books = foretold.books_of(prepared.config)
     with overrides.placing():
         foretold.require_known_project(books)
-    submit.require_room(registry, prepared)
+    submit.require_room(registry, prepared, is_first=True)
     for line in books.lines(prepared.plan.worst_case_micro):
         say(line)
 

@@ -52,6 +52,13 @@ class Books:
         """Return for people what a job of that worst case would count against, and whether that holds it."""
         return [] if amount_micro == 0 else list(self._lines(amount_micro))
 
+    def unknown(self) -> Iterator[str]:
+        """Yield that the project has no budget, where others have."""
+        if self.is_unknown:
+            named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
+            whose = f"project {self.project}: no budget of its own" if self.project else "no project, so no project's budget"
+            yield f"{whose} (known: {named})"
+
     def dump(self, amount_micro: int | None) -> dict[str, Any]:
         """Return the same for JSON."""
         return {
@@ -73,10 +80,7 @@ class Books:
             yield f"counts against what is shared at {place}, which is asked at submit"
         if self.trouble:
             yield f"whether a budget holds it is not known: {self.trouble}"
-        if self.is_unknown:
-            named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
-            whose = f"project {self.project}: no budget of its own" if self.project else "no project: none's budget"
-            yield f"{whose} (known: {named})"
+        yield from self.unknown()
         if why := self.refused(amount_micro):
             running = any(standing.held for standing in self.standings)
             yield f"would be refused: {why}" + (" (unless a job has ended meanwhile: submit asks)" if running else "")

@@ -63,7 +63,7 @@ def test_slip_in_a_projects_name_is_refused(books: Callable[..., Books]) -> None
     ("own", "said"),
     [
         ("sonar", "project sonar: no budget of its own (known: vision)"),
-        ("", "no project: none's budget (known: vision)"),
+        ("", "no project, so no project's budget (known: vision)"),
     ],
 )
 def test_project_without_a_budget_is_said(books: Callable[..., Books], own: str, said: str) -> None:
@@ -109,3 +109,20 @@ def test_dry_run_makes_no_home_and_says_what_submit_would(cli: Any, home: Path, 
     slip = quick("submit", "-d", "-y", "--set", "project=visoin", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr, "itself failed" in slip.stderr) == (3, True, False)
     assert quick("list", "--json").json["jobs"] == []
+
+
+def test_slip_is_refused_where_the_team_shares_its_budgets(
+    cli: Any, project: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Whose names are those that the shared ledger has; one like none of them is told, and goes on to be asked for."""
+    quick = replace(cli, preloaded=PRELOADED)
+    place = tmp_path / "disk"
+    place.mkdir()
+    assert quick("budget", "set", "vision", "5000USD", "--ledger", place).code == 0
+    folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
+    slip = quick("submit", "-d", "--set", f"project={{name: visoin, ledger: {place}}}", cwd=folder)
+    assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
+    other = quick("submit", "-d", "--set", f"project={{name: sonar, ledger: {place}}}", cwd=folder)
+    assert other.code == 2
+    for part in ("project sonar: no budget of its own (known: vision)", "there is nobody here to ask"):
+        assert part in other.stderr, other.stderr
