@@ -61,6 +61,7 @@ _PLANNED = {
     ("outputs", CHECKPOINTS): "checkpoint.uri",
     ("tags", "cloudtrain.job"): "tags",
     ("tags", "cloudtrain.attempt"): "tags",
+    ("tags", "cloudtrain.project"): "project",
 }
 
 
@@ -78,7 +79,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "name": name,
         "display_name": f"{job_id}, attempt {attempt}",
         "experiment": block.experiment or config.name,
-        "tags": {**config.tags, "cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt)},
+        "tags": {**config.tags, **_own_tags(config, job_id, attempt)},
         "command": _command(inputs, outputs),
         "environment": _environment(config),
         "order": encoded(order),
@@ -131,6 +132,12 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
 def encoded(data: dict[str, Any]) -> str:
     """Return the object as a variable can carry it through anybody's hands."""
     return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
+
+
+def _own_tags(config: Config, job_id: str, attempt: int) -> dict[str, str]:
+    """Return by what the job is found again, and whose money it is."""
+    project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
+    return {"cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt), **project}
 
 
 def _notes(config: Config) -> Iterator[str]:

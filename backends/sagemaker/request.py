@@ -104,7 +104,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
         "instance_type": machine.instance_type,
-        "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt))],
+        "tags": [*config.tags.items(), *_own_tags(config, job_id, attempt)],
     }
     body = render.render_json("sagemaker/request.json", job=job)
     planned = body
@@ -127,6 +127,12 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
     return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
+
+
+def _own_tags(config: Config, job_id: str, attempt: int) -> list[tuple[str, str]]:
+    """Return by what the job is found again, and whose money it is: AWS's bill can be split by both."""
+    project = [("cloudtrain:project", config.project.name)] if config.project is not None else []
+    return [("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project]
 
 
 def _notes(config: Config) -> Iterator[str]:

@@ -251,6 +251,8 @@ def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], 
             told.append(f"and so the tag `{key}` takes another one's place")
         found[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
+    if config.project is not None:
+        own["cloudtrain_project"] = config.project.name  # whose names are fit for labels
     return {**found, **own}, told
 
 

@@ -62,6 +62,7 @@ azureml:
   services: [tensorboard, jupyter_lab]
   shm_gb: 64
   raw: {description: night run, environment_variables: {EXTRA: "1"}}
+project: vision
 """
 
 Render = Callable[..., Request]

@@ -69,6 +69,7 @@ sagemaker:
   price_per_hour: 25 USD
   metrics: [{{name: acc, regex: "acc (\\\\S+)"}}]
   raw: {{Environment: {{EXTRA: "1"}}, ProfilerConfig: null}}
+project: vision
 """
 TOOLKIT = f"""
 name: digits

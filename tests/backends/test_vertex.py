@@ -68,6 +68,7 @@ vertex:
   price_per_hour: 50 USD
   endpoints: {storage: "https://storage-x.p.googleapis.com"}
   raw: {labels: {extra: "1"}, jobSpec: {enableDashboardAccess: true}}
+project: vision
 """
 
 DISK = 100 * 0.1955 / 730  # the usual one, an hour
