@@ -116,6 +116,8 @@ def show(project: str | None, as_json: bool) -> None:
         print_lines(shown.as_lines(rows))
         if unpriced := ledgers.unpriced(database):
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
+        if any(row.standing.spent_micro for row in rows):
+            say(shown.COUNTED)
     for failure in failures:
         say(failure)
 

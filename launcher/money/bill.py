@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.money import achieved, meter
@@ -30,7 +31,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Bill:
-    """A job's bill; None is what is not known. `estimate_micro` was made by the job's own pace at `estimate_step`."""
+    """A job's bill; None is what is not known. `estimate_micro` was made by the job's own pace at `estimate_step`.
+
+    `idle_micro`: what its machines may cost besides, at most, while they idle after its ends; 0 where they do not.
+    """
 
     lines: tuple[Line, ...]
     spent_micro: int | None
@@ -39,6 +43,7 @@ class Bill:
     worst_micro: int | None
     estimate_micro: int | None
     estimate_step: int | None
+    idle_micro: int
     paid: achieved.Achieved
 
 
@@ -54,6 +59,7 @@ def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
         _worst_micro(attempts, now_s),
         estimate,
         step,
+        sum(ceil((attempt.idle_usd or 0.0) * 1e6) for attempt in attempts),
         achieved.achieved(attempts, now_s),
     )
 
@@ -68,6 +74,7 @@ def as_json(found: Bill) -> dict[str, Any]:
         "worst_case_usd": usd(found.worst_micro),
         "estimate_usd": usd(found.estimate_micro),
         "estimate_step": found.estimate_step,
+        "idle_usd": usd(found.idle_micro),
         **achieved.as_json(found.paid),
         "legs": [line_json(line) for line in found.lines],
     }

@@ -35,6 +35,10 @@ GROUP_HEAD = ("JOBS", "NODE-HOURS", "USD")
 def bill_lines(found: Bill) -> list[str]:
     """Return what comes below a job's legs: the sum, what was planned, what it bought."""
     lines = [f"  spent       {of_limit(found.spent_micro, found.limit_micro)}"]
+    if found.idle_micro:
+        lines.append(
+            f"  idle        up to {dollars(found.idle_micro)} more while its machines idle after it; not in spent"
+        )
     if planned := _planned(found):
         lines.append(f"  planned     {planned}")
     if bought := achieved.in_words(found.paid):

@@ -13,12 +13,16 @@ import click
 from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing, down, up
 from cloudtrain.launcher.terminal import when
 
-__all__ = ["Row", "as_json", "as_lines"]
+__all__ = ["COUNTED", "Row", "as_json", "as_lines"]
 
 WIDTH = 80
 MOST_BAR, LEAST_BAR = 24, 8
 MOST_NAME = 22
 ALL_JOBS = "(all jobs)"
+COUNTED = (
+    "spent counts as reservations do: prices at their uncertainty, whole units of billing, machines that idle;"
+    " `cloudtrain cost` counts the seconds at list prices"
+)
 _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 
 
@@ -38,6 +42,7 @@ def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpric
     """Return all there is to tell; money in US dollars, times in unix seconds. A project that is null means all jobs.
 
     `months`: what each project's ended jobs have cost in each month; `unpriced`: jobs that ended at an unknown price.
+    `counted`: what was spent is told at its worst, as COUNTED says.
     """
     return {
         "budgets": [_budget_json(row) for row in rows],
@@ -58,6 +63,7 @@ def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpric
             for project, each in months.items()
         ],
         "unpriced": list(unpriced),
+        "counted": "at_worst",
     }
 
 

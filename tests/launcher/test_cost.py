@@ -83,6 +83,21 @@ def test_bill_of_a_job_shows_planned_metered_and_billed(put: Put, cost: Callable
     assert "1970-01-01 00:08:20  00:10:00  1m40s  2.00" in text
 
 
+def test_idling_is_told_beside_what_was_spent_and_counted_by_the_ledger(
+    put: Put, cost: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bill's sum is of the seconds; the budget counts what may come on top, and says so."""
+    put("one", ran(0, 100, idle_s=60.0))
+    assert [json.loads(cost("one", "--json"))[key] for key in ("spend_usd", "idle_usd")] == [2.0, 1.2]
+    assert "up to 1.20 USD more while its machines idle after it; not in spent" in cost("one")
+    cli.cli.main(["budget", "show", "--json"], standalone_mode=False)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["counted"], shown["spent_usd"][0]["months"]) == ("at_worst", {"1970-01": 3.2})
+    cli.cli.main(["budget", "set", "100USD"], standalone_mode=False)
+    cli.cli.main(["budget", "show"], standalone_mode=False)
+    assert "`cloudtrain cost` counts the seconds at list prices" in capsys.readouterr().err
+
+
 def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> None:
     """An epoch, a million samples and tokens, a unit of loss, and the last fifth of the money."""
     falling = curve.added(curve.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
