@@ -6,8 +6,6 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from cloudtrain.launcher.money import meter
-
 __all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name"]
 
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
@@ -80,11 +78,6 @@ class Attempt:
         if not self.state.idle_s or self.hourly_usd is None or self.state.started_s is None:
             return None
         return self.hourly_usd * self.state.idle_s / 3600
-
-    def cost_usd(self, now_s: float) -> float | None:
-        """Return what its running time has cost until `now_s`, None where the price is unknown."""
-        spent = meter.spent_micro(meter.legs_of([self]), now_s)
-        return None if spent is None else spent / 1e6
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from cloudtrain.backends.azureml import status
 from cloudtrain.backends.azureml.history import Details, root_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.job import Attempt, State, exit_code
+from cloudtrain.launcher.money.meter import legs_of, spent_micro
 
 BEGIN_S = 1_000_000.0
 ACCOUNT = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
@@ -118,9 +119,9 @@ def test_idle_time_is_shown_apart() -> None:
     """What a cluster's machines cost until they are let go is no part of what the job has cost."""
     plan = {"hourly_usd": 36.0}
     attempt = Attempt("j", 1, "sent", plan, {}, 0.0, {}, {}, told("Completed", 50, computeDuration="00:01:40"))
-    assert (attempt.cost_usd(0.0), attempt.idle_usd) == (1.0, 1.2)
+    assert (spent_micro(legs_of([attempt]), 0.0), attempt.idle_usd) == (1_000_000, 1.2)
     unknown = Attempt("j", 1, "sent", {"hourly_usd": None}, {}, 0.0, {}, {}, told("Completed", 50))
-    assert (unknown.cost_usd(0.0), unknown.idle_usd) == (None, None)
+    assert (spent_micro(legs_of([unknown]), 0.0), unknown.idle_usd) == (None, None)
 
 
 def test_exit_code_of_a_run_that_ran_out_of_budget() -> None:

@@ -10,6 +10,7 @@ import pytest
 from cloudtrain.backends.sagemaker.status import is_over, state_of
 from cloudtrain.entrypoints.container import account
 from cloudtrain.launcher.job import Attempt, State, exit_code
+from cloudtrain.launcher.money.meter import legs_of, spent_micro
 
 
 def at(seconds: float) -> datetime:
@@ -81,7 +82,7 @@ def test_spend_counts_what_is_billed() -> None:
     pool = {"WarmPoolStatus": {"ResourceRetainedBillableTimeInSeconds": 90}}
     assert told(job("Completed", "Completed", *moves, **warm, **pool)).billed_s == 127
     attempt = Attempt("j", 1, "sent", {"hourly_usd": 36.0}, {}, 0.0, {}, state=done)
-    assert attempt.cost_usd(0.0) == pytest.approx(0.37)
+    assert spent_micro(legs_of([attempt]), 0.0) == 370_000
 
 
 @pytest.mark.parametrize(
