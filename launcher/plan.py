@@ -153,7 +153,8 @@ def _require_price(config: Config, capacity: Capacity) -> None:
     if capacity.hourly_usd == 0 and not capacity.is_own:
         message, hint = "a budget cannot limit what costs nothing", f"set {key} to what an hour costs, or leave it out"
     else:
-        message = f"a budget needs a price: {capacity.price_source}"
+        what = f"that of {capacity.price_source}" if capacity.is_own else capacity.price_source
+        message = f"a budget needs a price: {what}"
         hint = f"set {key}, or add --price-per-hour USD: one instance's, for an hour"
     raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
 

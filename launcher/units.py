@@ -36,6 +36,15 @@ _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _MICRO = 1_000_000
 _TEN_YEARS_S = 3_650 * 86_400  # anything longer is a typing error, and would overflow the platforms' fields
 _MOST_USD = 1_000_000_000
+_ODD_MONEY = (
+    (r"^-", "not below 0"),
+    (r"€|£|¥|\b(eur|euros?|gbp|chf|jpy|cny|inr|cad|aud)\b", "in US dollars alone: convert it first"),
+    (r"[0-9] ?(k|m|mio|thousand|million)\b", "with all its digits, such as `5000 USD`"),
+    (r"[0-9]e[+-]?[0-9]", "without an exponent, such as `1000 USD`"),
+    (r"[0-9][,_' ][0-9]", "without commas or gaps, and cents after a point: `1000 USD`, `0.50 USD`"),
+    (r"\.[0-9]{7}", "with at most six decimals"),
+    (r"dollars?|bucks", "the unit is `USD`"),
+)
 
 
 def parse_duration(value: object) -> int:
@@ -82,7 +91,7 @@ def parse_money(value: object) -> int:
     if isinstance(value, str):
         text = value.strip()
         if not re.match(MONEY_PATTERN, text):
-            raise ValueError(wanted)
+            raise ValueError(wanted + _odd_money(text))
         amount = Decimal(text.strip("$").upper().removesuffix("USD").strip())
     else:
         amount = _number(value, wanted)
@@ -109,7 +118,7 @@ def parse_percent(value: object) -> int:
         percent = int(value.strip().rstrip("%"))
         if 1 <= percent <= 1000:
             return percent
-    raise ValueError("a whole percentage from `1%` to `1000%`, with its sign")
+    raise ValueError("a whole percentage with its sign, such as `50%`, from `1%` to `1000%`")
 
 
 def format_percent(percent: int) -> str:
@@ -133,6 +142,14 @@ def parse_size_gb(value: object) -> int:
 def format_size_gb(size_gb: int) -> str:
     """Return `200 GB`."""
     return f"{size_gb} GB"
+
+
+def _odd_money(text: str) -> str:
+    """Return what is odd about a sum that is none, without the sum itself."""
+    for pattern, words in _ODD_MONEY:
+        if re.search(pattern, text, re.IGNORECASE):
+            return f" ({words})"
+    return ""
 
 
 def _number(value: object, wanted: str) -> Decimal:

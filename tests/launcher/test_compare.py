@@ -61,7 +61,7 @@ def test_table_shows_what_each_costs(asked: Callable[..., Overrides]) -> None:
     assert all(word in rows["vertex"] for word in ("a2-highgpu-8g", "2 x 8 = 16", "40.00", "1h 14m (budget)"))
     assert all(word in rows["sagemaker"] for word in ("ml.p4d.24xlarge", "50.00", "55m (budget)", "50.00 USD"))
     assert "no price of Standard" in rows["azureml"]
-    assert "a budget needs a price: your own machines; set ssh.price_per_hour" in rows["ssh"]
+    assert "a budget needs a price: that of your own machines; set ssh.price_per_hour" in rows["ssh"]
 
 
 def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., Overrides]) -> None:

@@ -55,6 +55,28 @@ def test_money_refuses(text: Any) -> None:
         units.parse_money(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("5 EUR", "convert it first"),
+        ("€150", "convert it first"),
+        ("5k", "with all its digits"),
+        ("2M USD", "with all its digits"),
+        ("1,000 USD", "without commas"),
+        ("1,5", "cents after a point"),
+        ("1e9 USD", "without an exponent"),
+        ("-5 USD", "not below 0"),
+        ("5 dollars", "the unit is `USD`"),
+        ("0.0000001", "six decimals"),
+    ],
+)
+def test_money_says_what_is_odd(text: str, said: str) -> None:
+    """Not what was given, which may be a secret, but what kind of sum it is."""
+    with pytest.raises(ValueError, match=said) as caught:
+        units.parse_money(text)
+    assert text not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", [50, 0.5, "50", "0%", "1001%", "50 percent", True, None])
 def test_percent_refuses_what_has_no_sign(text: Any) -> None:
     """0.5 and 50 could both mean a half, so neither is read."""
