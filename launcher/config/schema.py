@@ -198,7 +198,10 @@ class Limits(Section):
     """Time limits, which the backend enforces by itself."""
 
     max_duration: Duration = Field(
-        86_400, description="Longest the job may run, all attempts together.", examples=["12h"]
+        86_400,
+        description="Longest the job may run once it is sent, its restarts counted. `resume`, and each further attempt "
+        "of `retry`, begins it anew: over all of them `budget` holds.",
+        examples=["12h"],
     )
     max_wait: Duration | None = Field(
         None, description="Longest it may wait for machines. Default: the backend's.", examples=["2h"]
