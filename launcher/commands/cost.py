@@ -127,13 +127,14 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
     """Return from when to when. Raises UsageError."""
     from cloudtrain.launcher.money import period
+    from cloudtrain.launcher.money.budgets import month_of
     from cloudtrain.launcher.times import seconds
     from cloudtrain.launcher.units import parse_duration
 
     now_s = time.time()
     try:
         if since is None:
-            return period.month_span(period.month_of(now_s) if month is None else month)
+            return period.month_span(month_of(now_s) if month is None else month)
         if _DAY.match(since):
             from_s = seconds(f"{since}T00:00:00Z")
             if from_s is None:

@@ -20,7 +20,7 @@ from cloudtrain.launcher.money.words import usd
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
 
-__all__ = ["Group", "Spent", "as_json", "grouped", "month_of", "month_span", "spent_between", "total"]
+__all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between", "total"]
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
@@ -117,11 +117,6 @@ def month_span(month: str) -> tuple[float, float]:
     year, number = int(match[1]), int(match[2])
     after = (year + 1, 1) if number == 12 else (year, number + 1)
     return _midnight_s(year, number), _midnight_s(*after)
-
-
-def month_of(time_s: float) -> str:
-    """Return the month of UTC in which a time lies."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m")
 
 
 def _sum_json(group: Group) -> dict[str, Any]:
