@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "span", "usd"]
+__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "span", "threshold", "usd"]
 
 _MICRO = 1_000_000
 
@@ -117,6 +118,26 @@ def compose(
 def budget_key(percent: int, limit_micro: int) -> str:
     """Return what makes a threshold one: a raised budget has thresholds of its own."""
     return f"budget:{percent}@{limit_micro}"
+
+
+def threshold(
+    percents: Sequence[int], spent_micro: int | None, limit_micro: int | None, *, is_its_end: bool = False
+) -> tuple[int, str] | None:
+    """Return the highest share of the budget that is spent, in per cent, and the headline; None below the first.
+
+    `is_its_end`: the job has ended at its budget. Then the last one up to 100 is told, though less is spent: the rest
+    was kept for prices and bills at their worst, so nobody waits for it.
+    """
+    if not limit_micro or spent_micro is None:
+        return None
+    reached = [each for each in percents if spent_micro * 100 >= limit_micro * each]
+    last = max((each for each in percents if each <= 100), default=None)
+    if is_its_end and last is not None and last not in reached:
+        of = f"{usd(spent_micro)} of {usd(limit_micro)}"
+        return last, f"ended at its budget, {of} spent: the rest was kept for prices and bills at their worst"
+    if not reached:
+        return None
+    return max(reached), f"{max(reached)} % of the budget is spent: {usd(spent_micro)} of {usd(limit_micro)}"
 
 
 def deadline_key(attempt: int) -> str:

@@ -18,7 +18,16 @@ from typing import Any
 
 from cloudtrain.entrypoints import durable, events
 from cloudtrain.entrypoints.notices import further
-from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
+from cloudtrain.entrypoints.notices.message import (
+    Facts,
+    Notice,
+    budget_key,
+    compose,
+    deadline_key,
+    end_key,
+    span,
+    threshold,
+)
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
 from cloudtrain.entrypoints.places import has_checkpoint
 
@@ -70,16 +79,15 @@ def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
     return Teller(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
 
 
-def standing(run: Run, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
-    """Return what is to be told of the job while it runs."""
+def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
+    """Return what is to be told of the job while it runs, or when it has ended because of `reason`."""
     facts, notices = _facts(run, progress, now_s), []
-    limit, spent = run.order["limit_micro"], facts.spent_micro
-    reached = [] if not limit or spent is None else [p for p in run.order["alert_at"] if spent * 100 >= limit * p]
-    if reached:
-        headline = f"{max(reached)} % of the budget is spent: {usd(spent)} of {usd(limit)}"
-        if max(reached) >= 100 and run.order["on_limit"] == "alert":
+    limit = run.order["limit_micro"]
+    if reached := threshold(run.order["alert_at"], facts.spent_micro, limit, is_its_end=reason == "budget"):
+        percent, headline = reached
+        if percent >= 100 and run.order["on_limit"] == "alert":
             headline += "; it runs on (on_limit: alert)"
-        notices.append(_notice(budget_key(max(reached), limit), "budget", headline, facts, now_s))
+        notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
     at_s = run.began_s + run.deadline_s
     done_s = further.number(progress.get("eta_s"))
     if now_s >= at_s - min(LEAD_S, run.deadline_s / LEAD_SHARE) and (done_s is None or now_s + done_s > at_s):
@@ -143,7 +151,7 @@ class Teller:
         if message := (verdict.get("error") or {}).get("message"):
             headline += f": {str(message)[:300]}"
         also = (reason,) if reason in ("preempted", "budget") else ()
-        told = [each for each in standing(run, progress, now_s) if each.event == "budget"]
+        told = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
         return [*told, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
 
     def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:

@@ -7,28 +7,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices.further import number
-from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, span, usd
+from cloudtrain.entrypoints.notices.message import (
+    Facts,
+    Notice,
+    budget_key,
+    compose,
+    deadline_key,
+    end_key,
+    span,
+    threshold,
+    usd,
+)
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["due", "standing", "untold", "wanted"]
+__all__ = ["standing", "untold", "wanted"]
 
 LEAD_S, LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
 STALLED_S = 120.0  # the least that counts as no progress
 STEPS = 10  # and no less than so many steps take
 UNREACHABLE_S = 600.0
 SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow: by them nothing is foreseen
-
-
-def due(job: Job, outlook: Outlook, told: Collection[str], now_s: float) -> list[Notice]:
-    """Return what is to be told now, of which the keys in `told` have been.
-
-    Of several thresholds crossed at once the highest is told, and the lower ones count as told with it.
-    """
-    return untold(standing(job, outlook, now_s), told)
 
 
 def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
@@ -97,14 +99,12 @@ def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
 
 def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield the highest share of the budget that is spent."""
-    limit, spent = outlook.limit_micro, outlook.spent_micro
-    if not limit or spent is None:
+    limit, state = outlook.limit_micro, job.attempt.state
+    is_its_end = not job.active and state.reason == "budget"
+    reached = threshold(_alert_at(job), outlook.spent_micro, limit, is_its_end=is_its_end)
+    if limit is None or reached is None:
         return
-    reached = [percent for percent in _alert_at(job) if spent * 100 >= limit * percent]
-    if not reached:
-        return
-    percent = max(reached)
-    headline = f"{percent} % of the budget is spent: {usd(spent)} of {usd(limit)}"
+    percent, headline = reached
     if percent >= 100 and job.active and (job.config.get("budget") or {}).get("on_limit") == "alert":
         headline += "; it runs on (on_limit: alert)"
     yield compose(budget_key(percent, limit), "budget", headline, facts, now_s)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money.alerts import due, standing, wanted
+from cloudtrain.launcher.money.alerts import standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 
 NOW = 1_000_000.0
@@ -41,6 +43,11 @@ def job(
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
 
 
+def due(a_job: Job, look: Outlook, told: Collection[str], now_s: float) -> list[Notice]:
+    """Return what is to be told now, of which the keys in `told` have been."""
+    return untold(standing(a_job, look, now_s), told)
+
+
 def keys(a_job: Job, look: Outlook, *told: str) -> list[str]:
     """Return what is due besides that it runs."""
     return [each.key for each in due(a_job, look, {"started:1", *told}, NOW)]
@@ -67,6 +74,27 @@ def test_highest_threshold_is_due_once(usd: int, told: list[int], wanted_keys: l
     """The lower ones count as told with it."""
     found = keys(job(), spent(usd), *(f"budget:{each}@100000000" for each in told))
     assert found == [f"budget:{each}@100000000" for each in wanted_keys]
+
+
+@pytest.mark.parametrize(
+    ("alert_at", "usd", "wanted_keys"),
+    [
+        (["50%", "100%"], 90, [100]),
+        (["50%", "150%"], 40, [50]),
+        (["150%"], 90, []),
+        ([], 90, []),
+        (["100%"], 101, [100]),
+    ],
+)
+def test_end_at_the_budget_tells_the_last_threshold(alert_at: list[str], usd: int, wanted_keys: list[int]) -> None:
+    """Under a cap no list price comes to 100 %: the cap keeps the rest back. Whoever waits for it hears of the end."""
+    asked = {"budget": {"limit": "100 USD", "alert_at": alert_at, "on_limit": "checkpoint-and-stop"}}
+    ended = job(State("stopped", "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW), config=asked)
+    found = [each for each in standing(ended, spent(usd), NOW) if each.event == "budget"]
+    assert [each.key for each in found] == [f"budget:{each}@100000000" for each in wanted_keys]
+    assert all(f"{usd}.00 USD of 100.00 USD" in each.title for each in found)
+    by_hand = replace(ended, attempt=replace(ended.attempt, state=replace(ended.attempt.state, reason="user")))
+    assert usd > 100 or not [each for each in standing(by_hand, spent(usd), NOW) if each.key.startswith("budget:100")]
 
 
 def test_raised_budget_has_thresholds_of_its_own() -> None:
