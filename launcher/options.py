@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = [
     "json_option",
     "price_option",
     "price_setting",
+    "require_one_budget",
     "yes_option",
 ]
 
@@ -67,6 +68,20 @@ def price_setting(backend: str, price_micro: int) -> str:
     from cloudtrain.launcher.units import format_money
 
     return f"{backend}.price_per_hour={format_money(price_micro)}"
+
+
+def _budget_setting(budget_micro: int) -> str:
+    """Return the setting that limits what the job may cost."""
+    from cloudtrain.launcher.units import format_money
+
+    return f"budget.limit={format_money(budget_micro)}"
+
+
+def require_one_budget(settings: Sequence[str]) -> None:
+    """Raise UsageError where a setting says beside `--budget` what the job may cost."""
+    keys = [setting.partition("=")[0].strip() for setting in settings]
+    if beside := [key for key in keys if key in ("budget", "budget.limit")]:
+        raise UsageError(f"--budget and --set {beside[0]} both say what the job may cost", hint="give one of them")
 
 
 @dataclass(frozen=True)
@@ -156,10 +171,14 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         spot: bool | None,
         settings: tuple[str, ...],
         price_micro: int | None,
+        budget_micro: int | None,
         **rest: Any,
     ) -> Any:
         # The typed options become settings, and beat `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
+        if budget_micro is not None:
+            require_one_budget(settings)
+            typed.append(_budget_setting(budget_micro))
         if instance_type is not None:
             typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
         if spot is not None:
@@ -184,6 +203,13 @@ _CONFIG_OPTIONS = (
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
     click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML."),
     price_option,
+    click.option(
+        "--budget",
+        "budget_micro",
+        metavar="USD",
+        callback=_money,
+        help="Most the job may cost, all attempts together: budget.limit.",
+    ),
 )
 
 

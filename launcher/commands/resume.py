@@ -10,7 +10,14 @@ import click
 from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.options import job_argument, json_option, price_option, price_setting, yes_option
+from cloudtrain.launcher.options import (
+    job_argument,
+    json_option,
+    price_option,
+    price_setting,
+    require_one_budget,
+    yes_option,
+)
 from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["budget_setting", "command"]
@@ -45,6 +52,8 @@ def command(
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.retry import prepare_next
 
+    if budget is not None:
+        require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
     _require_ended(found)
@@ -68,6 +77,8 @@ def command(
     say(f"sent: {found.id}, attempt {found.attempt.number}")
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
+    if detach:
+        say(f"  follow it   cloudtrain logs -f {found.id}\n  stop it     cloudtrain stop {found.id}")
     return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
 
 
@@ -96,7 +107,9 @@ def _as_typed(
 
     return [
         *([f"--instances {instances}"] if instances is not None else []),
-        *(f"--set {quote(setting)}" for setting in settings),
+        *(
+            f"--set {quote(each)}" for each in settings if not each.strip().startswith("budget.limit=")
+        ),  # --budget is it
         *([f"--price-per-hour {format_money(price_micro).replace(' ', '')}"] if price_micro is not None else []),
         *(["--update-code"] if update_code else []),
     ]

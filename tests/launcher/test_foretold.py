@@ -126,3 +126,16 @@ def test_slip_is_refused_where_the_team_shares_its_budgets(
     assert other.code == 2
     for part in ("project sonar: no budget of its own (known: vision)", "there is nobody here to ask"):
         assert part in other.stderr, other.stderr
+
+
+def test_budget_of_the_command_line(cli: Any, project: Callable[..., Path]) -> None:
+    """`--budget` is `budget.limit`; two that say it differ, so neither is taken silently. resume refuses the same."""
+    quick = replace(cli, preloaded=(*PRELOADED, "cloudtrain.launcher.commands.resume"))
+    folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\nbudget: {limit: 50 USD}\n")
+    assert quick("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD
+    both = ("--budget", "5USD", "--set", "budget.limit=6USD")
+    for command in (("plan", *both), ("submit", "--dry-run", *both), ("resume", "x", *both)):
+        refused = quick(*command, cwd=folder)
+        assert (refused.code, "--budget and --set budget.limit both say" in refused.stderr) == (2, True)
+    odd = quick("plan", "--budget", "5k", cwd=folder)
+    assert (odd.code, "with all its digits" in odd.stderr) == (2, True), odd.stderr
