@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.money.outlook import Outlook, outlook
-from cloudtrain.launcher.money.words import clock, dollars, of_limit, span, usd
+from cloudtrain.launcher.money.words import as_usd, clock, dollars, of_limit, span
 from cloudtrain.launcher.progress import shown
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "samples_per_s": progress.get("samples_per_s"),
         "eta_s": progress.get("eta_s") if job.active else None,
         "checkpoint_step": money.checkpoint_step,
-        "spend_usd": usd(money.spent_micro),
-        "limit_usd": usd(money.limit_micro),
-        "burn_usd_per_hour": usd(money.burn_micro_h),
-        "projected_usd": usd(money.total_micro),
+        "spend_usd": as_usd(money.spent_micro),
+        "limit_usd": as_usd(money.limit_micro),
+        "burn_usd_per_hour": as_usd(money.burn_micro_h),
+        "projected_usd": as_usd(money.total_micro),
         "projected_finish_s": money.finish_at_s,
         "cap_at_s": money.cap_at_s,
         "deadline_at_s": money.deadline_at_s,

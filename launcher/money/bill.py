@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.money import achieved, meter
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import usd
+from cloudtrain.launcher.money.words import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
@@ -67,14 +67,14 @@ def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
 def as_json(found: Bill) -> dict[str, Any]:
     """Return the bill with stable names: money in dollars, times in unix seconds."""
     return {
-        "spend_usd": usd(found.spent_micro),
-        "metered_usd": usd(found.metered_micro),
-        "billed_usd": usd(_sum(line.billed_micro for line in found.lines)) if found.lines else None,
-        "limit_usd": usd(found.limit_micro),
-        "worst_case_usd": usd(found.worst_micro),
-        "estimate_usd": usd(found.estimate_micro),
+        "spend_usd": as_usd(found.spent_micro),
+        "metered_usd": as_usd(found.metered_micro),
+        "billed_usd": as_usd(_sum(line.billed_micro for line in found.lines)) if found.lines else None,
+        "limit_usd": as_usd(found.limit_micro),
+        "worst_case_usd": as_usd(found.worst_micro),
+        "estimate_usd": as_usd(found.estimate_micro),
         "estimate_step": found.estimate_step,
-        "idle_usd": usd(found.idle_micro),
+        "idle_usd": as_usd(found.idle_micro),
         **achieved.as_json(found.paid),
         "legs": [line_json(line) for line in found.lines],
     }
@@ -87,13 +87,13 @@ def line_json(line: Line) -> dict[str, Any]:
         "job": leg.job_id,
         "attempt": leg.attempt,
         "instances": leg.instances,
-        "price_usd_per_hour": usd(leg.price_micro),
+        "price_usd_per_hour": as_usd(leg.price_micro),
         "started_s": leg.started_s,
         "ended_s": leg.ended_s,
         "seconds": round(line.seconds, 3),
-        "metered_usd": usd(line.metered_micro),
-        "billed_usd": usd(line.billed_micro),
-        "cost_usd": usd(line.cost_micro),
+        "metered_usd": as_usd(line.metered_micro),
+        "billed_usd": as_usd(line.billed_micro),
+        "cost_usd": as_usd(line.cost_micro),
         "source": line.source,
     }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.money.words import usd
+from cloudtrain.launcher.money.words import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
@@ -120,7 +120,7 @@ def month_span(month: str) -> tuple[float, float]:
 
 
 def _sum_json(group: Group) -> dict[str, Any]:
-    least = usd(group.spent_micro)
+    least = as_usd(group.spent_micro)
     return {
         "spend_usd": None if group.unknown else least,
         "at_least_usd": least,
@@ -139,7 +139,7 @@ def _job_json(job: Spent) -> dict[str, Any]:
         "project": job.project or None,
         "tags": job.tags,
         "created_s": job.created_s,
-        "spend_usd": None if job.unknown else usd(job.spent_micro),
+        "spend_usd": None if job.unknown else as_usd(job.spent_micro),
         "node_hours": round(job.node_s / 3600, 4),
     }
 

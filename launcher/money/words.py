@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["amount", "clock", "dollars", "moment", "of_limit", "span", "usd"]
+__all__ = ["amount", "as_usd", "clock", "dollars", "moment", "of_limit", "span"]
 
 _MICRO = 1_000_000
 
@@ -55,6 +55,6 @@ def moment(time_s: float | None) -> str:
     return "-" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
 
 
-def usd(micro: int | None) -> float | None:
+def as_usd(micro: int | None) -> float | None:
     """Return micro-dollars as a number of dollars, for JSON."""
     return None if micro is None else micro / _MICRO
