@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.terminal import ReaderGoneError
+from cloudtrain.launcher.terminal import ReaderGoneError, say
 
 __all__ = ["ALIASES", "COMMANDS", "cli", "main"]
 
@@ -107,7 +107,7 @@ def _run(argv: list[str], debug: bool) -> int:
     except CloudtrainError as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         return error.exit_code
     except click.ClickException as error:
         error.show()

@@ -11,14 +11,26 @@ from typing import Any
 
 import click
 
-__all__ = ["ReaderGoneError", "confirm", "coloured", "is_terminal", "print_json", "print_lines", "say", "table", "when"]
+from cloudtrain.launcher import columns
+
+__all__ = [
+    "ReaderGoneError",
+    "coloured",
+    "confirm",
+    "is_terminal",
+    "print_json",
+    "print_lines",
+    "print_text",
+    "say",
+    "when",
+]
 
 _RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
 def say(message: str) -> None:
-    """Tell the user something: on standard error."""
-    click.echo(message, err=True)
+    """Tell the user something: on standard error, its lines broken at words where it is a terminal."""
+    click.echo("\n".join(columns.wrapped([message], columns.width(sys.stderr))), err=True)
 
 
 def print_json(value: Any) -> None:
@@ -30,6 +42,11 @@ def print_lines(lines: Sequence[str]) -> None:
     """Print data, in one write."""
     if lines:
         _write("\n".join(lines))
+
+
+def print_text(lines: Sequence[str]) -> None:
+    """Print data that is sentences: on a terminal its lines are broken at words."""
+    print_lines(columns.wrapped(lines, columns.width()))
 
 
 class ReaderGoneError(Exception):
@@ -65,14 +82,6 @@ def confirm(question: str, *, yes: bool) -> bool:
 
         raise UsageError(f"there is nobody here to ask: {question}", hint="add --yes")
     return click.confirm(question, err=True)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return aligned lines, the head first."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
-    ]
 
 
 def when(time_s: float | None) -> str:

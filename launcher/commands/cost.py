@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say, table
+from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice
@@ -79,9 +80,18 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
     elif as_csv:
         _print_csv(*billwords.leg_cells(found.lines))
     else:
-        legs = table(billwords.LEG_HEAD, billwords.leg_rows(found.lines)) if found.lines else ["nothing was ever sent"]
+        legs = _legs(found) if found.lines else ["nothing was ever sent"]
         lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *billwords.bill_lines(found)]
-        print_lines([*lines, *(billwords.invoice_lines(invoice) if invoice else ())])
+        print_text([*lines, *(billwords.invoice_lines(invoice) if invoice else ())])
+
+
+def _legs(found: Bill) -> list[str]:
+    """Return the table of the legs, without its less needed columns where the terminal is narrow."""
+    from cloudtrain.launcher.money import billwords
+
+    columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
+    room = None if columns is None else columns - len("  ")
+    return table(billwords.LEG_HEAD, billwords.leg_rows(found.lines), drop=drop, columns=room)
 
 
 def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
@@ -118,10 +128,12 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     elif as_csv:
         _print_csv(*(billwords.spent_cells(spent) if groups is None else billwords.group_cells(groups, by or "")))
     elif groups is None:
-        print_lines(table(billwords.SPENT_HEAD, billwords.spent_rows(spent)))
+        print_lines(
+            table(billwords.SPENT_HEAD, billwords.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
+        )
     else:
         head = (str(by) if str(by).startswith("tag:") else str(by).upper(), *billwords.GROUP_HEAD)
-        print_lines(table(head, billwords.group_rows(groups, period.total(spent))))
+        print_lines(table(head, billwords.group_rows(groups, period.total(spent)), columns=width()))
 
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:

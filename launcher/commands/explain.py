@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 
+from cloudtrain.launcher.columns import width as terminal_width
 from cloudtrain.launcher.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "type_name"]
 
-_WIDTH = 100
+_MOST = 100  # columns, in which a sentence is read with ease
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
@@ -84,20 +85,26 @@ def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
     from cloudtrain.launcher.config.schema import as_yaml
 
     lines = [f"{path}: {facts['type']}{_default_words(facts) if not is_section else ''}"]
-    lines += textwrap.wrap(facts["help"], _WIDTH, initial_indent="  ", subsequent_indent="  ")
+    lines += textwrap.wrap(facts["help"], _columns(), initial_indent="  ", subsequent_indent="  ")
     name = path.rpartition(".")[2]
     lines += [f"  example: {name}: {as_yaml(example)}" for example in facts["examples"]]
     return "\n".join(lines)
 
 
 def _listed(keys: dict[str, dict[str, Any]]) -> str:
-    width = max(map(len, keys)) + 2
+    columns = _columns()
+    width = min(max(map(len, keys)) + 2, columns // 2)
     blocks = []
     for key, facts in keys.items():
-        blocks.append(f"{key:<{width}}{facts['type']}{_default_words(facts)}")
         indent = " " * width
-        blocks += textwrap.wrap(facts["help"], _WIDTH, initial_indent=indent, subsequent_indent=indent)
+        first = f"{key:<{width}}{facts['type']}{_default_words(facts)}"
+        for text, begin in ((first, ""), (facts["help"], indent)):
+            blocks += textwrap.wrap(text, columns, initial_indent=begin, subsequent_indent=indent)
     return "\n".join(blocks)
+
+
+def _columns() -> int:
+    return min(_MOST, terminal_width() or _MOST)
 
 
 def _default_words(facts: dict[str, Any]) -> str:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say, table, when
+from cloudtrain.launcher.terminal import print_json, print_lines, say, when
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 SHOWN = 20
+HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
+DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is narrow
 
 
 @click.command("list")
@@ -79,7 +82,7 @@ def _print(registry: Registry, jobs: list[Job]) -> None:
             burn_micro_h += money.burn_micro_h or 0
         if job.active and money.hits_limit:
             notes.append(f"{job.id}: {limit_words(job, money)}")
-    print_lines(table(["JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED"], rows))
+    print_lines(table(HEAD, rows, drop=DROPPED, shorten=("STATE", "PROGRESS"), columns=width()))
     if running:
         least = f", and {unknown} without a price" if unknown else ""
         say(f"{running} running, {dollars(burn_micro_h)}/h{least}")

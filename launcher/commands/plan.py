@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.columns import width, wrapped
 from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.compare import Offer
@@ -39,7 +40,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()}
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
-    print_lines([f"backend {config.backend}", *prepared.lines(), *books.lines(worst_micro)])
+    print_text([f"backend {config.backend}", *prepared.lines(), *books.lines(worst_micro)])
     print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])
     return 0
 
@@ -52,7 +53,8 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     if as_json:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
-        print_lines([*compare.lines(found), *compare.refused(found)])
+        columns = width()
+        print_lines([*compare.lines(found, columns), *wrapped(compare.refused(found), columns)])
         say(_below(first, found))
     return 0 if any(offer.prepared for offer in found) else 3
 

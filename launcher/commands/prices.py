@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.options import DEFAULT_FILE, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say, table
+from cloudtrain.launcher.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.prices.listing import Line
@@ -58,7 +59,7 @@ def command(
     elif as_csv:
         print_lines(_csv(found))
     elif found:
-        print_lines(table(HEAD, [_row(line) for line in found]))
+        print_lines(table(HEAD, [_row(line) for line in found], columns=width()))
     if not found:
         say("no such machine is known here; `cloudtrain prices refresh --backend B --region R --type T` asks for it")
 
@@ -151,7 +152,7 @@ def _show(changes: list[Change]) -> None:
     failed = [change for change in changes if change.quote.rate is None]
     shown = [*other, *(new if len(new) <= MANY else []), *failed]
     if shown:
-        print_lines(table(CHANGES, [_cells(change) for change in shown]))
+        print_lines(table(CHANGES, [_cells(change) for change in shown], below=CHANGES[-1], columns=width()))
     read = sum(change.quote.rate is not None for change in changes)
     say(f"{read} prices read: {len(other)} changed, {len(new)} new, {read - len(other) - len(new)} as before")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain.launcher.options import job_argument, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines
+from cloudtrain.launcher.terminal import print_json, print_text
 
 __all__ = ["command"]
 
@@ -25,4 +25,4 @@ def command(job: str, as_json: bool) -> None:
     if as_json:
         print_json(describe(found, registry.attempts(found)))
     else:
-        print_lines(as_lines(found, registry.attempts(found)))
+        print_text(as_lines(found, registry.attempts(found)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
+from cloudtrain.launcher.terminal import confirm, print_json, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -57,7 +57,7 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     if as_json:
         print_json(describe(found, registry.attempts(found)))
     else:
-        print_lines(as_lines(found, registry.attempts(found)))
+        print_text(as_lines(found, registry.attempts(found)))
     return 0
 
 

@@ -10,7 +10,7 @@ import click
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.registry import Registry
@@ -95,7 +95,7 @@ def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
     from cloudtrain.launcher.describe import as_json as describe
 
     if not as_json:
-        print_lines([watching.line(seen)])
+        print_text([watching.line(seen)])
         return
     alerts = [notice.fields for notice in seen.notices]
     attempts = registry.attempts(seen.job)

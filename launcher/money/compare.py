@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cloudtrain.launcher.columns import table
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.money.cap import Rate
 from cloudtrain.launcher.planwords import age, usd
-from cloudtrain.launcher.terminal import table
 from cloudtrain.launcher.units import format_span
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ __all__ = ["Offer", "cheapest", "lines", "offers", "refused"]
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "instances x ranks", "USD/h", "cap", "worst case", "price")
+DROPPED = ("instances x ranks", "cap", "machine")  # where the terminal is narrow
 WHY = 160  # columns of a reason
 
 
@@ -93,9 +94,10 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
     return first if first is not None and _rank(first)[0] == 0 else None
 
 
-def lines(found: Sequence[Offer]) -> list[str]:
-    """Return the table, and below it what an offer has to say for itself."""
-    return table(HEAD, [_row(offer) for offer in found])
+def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
+    """Return the table; on a narrow terminal what an offer has to say for itself stands below it."""
+    rows = [_row(offer) for offer in found]
+    return table(HEAD, rows, drop=DROPPED, shorten=("machine",), below="price", columns=columns)
 
 
 def refused(found: Sequence[Offer]) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 import click
 
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher.columns import width, wrapped
 
 __all__ = ["ON_TERMINAL", "show"]
 
@@ -21,7 +22,11 @@ def show(notice: Notice) -> None:
     is_terminal = sys.stderr.isatty()
     colour = "yellow" if is_terminal and not os.environ.get("NO_COLOR") else None
     mark = click.style(MARK, fg=colour, bold=True) if colour else MARK
-    text = "\n".join(f"{mark} {line}" for line in (notice.title, *(f"  {line}" for line in notice.lines)))
+    columns = width(sys.stderr)
+    lines = wrapped(
+        (notice.title, *(f"  {line}" for line in notice.lines)), None if columns is None else columns - len(MARK) - 1
+    )
+    text = "\n".join(f"{mark} {line}" for line in lines)
     click.echo(f"{text}{_bell(notice.title) if is_terminal else ''}", err=True)
 
 

@@ -1,0 +1,139 @@
+"""Tables and long lines on a terminal of any width; whole wherever the output goes elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+__all__ = ["table", "width", "wrapped"]
+
+LEAST = 8  # what is left of a cell that is cut
+TINY = 20  # a terminal narrower than this is a mistake
+_LABEL = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
+
+
+def width(stream: TextIO | None = None) -> int | None:
+    """Return the columns of the terminal that the stream (standard output) is; None where it is none.
+
+    COLUMNS, where it is set, is believed more than the terminal.
+    """
+    out = stream or sys.stdout
+    if not out.isatty():
+        return None
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isascii() and asked.isdecimal() and int(asked) > 0:
+        return max(TINY, int(asked))
+    try:
+        return max(TINY, os.get_terminal_size(out.fileno()).columns)
+    except (OSError, ValueError):
+        return None
+
+
+def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:
+    """Return the lines, those that are too long broken at words, and what follows below where the text began.
+
+    A command stays whole, so that it can be copied.
+    """
+    found: list[str] = []
+    for line in (part for each in lines for part in each.split("\n")):
+        found += [line] if columns is None or len(line) <= columns else _wrapped(line, columns)
+    return found
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    drop: Sequence[str] = (),
+    shorten: Sequence[str] = (),
+    below: str = "",
+    columns: int | None = None,
+) -> list[str]:
+    """Return aligned lines, the head first, whole where `columns` is None.
+
+    Where they do not fit, the column `below` goes under each row; then those in `drop` go, in this order, until the
+    rest fits with the cells of those in `shorten` cut; then all are cut but the first.
+    """
+    if columns is None or _total(_widths(head, rows)) <= columns:
+        return _aligned(head, rows, _widths(head, rows))
+    under = head.index(below) if below in head else None
+    notes = ["" if under is None else row[under] for row in rows]
+    kept = [i for i in range(len(head)) if i != under]
+    for name in [None, *drop]:
+        kept = [i for i in kept if head[i] != name]
+        named = [place for place, i in enumerate(kept) if head[i] in shorten]
+        widths = _cut([_widths(head, rows)[i] for i in kept], named, columns)
+        if _total(widths) <= columns:
+            break
+    else:
+        widths = _cut(widths, range(1, len(kept)), columns)
+    lines = _aligned([head[i] for i in kept], [[row[i] for i in kept] for row in rows], widths)
+    found = lines[:1]
+    for line, note in zip(lines[1:], notes, strict=True):
+        found += [line, *(wrapped([f"    {note}"], columns) if note else [])]
+    return found
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    label = _LABEL.match(line)
+    begin = len(line) - len(line.lstrip())
+    if label and label.end() <= columns // 2:
+        begin, hang = label.end(), label.end()
+    else:
+        hang = min(begin + 2, columns // 2)
+    lines, now = [], line[:begin]
+    is_empty = True
+    for chunk in _chunks(line[begin:]):
+        if not is_empty and len(now) + 1 + len(chunk) > columns:
+            lines.append(now)
+            now, is_empty = " " * hang, True
+        now += chunk if is_empty else f" {chunk}"
+        is_empty = False
+    return [*lines, now]
+
+
+def _chunks(text: str) -> list[str]:
+    """Return the words of the text; those of a command are one."""
+    found: list[str] = []
+    is_command = False
+    for word in text.split():
+        if is_command and not word.startswith("("):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+            is_command = word.lstrip("`(") == "cloudtrain"
+        is_command = is_command and word[-1] not in ",;:.`)"
+    return found
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _cut(widths: list[int], places: Iterable[int], columns: int) -> list[int]:
+    """Return the widths with the widest of these places cut until all fit, or no more can be cut."""
+    found = list(widths)
+    for _ in range(_total(found) - columns):
+        widest = max(places, key=lambda place: found[place], default=None)
+        if widest is None or found[widest] <= LEAST:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    return [
+        "  ".join(_fitted(cell, each).ljust(each) for cell, each in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    ]
+
+
+def _fitted(cell: str, columns: int) -> str:
+    return cell if len(cell) <= columns else f"{cell[: columns - 1]}…"

@@ -1,0 +1,79 @@
+"""Tables and long lines on terminals of any width."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher.columns import table, width, wrapped
+
+HEAD = ["JOB", "BACKEND", "STATE", "WHY"]
+ROWS = [["charlm-24mgn", "local", "stopped (budget), resumable", "the money that was left bought no further run"]]
+
+
+def test_table_is_whole_where_nobody_looks() -> None:
+    """In a file or a pipe no column goes."""
+    lines = table(HEAD, ROWS, drop=HEAD[1:], shorten=HEAD, below="WHY", columns=None)
+    assert lines[1].endswith("the money that was left bought no further run")
+    assert lines[0].split() == HEAD
+
+
+@pytest.mark.parametrize("columns", [90, 60, 50, 40, 30])
+def test_table_fits(columns: int) -> None:
+    """One column goes below its row, others go, the rest is cut; the first stays whole."""
+    lines = table(HEAD, ROWS, drop=["BACKEND"], shorten=["STATE"], below="WHY", columns=columns)
+    assert max(map(len, lines)) <= columns
+    assert lines[1].startswith("charlm-24mgn")
+    assert " ".join(" ".join(lines[2:]).split()) == ROWS[0][3]
+
+
+def test_columns_go_in_order_and_only_where_they_must() -> None:
+    """First the named cells are cut."""
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten=["STATE"], columns=40) == [
+        "JOB           BACKEND  STATE",
+        "charlm-24mgn  local    stopped (budget)…",
+    ]
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten=["STATE"], columns=28) == [
+        "JOB           STATE",
+        "charlm-24mgn  stopped (budg…",
+    ]
+
+
+def test_long_line_goes_on_below_its_text() -> None:
+    """At words; what a label names stays under itself."""
+    line = "  outlook     the budget's cap comes before the finish"
+    assert wrapped([line], 40) == ["  outlook     the budget's cap comes", "              before the finish"]
+    assert wrapped([line], None) == [line]
+    assert max(map(len, wrapped(["one two three four five"], 12))) <= 12
+
+
+def test_command_stays_whole() -> None:
+    """Half of one, pasted, would be another."""
+    line = "[x] go on  cloudtrain resume charlm-24mgn --budget +38USD --set a=b (32 to finish, 6 in reserve)"
+    assert "cloudtrain resume charlm-24mgn --budget +38USD --set a=b" in "\n".join(wrapped([line], 40)).replace(
+        "\n", "|"
+    )
+    text = "price 690 days old: cloudtrain prices refresh, or set the price by hand in the file"
+    assert max(map(len, wrapped([text], 50))) <= 50
+
+
+@pytest.mark.parametrize(("told", "columns"), [("", 50), ("72", 72), ("nonsense", 50), ("0", 50)])
+def test_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.MonkeyPatch, told: str, columns: int) -> None:
+    """And none of what is no terminal."""
+    monkeypatch.setenv("COLUMNS", told)
+    mine, its = pty.openpty()
+    try:
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+        with os.fdopen(os.dup(its), "w") as terminal:
+            assert width(terminal) == columns
+    finally:
+        os.close(mine)
+        os.close(its)
+    with Path(os.devnull).open("w") as nowhere:
+        assert width(nowhere) is None
