@@ -76,11 +76,6 @@ class Machine:
         return self.rates["on_demand"].usd if "on_demand" in self.rates else None
 
     @property
-    def spot_hourly_usd(self) -> float | None:
-        """The spot price; None where it is not known."""
-        return self.rates["spot"].usd if "spot" in self.rates else None
-
-    @property
     def price_source(self) -> str:
         """The provenance of the price on demand, in words."""
         return self.rates["on_demand"].words if "on_demand" in self.rates else "no list price"

@@ -52,7 +52,7 @@ def test_vertex_price_is_compute_engines_with_the_fee(instance_type: str, infra:
     machine = catalog.by_type("vertex", instance_type, "us-central1")
     assert machine is not None
     assert machine.hourly_usd == pytest.approx(1.15 * infra, abs=1e-6)
-    assert machine.spot_hourly_usd == pytest.approx(infra_spot + 0.15 * infra, abs=1e-6)
+    assert machine.rates["spot"].usd == pytest.approx(infra_spot + 0.15 * infra, abs=1e-6)
 
 
 @pytest.mark.parametrize("family", ["a2-highgpu", "a2-ultragpu", "a3-highgpu", "g4-standard", "n1-standard"])
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_none() -> None:
     for instance_type, region in (("a2-highgpu-8g", "us-west9"), ("a2-highgpu-8g", None), ("a4-highgpu-8g", None)):
         machine = catalog.by_type("vertex", instance_type, region)
         assert machine is not None
-        assert (machine.count, machine.hourly_usd, machine.spot_hourly_usd) == (8, None, None)
+        assert (machine.count, machine.hourly_usd, "spot" in machine.rates) == (8, None, False)
     assert catalog.by_type("vertex", "a2-highgpu-3g", "us-central1") is None
 
 
@@ -82,10 +82,10 @@ def test_spot_of_another_backend_is_read() -> None:
     aws = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert azure is not None
     assert aws is not None
-    assert azure.spot_hourly_usd is not None
+    assert "spot" in azure.rates
     assert azure.hourly_usd is not None
-    assert azure.spot_hourly_usd < azure.hourly_usd
-    assert aws.spot_hourly_usd is None
+    assert azure.rates["spot"].usd < azure.hourly_usd
+    assert "spot" not in aws.rates
 
 
 def test_accelerators_are_found_by_their_name() -> None:

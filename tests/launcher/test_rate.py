@@ -71,7 +71,4 @@ def test_stale_price_is_told() -> None:
 def test_machine_without_prices_says_nothing_of_them() -> None:
     """Neither 0 nor today."""
     machine = Machine("m", "X", 8)
-    assert (machine.hourly_usd, machine.spot_hourly_usd, machine.as_of, machine.price_source) == (
-        *(None, None, None),
-        "no list price",
-    )
+    assert (machine.hourly_usd, machine.as_of, machine.price_source) == (None, None, "no list price")
