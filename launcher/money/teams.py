@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import socket
@@ -84,11 +85,13 @@ def remove_budget(database: Database, uri: str, project: str, period: Period) ->
 def forget(database: Database, project: str, uri: str) -> None:
     """Forget where the project's budget is shared. What ends is told there still, unless the ledger itself is gone.
 
-    So are ledgers of before, which no budget is known to be shared at any more. Raises UnreachableError, ConfigError,
-    CredentialError where it cannot be known whether one is gone: then nothing is forgotten.
+    So is a ledger of before that is gone, which no budget is known to be shared at any more. Raises UnreachableError,
+    ConfigError, CredentialError where it cannot be known whether this one is gone: then nothing is forgotten.
     """
-    former = set(ledger.untold(database)) - set(ledger.ledgers(database).values())
-    gone = [each for each in {uri, *former} if teamledger.read(open_cell(each)) is None]
+    gone = [uri] if teamledger.read(open_cell(uri)) is None else []
+    for former in sorted(set(ledger.untold(database)) - set(ledger.ledgers(database).values())):
+        with contextlib.suppress(CloudtrainError):  # each `budget show` names it
+            gone += [former] if teamledger.read(open_cell(former)) is None else []
     with database.transaction():
         ledger.remember_ledger(database, project, None)
         for each in gone:
