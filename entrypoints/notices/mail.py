@@ -52,7 +52,11 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
         else:
             server = smtplib.SMTP(host, port or PORT, timeout=timeout_s)
         with server:
-            _talk(server, mail, user, password, is_tls=scheme == "smtps", is_here=_is_here(host))
+            _talk(server, user, password, is_tls=scheme == "smtps", is_here=_is_here(host))
+            try:
+                server.send_message(mail)
+            except smtplib.SMTPServerDisconnected:  # so smtplib says, too, that no answer came in time
+                raise Fault(f"{where} may have taken it, and does not answer", may_have_arrived=True) from None
     except smtplib.SMTPAuthenticationError as error:
         cure = "check user and password in its URL; many providers want a password of its own for programs"
         raise Fault(f"{where} refuses the login ({error.smtp_code})", cure) from None
@@ -69,7 +73,7 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
         raise Fault(f"{where} cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}") from None
 
 
-def _talk(server: smtplib.SMTP, mail: EmailMessage, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:
+def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:
     server.ehlo()
     if not is_tls and server.has_extn("starttls"):
         server.starttls(context=ssl.create_default_context())
@@ -82,7 +86,6 @@ def _talk(server: smtplib.SMTP, mail: EmailMessage, user: str, password: str, *,
             server.login(user, password)
         except smtplib.SMTPServerDisconnected:  # some end it with the talk
             raise smtplib.SMTPAuthenticationError(535, "") from None
-    server.send_message(mail)
 
 
 def _user_of(smtp: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,12 +11,14 @@ from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.notices.message import Notice
 
-__all__ = ["LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "send", "try_all"]
+__all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "send", "try_all"]
 
-TIMEOUT_S = 5.0  # for a connection, and for each answer on it
-LIMIT_S = 8.0  # for the whole of a try, whatever trickles in
+TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer on it: a letter twice is shown once
+ANSWER_S = 20.0  # for a webhook's: a receiver that runs a flow first answers after that
+LIMIT_S = 24.0  # for the whole of a try, whatever trickles in
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 300.0
-_MENDED_S = 60.0  # what a person has to mend is not mended at once
+_MENDED_S = 60.0  # what a person has to mend is not mended at once, and who may have been told is not told again soon
+_MOST_UNSURE = 3  # tries that end in one which may have arrived: then it has, or never will
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,19 @@ class Channel:
 
 
 class Fault(Exception):
-    """It was not delivered. `cure`: what a person can do; `after_s`: how long the receiver wants to be left alone."""
+    """It was not delivered. `cure`: what a person can do; `after_s`: how long the receiver wants to be left alone.
 
-    def __init__(self, message: str, cure: str = "", *, after_s: float | None = None) -> None:
+    `may_have_arrived`: it was taken, and no answer came.
+    """
+
+    def __init__(
+        self, message: str, cure: str = "", *, after_s: float | None = None, may_have_arrived: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.cure = cure
         self.after_s = after_s
+        self.may_have_arrived = may_have_arrived
 
 
 def send(channel: Channel, notice: Notice) -> None:
@@ -51,12 +60,12 @@ def send(channel: Channel, notice: Notice) -> None:
     if channel.kind == "slack":
         from cloudtrain.entrypoints.notices import slack, webhook
 
-        webhook.post(channel.address, slack.body(notice), notice.id, TIMEOUT_S)
+        webhook.post(channel.address, slack.body(notice), notice.id, ANSWER_S)
     elif channel.kind == "webhook":
         from cloudtrain.entrypoints.notices import teams, webhook
 
         form = teams.body if teams.is_teams(channel.address) else webhook.body
-        webhook.post(channel.address, form(notice), notice.id, TIMEOUT_S)
+        webhook.post(channel.address, form(notice), notice.id, ANSWER_S)
     elif channel.kind == "email":
         from cloudtrain.entrypoints.notices import mail
 
@@ -93,7 +102,9 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
 
 
 def back_off_s(tries: int, fault: Fault | None = None) -> float:
-    """Return how long to wait after so many tries that went wrong."""
+    """Return how long to wait after so many tries that went wrong, for ever where a further one would repeat it."""
+    if fault is not None and fault.may_have_arrived:
+        return math.inf if tries >= _MOST_UNSURE else _MENDED_S
     wait_s = min(_FIRST_WAIT_S * 2.0 ** min(tries - 1, 20), _MOST_WAIT_S)
     asked_s = 0.0 if fault is None else fault.after_s or (_MENDED_S if fault.cure else 0.0)
     return max(wait_s, min(asked_s, _MOST_WAIT_S))

@@ -7,6 +7,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
@@ -34,7 +35,10 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         if not url.lower().startswith(("http://", "https://")):
             raise ValueError
         request = urllib.request.Request(url, json.dumps(what).encode(), headers, method="POST")
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer:
+        with (
+            urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer,
+            suppress(OSError, http.client.HTTPException),  # a 2xx is a receipt, whatever follows it
+        ):
             answer.read(1000)
     except urllib.error.HTTPError as error:
         with error:
@@ -44,6 +48,8 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, http.client.InvalidURL):
             raise Fault("the address is no http(s) address", "check it for spaces and line ends") from None
+        if isinstance(error, TimeoutError):  # urllib has another error for all that comes before the answer
+            raise Fault(f"{masked(url)} has taken it and does not answer", may_have_arrived=True) from None
         raise _unreachable(url, error) from None
     except ValueError:
         raise Fault("the address is no http(s) address", "it begins with https://") from None

@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.notices.sending import LIMIT_S
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.money.alerts import untold
 
-__all__ = ["MOST_TRIES", "TERMINAL", "Claim", "claim", "mark_failed", "mark_told", "pending", "told"]
+__all__ = ["MOST_TRIES", "TERMINAL", "Claim", "claim", "give_up", "mark_failed", "mark_told", "pending", "told"]
 
 LEASE_S = LIMIT_S + 12.0  # longer than any try, and than a busy machine takes to mark it
 MOST_TRIES = 40  # about two and a half hours with back-off
@@ -82,6 +82,15 @@ def mark_failed(
         "UPDATE notices SET lease_s = 0, next_s = ?, error = ?"
         " WHERE job_id = ? AND channel = ? AND key = ? AND claimer = ? AND told_s IS NULL",
         (next_s, error, job_id, channel, notice.key, claimer),
+    )
+
+
+def give_up(database: Database, job_id: str, channel: str, notice: Notice, error: str) -> None:
+    """Store that nobody tells it any more, and why."""
+    database.execute(
+        "UPDATE notices SET lease_s = 0, tries = ?, error = ?"
+        " WHERE job_id = ? AND channel = ? AND key = ? AND told_s IS NULL",
+        (MOST_TRIES, error, job_id, channel, notice.key),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -127,9 +128,14 @@ class Courier:
             for (errand, tries), fault in zip(claimed, faults, strict=True):
                 if fault is None or errand.id in self._over:
                     continue
-                next_s = now_s + back_off_s(tries, fault)
-                self._next_s[errand.id] = next_s
+                wait_s = back_off_s(tries, fault)
                 where = (database, errand.job_id, errand.entry.id, errand.notice)
+                if wait_s == math.inf:
+                    claims.give_up(*where, fault.message)
+                    self._is_over(errand)
+                    self._say_given_up(errand.entry)
+                    continue
+                next_s = self._next_s[errand.id] = now_s + wait_s
                 claims.mark_failed(*where, self._name, next_s, fault.message)
                 self._say_fault(errand.entry, fault)
 
@@ -164,7 +170,7 @@ class Courier:
                 else:
                     self._is_over(errand)
                     if made.verdict == "given_up":
-                        self._say_once(errand.entry.id, f"given up after {made.tries} tries: {errand.entry.shown}")
+                        self._say_given_up(errand.entry)
         return found
 
     def _is_over(self, errand: Errand) -> None:
@@ -176,6 +182,9 @@ class Courier:
     def _say_fault(self, entry: Entry, fault: Fault) -> None:
         cure = f"\n  hint: {fault.cure}" if fault.cure else ""
         self._say_once(entry.id, f"not told, and tried again: {entry.shown}: {fault.message}{cure}")
+
+    def _say_given_up(self, entry: Entry) -> None:
+        self._say_once(entry.id, f"given up: {entry.shown}; `cloudtrain notify` shows what it answers")
 
     def _say_once(self, about: str, words: str) -> None:
         if (about, words) not in self._said:

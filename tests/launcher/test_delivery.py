@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.notices import channels, claims
@@ -99,6 +100,26 @@ def test_two_failures_are_tried_through(job: Job, home: Path) -> None:
     assert len(said) == 1
     assert "answers with HTTP 503" in said[0]
     assert "secret-part" not in said[0]
+
+
+def test_receiver_that_takes_and_never_answers_is_told_thrice(
+    job: Job, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have shown it each time: then it is given up, for all who follow."""
+    monkeypatch.setattr(sending, "ANSWER_S", 0.1)
+    monkeypatch.setattr(sending, "_MENDED_S", 0.1)
+    said: list[str] = []
+    with receivers.hooks([receivers.HANG] * 9) as stuck:
+        carrier = courier(home, said)
+        carrier.offer([Errand(job.id, entry(stuck.url), notice())])
+        carrier.close(5.0)
+        assert len(stuck.asked) == 3
+        another = courier(home, said)
+        another.offer([Errand(job.id, entry(stuck.url), notice())])
+        another.close(5.0)
+        assert len(stuck.asked) == 3
+    assert "has taken it and does not answer" in said[0]
+    assert all(words.startswith("given up: webhook http://127.0.0.1") for words in said[1:])
 
 
 def test_end_tries_again_while_there_is_time(job: Job, home: Path) -> None:
