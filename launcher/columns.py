@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 __all__ = ["table", "width", "wrapped"]
@@ -48,28 +48,29 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     drop: Sequence[str] = (),
-    shorten: Sequence[str] = (),
+    shorten: Mapping[str, int] | None = None,
     below: str = "",
     columns: int | None = None,
 ) -> list[str]:
     """Return aligned lines, the head first, whole where `columns` is None.
 
     Where they do not fit, the column `below` goes under each row; then those in `drop` go, in this order, until the
-    rest fits with the cells of those in `shorten` cut; then all are cut but the first.
+    rest fits with the cells of those in `shorten` cut, to so many columns at least; then all are cut but the first.
     """
     if columns is None or _total(_widths(head, rows)) <= columns:
         return _aligned(head, rows, _widths(head, rows))
     under = head.index(below) if below in head else None
     notes = ["" if under is None else row[under] for row in rows]
     kept = [i for i in range(len(head)) if i != under]
+    least = shorten or {}
     for name in [None, *drop]:
         kept = [i for i in kept if head[i] != name]
-        named = [place for place, i in enumerate(kept) if head[i] in shorten]
+        named = {place: least[head[i]] for place, i in enumerate(kept) if head[i] in least}
         widths = _cut([_widths(head, rows)[i] for i in kept], named, columns)
         if _total(widths) <= columns:
             break
     else:
-        widths = _cut(widths, range(1, len(kept)), columns)
+        widths = _cut(widths, dict.fromkeys(range(1, len(kept)), LEAST), columns)
     lines = _aligned([head[i] for i in kept], [[row[i] for i in kept] for row in rows], widths)
     found = lines[:1]
     for line, note in zip(lines[1:], notes, strict=True):
@@ -117,13 +118,14 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * (len(widths) - 1)
 
 
-def _cut(widths: list[int], places: Iterable[int], columns: int) -> list[int]:
-    """Return the widths with the widest of these places cut until all fit, or no more can be cut."""
+def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]:
+    """Return the widths with the widest of these places cut until all fit, or none can be cut further."""
     found = list(widths)
     for _ in range(_total(found) - columns):
-        widest = max(places, key=lambda place: found[place], default=None)
-        if widest is None or found[widest] <= LEAST:
+        places = [place for place, most in least.items() if found[place] > most]
+        if not places:
             break
+        widest = max(places, key=lambda place: found[place])
         found[widest] -= 1
     return found
 

@@ -20,6 +20,7 @@ __all__ = ["command"]
 
 SHOWN = 20
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
+CUT = {"STATE": 17, "PROGRESS": 13}
 DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is narrow
 
 
@@ -82,7 +83,7 @@ def _print(registry: Registry, jobs: list[Job]) -> None:
             burn_micro_h += money.burn_micro_h or 0
         if job.active and money.hits_limit:
             notes.append(f"{job.id}: {limit_words(job, money)}")
-    print_lines(table(HEAD, rows, drop=DROPPED, shorten=("STATE", "PROGRESS"), columns=width()))
+    print_lines(table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width()))
     if running:
         least = f", and {unknown} without a price" if unknown else ""
         say(f"{running} running, {dollars(burn_micro_h)}/h{least}")

@@ -97,7 +97,7 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
     """Return the table; on a narrow terminal what an offer has to say for itself stands below it."""
     rows = [_row(offer) for offer in found]
-    return table(HEAD, rows, drop=DROPPED, shorten=("machine",), below="price", columns=columns)
+    return table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
 
 
 def refused(found: Sequence[Offer]) -> list[str]:

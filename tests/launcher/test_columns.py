@@ -19,7 +19,7 @@ ROWS = [["charlm-24mgn", "local", "stopped (budget), resumable", "the money that
 
 def test_table_is_whole_where_nobody_looks() -> None:
     """In a file or a pipe no column goes."""
-    lines = table(HEAD, ROWS, drop=HEAD[1:], shorten=HEAD, below="WHY", columns=None)
+    lines = table(HEAD, ROWS, drop=HEAD[1:], shorten={"STATE": 8}, below="WHY", columns=None)
     assert lines[1].endswith("the money that was left bought no further run")
     assert lines[0].split() == HEAD
 
@@ -27,7 +27,7 @@ def test_table_is_whole_where_nobody_looks() -> None:
 @pytest.mark.parametrize("columns", [90, 60, 50, 40, 30])
 def test_table_fits(columns: int) -> None:
     """One column goes below its row, others go, the rest is cut; the first stays whole."""
-    lines = table(HEAD, ROWS, drop=["BACKEND"], shorten=["STATE"], below="WHY", columns=columns)
+    lines = table(HEAD, ROWS, drop=["BACKEND"], shorten={"STATE": 8}, below="WHY", columns=columns)
     assert max(map(len, lines)) <= columns
     assert lines[1].startswith("charlm-24mgn")
     assert " ".join(" ".join(lines[2:]).split()) == ROWS[0][3]
@@ -35,11 +35,11 @@ def test_table_fits(columns: int) -> None:
 
 def test_columns_go_in_order_and_only_where_they_must() -> None:
     """First the named cells are cut."""
-    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten=["STATE"], columns=40) == [
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=40) == [
         "JOB           BACKEND  STATE",
         "charlm-24mgn  local    stopped (budget)…",
     ]
-    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten=["STATE"], columns=28) == [
+    assert table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=28) == [
         "JOB           STATE",
         "charlm-24mgn  stopped (budg…",
     ]
