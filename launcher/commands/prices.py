@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.launcher.columns import table, width
+from cloudtrain.launcher.csvtext import csv_text
 from cloudtrain.launcher.options import DEFAULT_FILE, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say
 
@@ -98,14 +97,10 @@ def _row(line: Line) -> list[str]:
 
 
 def _csv(found: list[Line]) -> list[str]:
-    text = io.StringIO()
-    rows = [line.dump() for line in found]
     names = ["backend", "instance_type", "region", "kind", "accelerator", "count", "usd_per_hour", "spot", "derived"]
     names += ["own", "uncertainty", "as_of", "age_days", "source"]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().splitlines()
+    rows = [line.dump() for line in found]
+    return csv_text(names, [[row[name] for name in names] for row in rows]).splitlines()
 
 
 @command.command("refresh")
