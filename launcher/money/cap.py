@@ -12,7 +12,18 @@ from math import ceil
 
 from cloudtrain.launcher.backend import Terms
 
-__all__ = ["Cap", "Rate", "Refusal", "choose", "deadline_s", "least_useful_s", "own_limit_s", "worst_case_micro"]
+__all__ = [
+    "PARTS",
+    "Cap",
+    "Rate",
+    "Refusal",
+    "choose",
+    "deadline_s",
+    "least_useful_s",
+    "own_limit_s",
+    "parts",
+    "worst_case_micro",
+]
 
 # What a run needs to be of use beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two
 # saves 15 s each (a gigabyte at 100 MB/s and its checksums), ten steps a second each.
@@ -23,7 +34,8 @@ STOP_MARGIN_S = 120
 MARGIN_SHARE = 4  # no margin takes more than a quarter of a short cap,
 NOTICE_SHARE = 10  # where the platform itself asks to save in time, no lead takes more than a tenth
 
-_MICRO_HOUR = 3600 * 1000  # a rate is in micro-dollars an hour times thousandths of uncertainty
+PARTS = 1_000_000  # an uncertainty is counted in millionths: as exactly as it is told
+_MICRO_HOUR = 3600 * PARTS  # a rate is in micro-dollars an hour times those
 
 
 @dataclass(frozen=True)
@@ -36,8 +48,8 @@ class Rate:
 
     @property
     def scaled(self) -> int:
-        """Thousandths of a micro-dollar an hour, of all instances, at the worst price."""
-        return self.instances * self.price_micro * ceil(round(self.uncertainty * 1000, 6))
+        """Millionths of a micro-dollar an hour, of all instances, at the worst price."""
+        return self.instances * self.price_micro * parts(self.uncertainty)
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,11 @@ class Refusal:
     affordable_s: int
     least_s: int
     enough_micro: int
+
+
+def parts(uncertainty: float) -> int:
+    """Return an uncertainty in whole millionths, rounded up."""
+    return ceil(round(uncertainty * PARTS, 3))
 
 
 def choose(limit_micro: int, spent_micro: int, rate: Rate, terms: Terms, longest_s: int) -> Cap | Refusal:

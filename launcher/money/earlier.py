@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend import Terms
 from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.money.cap import Rate, worst_case_micro
+from cloudtrain.launcher.money.cap import PARTS, Rate, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
@@ -37,13 +37,13 @@ def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: i
         return spent_micro
     rate = Rate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
     rounding_micro = worst_case_micro(plan.get("unit_s", 1) + plan.get("minimum_bill_s", 0), rate, Terms()) * attempt
-    return -(-spent_micro * ceil(round(rate.uncertainty * 1000, 6)) // 1000) + rounding_micro
+    return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
     plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
     unit_s, least_s = plan.get("unit_s", 1), plan.get("minimum_bill_s", 0)
-    scale = ceil(round(plan.get("uncertainty", 1.0) * 1000, 6))
+    scale = parts(plan.get("uncertainty", 1.0))
     return _sum(_billed(meter.legs_of([attempt]), now_s, unit_s, least_s, idle_s, price_micro), scale)
 
 
@@ -65,4 +65,4 @@ def _billed(
 
 
 def _sum(costs: Sequence[int | None], scale: int) -> int | None:
-    return None if None in costs else -(-sum(cost or 0 for cost in costs) * scale // 1000)
+    return None if None in costs else -(-sum(cost or 0 for cost in costs) * scale // PARTS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.further import More, Tariff
+from cloudtrain.launcher.money.cap import PARTS, parts
 from cloudtrain.launcher.money.earlier import metered_at_worst_micro
 from cloudtrain.launcher.money.outlook import Outlook, left_s
 from cloudtrain.launcher.units import format_duration, parse_duration
@@ -63,7 +63,7 @@ def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
     """Return what time costs by a stored plan, of which older ones lack a few terms."""
     return Tariff(
         rate_micro_h=hourly_usd * 1e6,
-        uncertainty=ceil(round((plan.get("uncertainty") or 1.0) * 1000, 6)) / 1000,
+        uncertainty=parts(plan.get("uncertainty") or 1.0) / PARTS,
         tail_s=plan.get("tail_s") or 0,
         lead_s=max(0, plan["cap_s"] - (plan.get("own_limit_s") or plan["cap_s"])),
         unit_s=plan.get("unit_s") or 1,

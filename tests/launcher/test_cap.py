@@ -136,3 +136,8 @@ def test_short_limit_of_the_users_own_leaves_a_run_of_use() -> None:
     """Five minutes that a user asked for are not all given to a start that may be quicker."""
     found = [caps.own_limit_s(cap_s, Terms(60, lead_s=300)) for cap_s in (10, 31, 80, 89, 120, 300, 380, 381)]
     assert found == [9, 28, 72, 80, 80, 80, 80, 81]
+
+
+def test_price_is_counted_as_uncertain_as_it_is_told() -> None:
+    """35 minutes of two machines at 0.8218 USD and up to 1.1025 times that, not 1.103 times."""
+    assert caps.worst_case_micro(35 * 60, Rate(2, 821_800, 1.1025), Terms()) == 1_057_041
