@@ -10,7 +10,7 @@ import click
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.csvtext import csv_text
 from cloudtrain.launcher.options import DEFAULT_FILE, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.prices.listing import Line
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-HEAD = ("USD/H", "BACKEND", "TYPE", "HAS", "REGION", "HOW", "ORIGIN", "AS OF", "AGE", "OFF BY", "SOURCE")
+HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
+DROPPED = ("AS OF", "BACKEND", "AGE", "ORIGIN", "OFF BY", "LISTED", "PER GPU", "HAS")  # where the terminal is narrow
 CHANGES = ("BACKEND", "TYPE", "REGION", "HOW", "WAS", "IS", "CHANGE", "SOURCE, OR WHY NOT")
 MANY = 40  # new prices from which on they are counted, not listed
-SOURCE_CHARS = 60
 PERCENT = 0.0005  # as a share, from which on a price is another one
 
 
@@ -30,6 +30,7 @@ PERCENT = 0.0005  # as a share, from which on a price is another one
 @click.option("--accelerator", help="Of machines with these: A100:8, or A100 in any number.")
 @click.option("--region", help="In this region alone.")
 @click.option("--type", "instance_type", help="Of this machine type alone.")
+@click.option("--spot/--on-demand", "is_spot", default=None, help="Spot prices alone, or on demand alone.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
 @json_option
 @click.pass_context
@@ -39,28 +40,34 @@ def command(
     accelerator: str | None,
     region: str | None,
     instance_type: str | None,
+    is_spot: bool | None,
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Show what is known of machines' prices, the cheapest first: US dollars for one machine and an hour.
+    """Show what is known of machines' prices: US dollars for one machine and an hour.
 
-    `quoted` was found in a public place, `derived` follows from another figure by a rule, `read` comes from the
-    vendor's own list by `cloudtrain prices refresh`. OFF BY is how much more it may cost, which budgets count with.
+    COUNTED is what budgets count with, by which the cheapest comes first: the LISTED price, and OFF BY as much as it
+    may be too low. An old spot price counts as the price on demand. `quoted` was found in a public place, `derived`
+    follows from another figure by a rule, `read` comes from the vendor's own list by `cloudtrain prices refresh`; the
+    sources are in --json and --csv.
     """
     if context.invoked_subcommand is not None:
         return
-    from cloudtrain.launcher.prices.listing import Wanted, lines
+    from cloudtrain.launcher.prices.listing import Wanted, lines, why_none
 
     _require(backend, accelerator)
-    found = lines(Wanted(backend, accelerator, region, instance_type))
+    wanted = Wanted(backend, accelerator, region, instance_type, is_spot)
+    found = lines(wanted)
     if as_json:
         print_json({"prices": [line.dump() for line in found]})
     elif as_csv:
         print_lines(_csv(found))
     elif found:
-        print_lines(table(HEAD, [_row(line) for line in found], columns=width()))
+        columns, cut = width(), {"TYPE": 20}
+        print_lines(table(HEAD, [_row(line) for line in found], drop=DROPPED, shorten=cut, columns=columns))
+        say(f"{len(found)} prices; budgets count with COUNTED; sources: --json, --csv")
     if not found:
-        say("no such machine is known here; `cloudtrain prices refresh --backend B --region R --type T` asks for it")
+        say(why_none(wanted))
 
 
 def _require(backend: str | None, accelerator: str | None) -> None:
@@ -80,24 +87,38 @@ def _row(line: Line) -> list[str]:
 
     key, rate = line.key, line.rate
     age = None if rate is None else age_days(rate)
-    source = "" if rate is None else rate.source
     return [
-        "-" if rate is None else f"{rate.usd:.4f}",
-        key.backend,
+        _usd(line.counted_usd),
+        _usd(line.each_usd),
         key.instance_type,
         f"{line.accelerator}:{line.count}" if line.count else line.accelerator or "-",
         key.region or "-",
         key.kind.replace("_", " "),
-        line.origin,
-        "-" if rate is None else rate.as_of,
+        _usd(None if rate is None else rate.usd),
         "-" if age is None else f"{age}d",
         f"{line.uncertainty - 1:.0%}",
-        source if len(source) <= SOURCE_CHARS else f"{source[: SOURCE_CHARS - 1]}…",
+        line.origin,
+        "-" if rate is None else rate.as_of,
+        key.backend,
     ]
 
 
+def _usd(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 def _csv(found: list[Line]) -> list[str]:
-    names = ["backend", "instance_type", "region", "kind", "accelerator", "count", "usd_per_hour", "spot", "derived"]
+    names = [
+        "backend",
+        "instance_type",
+        "region",
+        "kind",
+        "accelerator",
+        "count",
+        "usd_per_hour",
+        "counted_usd_per_hour",
+    ]
+    names += ["counted_usd_per_accelerator_hour", "spot", "derived"]
     names += ["own", "uncertainty", "as_of", "age_days", "source"]
     rows = [line.dump() for line in found]
     return csv_text(names, [[row[name] for name in names] for row in rows]).splitlines()
@@ -145,11 +166,19 @@ def _show(changes: list[Change]) -> None:
     new = [change for change in changes if change.quote.rate is not None and change.old_usd is None]
     other = [change for change in changes if change.share is not None and abs(change.share) >= PERCENT]
     failed = [change for change in changes if change.quote.rate is None]
-    shown = [*other, *(new if len(new) <= MANY else []), *failed]
+    shown = [*other, *(new if len(new) <= MANY else []), *(each for each in failed if each.quote.key.instance_type)]
+    print_text([_not_read(change) for change in failed if not change.quote.key.instance_type])
     if shown:
         print_lines(table(CHANGES, [_cells(change) for change in shown], below=CHANGES[-1], columns=width()))
     read = sum(change.quote.rate is not None for change in changes)
     say(f"{read} prices read: {len(other)} changed, {len(new)} new, {read - len(other) - len(new)} as before")
+
+
+def _not_read(change: Change) -> str:
+    """Return why the prices of a region were not read, and what that means."""
+    key = change.quote.key
+    where = f"{key.backend}, {key.region}" if key.region else key.backend
+    return f"{where}: nothing was read: {change.quote.reason}; the prices known here stay in use"
 
 
 def _cells(change: Change) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from cloudtrain.launcher.prices import catalog, own
 from cloudtrain.launcher.prices.quote import Key
 from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate, age_days, uncertainty
 
-__all__ = ["Line", "Wanted", "lines"]
+__all__ = ["Line", "Wanted", "lines", "why_none"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Wanted:
     accelerator: str | None = None
     region: str | None = None
     instance_type: str | None = None
+    is_spot: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Line:
             return "derived"
         return "read" if self.rate.is_own else "quoted"
 
+    @property
+    def counted_usd(self) -> float | None:
+        """What budgets count an hour with: the price, and by how much it may be too low."""
+        return None if self.rate is None else self.rate.usd * self.uncertainty
+
+    @property
+    def each_usd(self) -> float | None:
+        """The same of one accelerator."""
+        return None if self.counted_usd is None or not self.count else self.counted_usd / self.count
+
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON and CSV."""
         rate = self.rate
@@ -50,6 +62,8 @@ class Line:
             "accelerator": self.accelerator,
             "count": self.count,
             "usd_per_hour": None if rate is None else rate.usd,
+            "counted_usd_per_hour": None if self.counted_usd is None else round(self.counted_usd, 6),
+            "counted_usd_per_accelerator_hour": None if self.each_usd is None else round(self.each_usd, 6),
             "spot": self.key.kind == "spot",
             "derived": rate is not None and rate.is_derived,
             "own": rate is not None and rate.is_own,
@@ -61,9 +75,38 @@ class Line:
 
 
 def lines(wanted: Wanted) -> list[Line]:
-    """Return what is known, the cheapest first, what has no price last. Raises ConfigError for damaged own prices."""
+    """Return what is known, in the order of what budgets count with, what has no price last.
+
+    Raises ConfigError for damaged own prices.
+    """
     found = [line for line in _all(wanted) if _is_wanted(line, wanted)]
-    return sorted(found, key=lambda line: (line.rate is None, 0.0 if line.rate is None else line.rate.usd, line.key))
+    return sorted(found, key=lambda line: (line.rate is None, line.counted_usd or 0.0, line.key))
+
+
+def why_none(wanted: Wanted) -> str:
+    """Return why no price is known of what was wanted: which word nobody knows, and what is close to it."""
+    known = lines(Wanted(wanted.backend))
+    if not known:
+        return f"{wanted.backend} has no price list: write {wanted.backend}.price_per_hour into the config"
+    asked = "`cloudtrain prices refresh --backend B --region R --type T` asks the vendor"
+    name = (wanted.accelerator or "").partition(":")[0]
+    words = (
+        ("region", wanted.region, {line.key.region for line in known}, True),
+        ("type", wanted.instance_type, {line.key.instance_type for line in known}, False),
+        (
+            "accelerator",
+            name,
+            {line.accelerator for line in known if line.accelerator and line.accelerator[0] != "("},
+            True,
+        ),
+    )
+    for kind, word, names, is_short in words:
+        if word and catalog.plain(word) not in {catalog.plain(each) for each in names}:
+            close = get_close_matches(word, sorted(names), 3, 0.7)
+            mean = f"; did you mean {' or '.join(f'`{each}`' for each in close)}?" if close else ""
+            there = f"; there are {', '.join(sorted(names))}" if is_short and not close else ""
+            return f"no {kind} `{word}` is known here{mean}{there}; {asked}"
+    return f"nothing is known here that is all of this together: leave a filter out; {asked}"
 
 
 def _all(wanted: Wanted) -> Iterator[Line]:
@@ -87,6 +130,7 @@ def _is_wanted(line: Line, wanted: Wanted) -> bool:
     return (
         wanted.region in (None, line.key.region)
         and wanted.instance_type in (None, line.key.instance_type)
+        and wanted.is_spot in (None, line.key.kind == "spot")
         and (not name or catalog.plain(name) == catalog.plain(line.accelerator))
         and (not count or count == str(line.count))
     )

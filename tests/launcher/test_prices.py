@@ -31,15 +31,15 @@ def aws_cli(cli: Any, aws: Aws) -> Any:
     return replace(cli, preloaded=SDK, env=aws.environ)
 
 
-def test_prices_are_shown_the_cheapest_first(cli: Any) -> None:
-    """With source, day, age and mark; what has no price comes last, without a figure."""
+def test_prices_are_shown_by_what_budgets_count_with(cli: Any) -> None:
+    """With one GPU's, day, age and mark; what has no price comes last, without a figure."""
     lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker").stdout.splitlines()
-    assert lines[0].split()[:3] == ["USD/H", "BACKEND", "TYPE"]
+    assert lines[0].split()[:4] == ["COUNTED", "PER", "GPU", "TYPE"]
     assert re.match(
-        r"63\.2960 +sagemaker +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +quoted +2026-09-01 +\d+d ", lines[2]
+        r"63\.2960 +7\.9120 +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +63\.2960 +\d+d +0% +quoted", lines[1]
     )
     found = cli("prices", "--json").json["prices"]
-    usd = [one["usd_per_hour"] for one in found]
+    usd = [one["counted_usd_per_hour"] for one in found]
     known = [one for one in usd if one is not None]
     assert known == sorted(known)
     assert (len(found), None in known, usd[len(known) :]) == (418, False, [None] * 18)
@@ -55,6 +55,8 @@ def test_prices_are_filtered(cli: Any) -> None:
     assert {row["accelerator"] for row in rows} == {"A100"}
     assert {row["region"] for row in rows} == {"us-central1"}
     assert len({row["count"] for row in rows}) > 2
+    spot = cli("prices", "--json", "--accelerator", "A100:8", "--spot").json["prices"]
+    assert {each["kind"] for each in spot} == {"spot"}
     (one,) = cli("prices", "--json", "--type", "ml.g5.12xlarge", "--region", "us-west-2").json["prices"]
     assert (one["usd_per_hour"], one["derived"], one["own"]) == (7.09, False, False)
 
@@ -66,6 +68,12 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("--accelerator", "A100:x"), 2, "as in A100:8"),
         (("--accelerator", ":8"), 2, "names no accelerators"),
         (("--type", "ml.m5.large"), 0, "prices refresh --backend B --region R --type T"),
+        (("--type", "p4d.24xlarge"), 0, "did you mean `ml.p4d.24xlarge`"),
+        (("--region", "us-est-1"), 0, "did you mean `us-east-1`"),
+        (("--region", "mars", "--backend", "sagemaker"), 0, "there are eu-west-1, us-east-1, us-west-2"),
+        (("--accelerator", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
+        (("--backend", "local"), 0, "write local.price_per_hour"),
+        (("--accelerator", "H100:7"), 0, "leave a filter out"),
         (("refresh",), 2, "no region is known"),
         (("refresh", "--backend", "local"), 2, "write local.price_per_hour"),
         (("refresh", "--backend", "azureml"), 3, ""),
@@ -88,7 +96,8 @@ def test_refresh_brings_the_jobs_own_price(aws_cli: Any, project: Callable[..., 
     assert re.search(r"ml\.m5\.xlarge +us-east-1 +on demand +- +0\.2300 +new +AWS Price List, Training", first.stdout)
     assert re.search(r"ml\.g9\.xlarge .* AWS lists it at 0 USD", first.stdout)
     plan = aws_cli("plan", "--json", cwd=folder).json
-    assert (plan["hourly_usd"], plan["uncertainty"], plan["price_source"].count("ml.m5.xlarge")) == (0.23, 1.0, 1)
+    assert (plan["uncertainty"], plan["price_source"].count("ml.m5.xlarge")) == (1.0, 1)
+    assert plan["hourly_usd"] == pytest.approx(0.2514, abs=1e-4)  # with its disk
     again = aws_cli("prices", "refresh", cwd=folder)
     assert "8 prices read: 0 changed, 0 new, 8 as before" in again.stderr
 
@@ -144,7 +153,7 @@ def test_damaged_prices_stop_a_plan_until_they_are_mended(
         assert (done.code, f"{file}:{number}:1" in done.stderr, "itself failed" in done.stderr) == (3, True, False)
     mended = aws_cli("prices", "refresh", cwd=folder)
     assert (mended.code, "its good lines are kept" in mended.stderr) == (0, True)
-    assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] == 0.23
+    assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] == pytest.approx(0.2514, abs=1e-4)
 
 
 def test_home_that_cannot_be_written_is_told_before_the_vendor_is_asked(
