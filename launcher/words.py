@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["cause", "one_line"]
+__all__ = ["NO_NAME", "cause", "one_line"]
+
+NO_NAME = "its name cannot be looked up here (no network?)"
+_NO_NAME = ("name or service not known", "name resolution", "nodename nor servname", "no address associated")
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 _SECRET = re.compile(r"(sig|token|key|assertion|password)=[^&\s'\"]+", re.IGNORECASE)
 
 
 def cause(error: BaseException) -> str:
-    """Return what was at the root of the error, in one line: libraries wrap what the socket has said."""
+    """Return what was at the root of the error, in one line, in plain words where it is the network.
+
+    Libraries wrap what the socket has said.
+    """
     inner = error
     while inner.__cause__ or inner.__context__:
         inner = inner.__cause__ or inner.__context__ or inner
-    return one_line(str(inner) or type(inner).__name__)
+    line = _NUMBER.sub("", one_line(str(inner) or type(inner).__name__))
+    return NO_NAME if any(word in line.lower() for word in _NO_NAME) else line
 
 
 def one_line(text: str, most: int = 400) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.prices import rate as rating
 from cloudtrain.launcher.prices.quote import Key, Quote
@@ -43,8 +45,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
 
     Raises UnreachableError where Azure's list cannot be read.
     """
-    job = choose(config).instance_type if config is not None and config.backend == "azureml" else ""
-    named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *([job] if job else [])]))
+    named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *_own(config)]))
     with rest.answers("read Azure's price list", needs="none of Azure's: it is open to all, so ask who runs the proxy"):
         first = of_machine(named[0], region)  # alone: where nothing answers, one wait is enough
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -54,6 +55,15 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+
+
+def _own(config: Config | None) -> list[str]:
+    """Return the job's own type, where it has one: a plan says why not, and the others' prices are of use."""
+    if config is None or config.backend != "azureml":
+        return []
+    with suppress(ConfigError):
+        return [choose(config).instance_type]
+    return []
 
 
 def of_machine(size: str, region: str) -> list[Quote]:

@@ -25,7 +25,7 @@ from cloudtrain.launcher.errors import (
     Fault,
     UnreachableError,
 )
-from cloudtrain.launcher.words import cause, one_line
+from cloudtrain.launcher.words import NO_NAME, cause, one_line
 
 __all__ = [
     "AzureError",
@@ -233,7 +233,8 @@ def _translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> C
         hint = f"a role that allows it: {needs}; who gives roles is its owner"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if error.status == 0 or error.status in _BUSY:
-        return UnreachableError(f"cannot {doing}: Azure does not answer as it should: {words}")
+        does = "cannot be reached" if words == NO_NAME else "does not answer as it should"
+        return UnreachableError(f"cannot {doing}: Azure {does}: {words}")
     if code in _ABSENT:
         key, hint = _ABSENT[code]
         return ConfigError([Fault(f"cannot {doing}: {words}", key=key, hint=hint)])

@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,8 +77,12 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
 
 
 def _own(config: Config | None) -> list[str]:
-    """Return the job's own type, which is told of also where it is not listed."""
-    return [] if config is None or config.backend != "sagemaker" else [choose(config).instance_type]
+    """Return the job's own type, where it has one, which is told of also where it is not listed."""
+    if config is None or config.backend != "sagemaker":
+        return []
+    with suppress(ConfigError):
+        return [choose(config).instance_type]
+    return []
 
 
 def _quote(name: str, region: str, rows: list[Row], way: str) -> Quote:

@@ -100,16 +100,22 @@ def _wanted(config: Config | None, types: tuple[str, ...]) -> Iterable[Wanted]:
             attached = _ATTACHED.fullmatch(name)
             yield Wanted(attached[1], attached[3], int(attached[2])) if attached else Wanted(name)
         return
-    job = None
-    if config is not None and config.backend == "vertex":
-        choice = choose(config)
-        is_attached = choice.label != choice.machine_type
-        job = (
-            Wanted(choice.machine_type, choice.accelerator, choice.count)
-            if is_attached
-            else Wanted(choice.machine_type)
-        )
+    job = _own(config)
+    if job is not None:
         yield job
     for name in catalog.types("vertex"):
         if Wanted(name) != job:
             yield Wanted(name)
+
+
+def _own(config: Config | None) -> Wanted | None:
+    """Return the job's own machine, where it has one: a plan says why not, and the others' prices are of use."""
+    if config is None or config.backend != "vertex":
+        return None
+    try:
+        choice = choose(config)
+    except ConfigError:
+        return None
+    if choice.label == choice.machine_type:
+        return Wanted(choice.machine_type)
+    return Wanted(choice.machine_type, choice.accelerator, choice.count)

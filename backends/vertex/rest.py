@@ -24,7 +24,7 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
-from cloudtrain.launcher.words import cause, one_line
+from cloudtrain.launcher.words import NO_NAME, cause, one_line
 
 __all__ = [
     "Access",
@@ -250,7 +250,8 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
         hint = f"a role that allows it: {needs}; who gives roles is the project's owner"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if status in (0, *_BUSY, _CANCELLED):
-        return UnreachableError(f"cannot {doing}: Google does not answer as it should: {words}")
+        does = "cannot be reached" if words == NO_NAME else "does not answer as it should"
+        return UnreachableError(f"cannot {doing}: Google {does}: {words}")
     return ConfigError(f"cannot {doing}: {words}", where=code or str(status))
 
 

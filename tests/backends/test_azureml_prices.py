@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.azureml import prices, rest
+from cloudtrain.launcher.config.schema import Config
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.prices import catalog
 from doubles.azure.handle import Azure
@@ -102,3 +103,20 @@ def test_without_names_the_tables_types_are_read() -> None:
     assert {quote.key.instance_type for quote in found} == set(catalog.types("azureml"))
     assert {quote.key.instance_type for quote in found if quote.rate is not None} >= {"Standard_NC6s_v3"}
     assert all(quote.reason for quote in found if quote.rate is None)
+
+
+def test_type_is_asked_for_whatever_the_job_takes() -> None:
+    """An accelerator that is no Azure machine's stands in nobody's way; without names the table's types are read."""
+    block = {"region": "eastus", "subscription": "s", "resource_group": "g", "workspace": "w"}
+    config = Config.model_validate(
+        {
+            "name": "x",
+            "backend": "azureml",
+            "task": "task:make",
+            "resources": {"accelerators": "A10G:1"},
+            "azureml": block,
+        }
+    )
+    (found, _) = prices.quotes(config, "eastus", ("Standard_NC6s_v3",))
+    assert found.rate is not None
+    assert len(prices.quotes(config, "eastus", ())) >= len(catalog.types("azureml"))

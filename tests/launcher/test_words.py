@@ -27,3 +27,9 @@ def test_root_of_an_error_is_told() -> None:
     with pytest.raises(RuntimeError) as found:
         wrap(ConnectionResetError())
     assert words.cause(found.value) == "ConnectionResetError"
+
+
+def test_missing_network_is_said_in_plain_words() -> None:
+    """Not by its number; another fault of a socket keeps its words."""
+    assert words.cause(OSError(-2, "Name or service not known")) == words.NO_NAME
+    assert words.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
