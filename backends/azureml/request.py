@@ -108,8 +108,6 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         },
         "compute": block.compute,
         "instance_type": machine.instance_type,
-        # A project's or a month's budget counts by the plan, too: wherever there is a price, it must hold.
-        "counted_idle_s": None if plan.price_micro is None else idle_s_of(block),
         "datastore": block.datastore,
         "code_dir": config.code.dir,
         "checkpoint_uri": outputs.get(CHECKPOINTS),
@@ -120,13 +118,22 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "limit_s": plan.cap_s,
         "limit_reason": plan.cap_reason,
         "region": block.region,
-        "priced_region": block.region if plan.price_micro is not None and block.price_per_hour is None else None,
         "has_price": block.price_per_hour is not None,
+        **_counted(plan, config),
     }
     text = render.as_yaml(body)
     files = {"job.yml": text, "order.json": render.as_json(order)}
     carried = frozenset({"resources.spot"})
     return Request(name, body, text, files, beside, (*changes, *_notes(config)), carried, archive=f"code/{BUNDLE}")
+
+
+def _counted(plan: Plan, config: Config) -> dict[str, Any]:
+    """Return what a send compares with Azure's word wherever the plan has a price: any budget counts by the plan."""
+    if plan.price_micro is None:
+        return {}
+    block = block_of(config)
+    priced = {"priced_region": block.region} if block.price_per_hour is None else {}
+    return {"counted_idle_s": idle_s_of(block), **priced}
 
 
 def encoded(data: dict[str, Any]) -> str:
