@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloudtrain.launcher import detached
 from cloudtrain.launcher.approval import approved
+from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.options import ALL, CHEAPEST, Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
@@ -105,7 +108,7 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
     if detach:
-        say(f"  follow it   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
+        say("\n".join(detached.lines(job)))
         return 0
     return follow(registry, job, view_of(job, View(as_json=as_json)))
 
@@ -136,7 +139,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in compare.lines(found):
+    for line in compare.lines(found, width(sys.stderr)):
         say(line)
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
@@ -147,7 +150,8 @@ def _chosen(overrides: Overrides) -> Overrides:
         raise UsageError(f"several backends, and none chosen: {', '.join(overrides.backends())}", hint=hint)
     if first is None:
         hint = "set `price_per_hour` in a backend's block, or choose one by --backend NAME"
-        raise ConfigError("the cheapest cannot be told: no price is known", hint=hint)
+        what = " of a backend that has the accelerators" if any(offer.lacks for offer in found) else ""
+        raise ConfigError(f"the cheapest cannot be told: no price{what} is known", hint=hint)
     say(f"the cheapest by the hour, of those whose price is known: {first.backend}")
     return replace(overrides, backend=first.backend)
 
@@ -173,7 +177,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found), *compare.refused(found)]:
+    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.refused(found)]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]

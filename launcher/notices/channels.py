@@ -95,7 +95,7 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
             shown = masked(place) if entry.kind == "email" else entry.shown
             yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
-        yield "notify: told by whoever follows the job then: submit, logs -f, wait or watch"
+        yield "notify: told by whoever follows the job (submit, logs -f, wait, watch); by itself with from_job: true"
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

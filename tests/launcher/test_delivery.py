@@ -308,5 +308,5 @@ def test_doubts_name_what_is_not_set_here() -> None:
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
     assert list(channels.doubts(config, {"S": "x"})) == [
         "notify: CLOUDTRAIN_SMTP is not set here, so email cannot be told from here",
-        "notify: told by whoever follows the job then: submit, logs -f, wait or watch",
+        "notify: told by whoever follows the job (submit, logs -f, wait, watch); by itself with from_job: true",
     ]

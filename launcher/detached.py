@@ -1,0 +1,22 @@
+"""What to do about a job that nobody follows from here."""
+
+from __future__ import annotations
+
+from cloudtrain.launcher.job import Job
+
+__all__ = ["lines"]
+
+
+def lines(job: Job) -> list[str]:
+    """Return how to follow the job and to stop it; where somebody is to be told of it, by whom."""
+    found = [f"  follow it   cloudtrain logs -f {job.id}", f"  stop it     cloudtrain stop {job.id}"]
+    places = job.config.get("notify") or []
+    others = [each for each in places if not each.get("from_job")]
+    if others:
+        told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
+        found.append(f"  be told     cloudtrain watch {job.id}")
+        found.append(f"              (while nobody follows or watches it, {told} hear nothing;")
+        found.append("              `from_job: true` in a place of `notify` has the job itself tell it)")
+    elif not places and job.config.get("budget"):
+        found.append(f"  be told     cloudtrain watch {job.id}   (of its budget; or set `notify`)")
+    return found
