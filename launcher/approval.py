@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.planwords import usd
+from cloudtrain.entrypoints.figures import dollars, up
 from cloudtrain.launcher.terminal import confirm, say
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callab
     cost = (
         "at a price that is not known"
         if plan.worst_case_usd is None
-        else f"up to {usd(round(plan.worst_case_usd * 1e6))}"
+        else f"up to {dollars(up(round(plan.worst_case_usd * 1e6)))}"
     )
     if confirm(f"This may cost {cost}{', on top of what was spent' if more else ''}. Send it?", yes=yes):
         return True

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.money.outlook import Outlook, outlook
-from cloudtrain.launcher.money.words import as_usd, clock, dollars, of_limit, span
+from cloudtrain.launcher.money.words import as_usd, clock, of_limit
 from cloudtrain.launcher.progress import shown
 
 if TYPE_CHECKING:

@@ -153,24 +153,26 @@ def _require_price(config: Config, capacity: Capacity) -> None:
     if capacity.hourly_usd == 0 and not capacity.is_own:
         message, hint = "a budget cannot limit what costs nothing", f"set {key} to what an hour costs, or leave it out"
     else:
-        what = f"that of {capacity.price_source}" if capacity.is_own else capacity.price_source
-        message = f"a budget needs a price: {what}"
-        hint = f"set {key}, or add --price-per-hour USD: one instance's, for an hour"
+        what, refreshes, _ = capacity.price_source.partition(": cloudtrain prices refresh")
+        message = f"a budget needs a price: {'that of ' if capacity.is_own else ''}{what}"
+        first = "cloudtrain prices refresh, or " if refreshes else ""
+        hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
     raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
 
 
 def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: Capacity) -> BudgetError:
-    from cloudtrain.launcher.units import format_money, format_span
+    from cloudtrain.entrypoints.figures import down, span, up
+    from cloudtrain.launcher.units import format_money
 
     spent_micro = limit_micro - found.left_micro
-    left = f"the {format_money(max(found.left_micro, 0))} left of {format_money(limit_micro)}"
+    left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"
     hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
     if capacity.uncertainty > 1:
         hourly += f" and up to {capacity.uncertainty:g} times that"
     what = left if spent_micro else f"the budget of {format_money(limit_micro)}"
-    buys = f"{'buy' if spent_micro else 'buys'} {format_span(found.affordable_s) if found.affordable_s else 'no run'}"
-    tail = f" and {format_span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
-    needs = f"{format_span(found.least_s)}{tail} need a budget of {format_money(found.enough_micro)}"
+    buys = f"{'buy' if spent_micro else 'buys'} {span(found.affordable_s) if found.affordable_s else 'no run'}"
+    tail = f" and {span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
+    needs = f"{span(found.least_s)}{tail} need a budget of {format_money(up(found.enough_micro))}"
     error = BudgetError(
         f"{what} {buys} at {hourly}",
         where="budget.limit",

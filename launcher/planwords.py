@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.units import format_money, format_span
+from cloudtrain.entrypoints.figures import dollars, span, up
+from cloudtrain.launcher.units import format_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["age", "lines", "usd"]
+__all__ = ["age", "lines"]
 
 
 def lines(plan: Plan) -> list[str]:
@@ -28,12 +29,6 @@ def age(as_of: str | None, today: date | None = None) -> str:
     return f"{days} days old" if days != 1 else "1 day old"
 
 
-def usd(micro: int) -> str:
-    """Return cents, rounded up: `12.35 USD`; what is less than a dollar with four decimals."""
-    step = 10_000 if micro >= 1_000_000 or micro == 0 else 100
-    return f"{-(-micro // step) * step / 1e6:.{2 if step == 10_000 else 4}f} USD"
-
-
 def _machines(plan: Plan) -> Iterator[str]:
     device = "GPU" if plan.gpus_per_instance else "CPU"
     ranks = f"{plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
@@ -46,8 +41,8 @@ def _machines(plan: Plan) -> Iterator[str]:
 def _time(plan: Plan) -> str:
     why = ", what the budget buys" if plan.cap_reason == "budget" else ""
     if plan.deadline_s >= plan.own_limit_s:
-        return f"at most {format_span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
-    return f"at most {format_span(plan.cap_s)}{why}; after {format_span(plan.deadline_s)} it saves and stops"
+        return f"at most {span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
+    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -58,12 +53,19 @@ def _money(plan: Plan) -> Iterator[str]:
         yield f"no cost: {plan.price_source}"
         return
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
-    each = f": {plan.instances} x {plan.price_micro / 1e6:.2f}" if plan.instances > 1 else ""
+    each = f": {plan.instances} x {_exact(plan.price_micro)}" if plan.instances > 1 else ""
     old = age(plan.price_as_of)
-    yield f"{hourly}{each} ({plan.price_source}{', ' if old else ''}{old}), at worst {usd(plan.worst_case_micro)}"
+    worst = dollars(up(plan.worst_case_micro))
+    yield f"{hourly}{each} ({plan.price_source}{', ' if old else ''}{old}), at worst {worst}"
     if counted := "; ".join(_counted(plan)):
         yield f"  that worst case counts {counted}"
     yield from _budget(plan)
+
+
+def _exact(micro: int) -> str:
+    """Return a price so that its multiples can be checked: cents, and up to four decimals where it has them."""
+    whole, _, decimals = f"{micro / 1e6:.4f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def _counted(plan: Plan) -> Iterator[str]:
@@ -71,7 +73,7 @@ def _counted(plan: Plan) -> Iterator[str]:
     if plan.uncertainty > 1:
         yield f"prices up to {plan.uncertainty:g} times the list's"
     if plan.tail_s:
-        yield f"{format_span(plan.tail_s)} billed beyond the end"
+        yield f"{span(plan.tail_s)} billed beyond the end"
     if plan.attempts > 1:
         yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one"
 
@@ -79,17 +81,17 @@ def _counted(plan: Plan) -> Iterator[str]:
 def _budget(plan: Plan) -> Iterator[str]:
     if plan.budget_micro is None or plan.price_micro is None:
         return
-    spent = f", of which up to {usd(plan.spent_micro)} is spent" if plan.spent_micro else ""
+    spent = f", of which {dollars(up(plan.spent_micro))} may have been billed already" if plan.spent_micro else ""
     budget, ends_micro = format_money(plan.budget_micro), _ends_micro(plan)
     if plan.on_limit == "alert":
         over_micro = plan.spent_micro + (plan.worst_case_micro or 0) - plan.budget_micro
-        over = f"; the worst case is {usd(over_micro)} over it" if over_micro > 0 else ""
+        over = f"; the worst case is {dollars(up(over_micro))} over it" if over_micro > 0 else ""
         yield f"budget {budget}{spent}; it only alerts (on_limit: alert), and ends nothing{over}"
     else:
         does = "is ended" if plan.deadline_s >= plan.own_limit_s else "leaves"
-        rest = usd(max(0, plan.budget_micro - ends_micro))
+        rest = dollars(up(max(0, plan.budget_micro - ends_micro)))
         kept = f"the other {rest} is kept for {_reserve(plan)}" if plan.cap_reason == "budget" else "by its time limit"
-        yield f"budget {budget}{spent}; {does} at about {usd(ends_micro)} of it, {kept}"
+        yield f"budget {budget}{spent}; {does} at about {dollars(up(ends_micro))} of it, {kept}"
     if told := _told(plan, ends_micro):
         yield f"  told at {told}"
 
@@ -115,7 +117,7 @@ def _told(plan: Plan, ends_micro: int) -> str:
     """Return at which sums people are told while it runs; the last one before the budget is told at its end."""
     most_micro = plan.spent_micro + (plan.worst_case_micro or 0) if plan.on_limit == "alert" else ends_micro
     sums = [micro for micro in plan.alert_micro if plan.spent_micro < micro <= most_micro]
-    at = ", ".join(format_money(micro).removesuffix(" USD") for micro in sums)
+    at = ", ".join(format_money(up(micro)).removesuffix(" USD") for micro in sums)
     is_at_end = plan.on_limit != "alert" and plan.cap_reason == "budget"
     return " and ".join([*([f"{at} USD"] if at else []), *(["when it ends the job"] if is_at_end else [])])
 

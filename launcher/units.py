@@ -19,7 +19,6 @@ __all__ = [
     "format_money",
     "format_percent",
     "format_size_gb",
-    "format_span",
     "parse_duration",
     "parse_money",
     "parse_percent",
@@ -72,17 +71,6 @@ def format_duration(seconds: int) -> str:
         if seconds >= least and seconds % size == 0:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
-
-
-def format_span(seconds: float) -> str:
-    """Return two units at most, for people: `2h 7m`, `9m 20s`, `3d 4h`; it is not read back."""
-    left = max(0, int(seconds))
-    parts: list[tuple[int, str]] = []
-    for unit, size in _SECONDS.items():
-        count, left = divmod(left, size)
-        if count or parts or unit == "s":
-            parts.append((count, unit))
-    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
 
 
 def parse_money(value: object) -> int:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints.notices.message import Notice, span, usd
+from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import retry
 from cloudtrain.launcher.describe import outcome
 from cloudtrain.launcher.errors import CloudtrainError
@@ -70,10 +71,10 @@ def line(seen: Seen) -> str:
     job, clock = seen.job, time.strftime("%H:%M:%S")
     parts = [f"{clock} {job.id}  {outcome(job)}", shown(job.attempt.progress)]
     if (found := seen.outlook) is not None:
-        limit = f" of {usd(found.limit_micro)}" if found.limit_micro else ""
-        parts.append(f"{usd(found.spent_micro)}{limit}")
+        limit = f" of {dollars(found.limit_micro)}" if found.limit_micro else ""
+        parts.append(f"{dollars(found.spent_micro)}{limit}")
         if job.active and found.burn_micro_h:
-            parts.append(f"{usd(found.burn_micro_h)} an hour")
+            parts.append(f"{dollars(found.burn_micro_h)} an hour")
         if job.active and found.finish_at_s is not None:
             parts.append(f"done in {span(found.finish_at_s - time.time())}")
         if job.active and found.cap_at_s is not None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
+from cloudtrain.entrypoints.figures import span
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.times import duration_s
-from cloudtrain.launcher.units import format_duration, format_span
+from cloudtrain.launcher.units import format_duration
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
 
@@ -68,7 +69,7 @@ def require(workspace: Workspace, request: Request) -> float:
     _require_region(workspace, beside.get("priced_region"), found.region)
     counted_s = beside.get("counted_idle_s")
     if counted_s is not None and found.idle_s > counted_s:
-        told, counted = format_span(found.idle_s), format_span(counted_s)
+        told, counted = span(found.idle_s), span(counted_s)
         message = f"`{beside['compute']}` keeps idle machines for {told}, and the plan counts {counted} of it"
         hint = f"write `idle: {format_duration(int(found.idle_s))}`, or have the cluster let them go sooner"
         raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "span", "threshold", "usd"]
+from cloudtrain.entrypoints.figures import dollars, span
+
+__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "threshold"]
 
 _MICRO = 1_000_000
 
@@ -133,11 +135,11 @@ def threshold(
     reached = [each for each in percents if spent_micro * 100 >= limit_micro * each]
     last = max((each for each in percents if each <= 100), default=None)
     if is_its_end and last is not None and last not in reached:
-        of = f"{usd(spent_micro)} of {usd(limit_micro)}"
+        of = f"{dollars(spent_micro)} of {dollars(limit_micro)}"
         return last, f"ended at its budget, {of} spent: the rest was kept for prices and bills at their worst"
     if not reached:
         return None
-    return max(reached), f"{max(reached)} % of the budget is spent: {usd(spent_micro)} of {usd(limit_micro)}"
+    return max(reached), f"{max(reached)} % of the budget is spent: {dollars(spent_micro)} of {dollars(limit_micro)}"
 
 
 def deadline_key(attempt: int) -> str:
@@ -150,26 +152,6 @@ def end_key(state: str, reason: str | None, attempt: int) -> str:
     return f"{'preempted' if reason == 'preempted' else state}:{attempt}"
 
 
-def usd(micro: int | None) -> str:
-    """Return an amount for people: cents, and more digits only below one cent."""
-    if micro is None:
-        return "an unknown sum"
-    return f"{micro / _MICRO:.2f} USD" if micro == 0 or micro >= _MICRO // 100 else f"{micro / _MICRO:.6f} USD"
-
-
-def span(seconds: float) -> str:
-    """Return a duration for people, in its two largest units: `2d 3h`, `48m`, `50s`."""
-    whole = max(0, round(seconds))
-    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "m", 60)):
-        if whole >= size:
-            count, rest = divmod(whole, size)
-            return f"{count}{unit} {rest // part}{below}" if rest >= part else f"{count}{unit}"
-    if whole >= 600:
-        return f"{whole // 60}m"
-    minutes, rest = divmod(whole, 60)
-    return " ".join([*([f"{minutes}m"] if minutes else []), *([f"{rest}s"] if rest or not minutes else [])])
-
-
 def _lines(facts: Facts, now_s: float) -> list[str]:
     lines = [_money(facts)]
     if facts.cap_at_s is not None and facts.state in ("pending", "running", "stopping"):
@@ -177,7 +159,7 @@ def _lines(facts: Facts, now_s: float) -> list[str]:
     if facts.step is not None:
         of = f"/{facts.max_steps}" if facts.max_steps else ""
         done = "" if facts.finish_at_s is None else f", done in {span(facts.finish_at_s - now_s)}"
-        cost = f" for {usd(facts.total_micro)} in all" if done and facts.total_micro else ""
+        cost = f" for {dollars(facts.total_micro)} in all" if done and facts.total_micro else ""
         lines.append(f"progress    step {facts.step}{of}{done}{cost}")
     if facts.state != "succeeded":
         at = facts.checkpoint or (
@@ -195,12 +177,12 @@ def _lines(facts: Facts, now_s: float) -> list[str]:
 
 
 def _money(facts: Facts) -> str:
-    spent = usd(facts.spent_micro)
+    spent = dollars(facts.spent_micro)
     if facts.limit_micro:
-        spent += f" of {usd(facts.limit_micro)}"
+        spent += f" of {dollars(facts.limit_micro)}"
         if facts.spent_micro is not None:
             spent += f" ({facts.spent_micro * 100 // facts.limit_micro} %)"
-    burn = f", {usd(facts.burn_micro_h)} an hour" if facts.burn_micro_h else ""
+    burn = f", {dollars(facts.burn_micro_h)} an hour" if facts.burn_micro_h else ""
     return f"spent       {spent}{burn}"
 
 

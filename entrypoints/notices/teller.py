@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints.figures import span
 from cloudtrain.entrypoints.notices import further
-from cloudtrain.entrypoints.notices.message import (
-    Facts,
-    Notice,
-    budget_key,
-    compose,
-    deadline_key,
-    end_key,
-    span,
-    threshold,
-)
+from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, threshold
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
 from cloudtrain.entrypoints.places import has_checkpoint
 

@@ -54,9 +54,9 @@ def command(active: bool, everything: bool, limit: int | None, as_json: bool) ->
 
 def _print(registry: Registry, jobs: list[Job]) -> None:
     """Print the table; below it, on standard error, what the running ones cost an hour, and whose limit is near."""
+    from cloudtrain.entrypoints.figures import amount, dollars
     from cloudtrain.launcher.describe import limit_words, outcome
     from cloudtrain.launcher.money.outlook import outlook
-    from cloudtrain.launcher.money.words import amount, dollars
     from cloudtrain.launcher.progress import shown
 
     now_s, rows, notes = time.time(), [], []
@@ -65,7 +65,7 @@ def _print(registry: Registry, jobs: list[Job]) -> None:
         money = outlook(job, _attempts(registry, job), now_s)
         share = ""
         if money.limit_micro and money.spent_micro is not None:
-            share = f" {100 * money.spent_micro / money.limit_micro:.0f}%"
+            share = f" {100 * money.spent_micro // money.limit_micro}%"
         rows.append(
             [
                 job.id,

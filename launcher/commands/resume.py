@@ -117,6 +117,7 @@ def _as_typed(
 
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with the command that would be accepted: its smallest sum, and the options as given."""
+    from cloudtrain.entrypoints.figures import up
     from cloudtrain.launcher.money.outlook import limit_micro
     from cloudtrain.launcher.units import format_money
 
@@ -125,7 +126,7 @@ def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError
         return error
     more_micro = error.enough_micro - before
     sign, micro = ("+", more_micro) if more_micro > 0 else ("", error.enough_micro)
-    more = sign + format_money(micro).replace(" ", "")
+    more = sign + format_money(up(micro)).replace(" ", "")
     command = " ".join(["cloudtrain resume", f"--budget {more}", *given, job.id])
     hint = f"{error.hint.partition(';')[0]}, at least: {command}"
     return BudgetError(error.message, where=error.where, hint=hint)

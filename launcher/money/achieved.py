@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import dollars
 from cloudtrain.launcher.money import curve, meter
-from cloudtrain.launcher.money.words import dollars
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt

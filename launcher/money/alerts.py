@@ -6,18 +6,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.entrypoints.notices.further import number
-from cloudtrain.entrypoints.notices.message import (
-    Facts,
-    Notice,
-    budget_key,
-    compose,
-    deadline_key,
-    end_key,
-    span,
-    threshold,
-    usd,
-)
+from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, threshold
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
 
@@ -123,8 +114,8 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     done = f"done in {span(finish_s - now_s)}"
     is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
     if is_over or is_short_of_money(job, outlook):
-        needs = "" if outlook.total_micro is None else f", for {usd(outlook.total_micro)} in all"
-        headline = f"will reach its budget of {usd(outlook.limit_micro)} before it finishes: {done}{needs}"
+        needs = "" if outlook.total_micro is None else f", for {dollars(outlook.total_micro)} in all"
+        headline = f"will reach its budget of {dollars(outlook.limit_micro)} before it finishes: {done}{needs}"
     else:
         at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
         headline = f"will reach its time limit before it finishes: {done}, and it has {span(at_s - now_s)}"

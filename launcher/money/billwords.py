@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import amount, dollars, span, up
 from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.bill import Bill, Line
 from cloudtrain.launcher.money.period import Group, Spent, total
-from cloudtrain.launcher.money.words import amount, dollars, moment, of_limit, span
+from cloudtrain.launcher.money.words import moment, of_limit
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice
@@ -128,7 +129,7 @@ def group_cells(groups: Sequence[Group], by: str) -> tuple[list[str], list[list[
 
 
 def _planned(found: Bill) -> str:
-    parts = [f"at worst {dollars(found.worst_micro)}"] if found.worst_micro is not None else []
+    parts = [f"at worst {dollars(up(found.worst_micro))}"] if found.worst_micro is not None else []
     if found.estimate_micro is not None:
         parts.append(f"at step {found.estimate_step} its pace promised {dollars(found.estimate_micro)}")
     return "; ".join(parts)

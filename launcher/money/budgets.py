@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cloudtrain.entrypoints.figures import down, up, usd
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.units import format_money
 
@@ -183,27 +184,6 @@ def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str,
         parts[month_of(border_s - 0.001)] = until - done
         done = until
     return {month: micro for month, micro in parts.items() if micro}
-
-
-def usd(micro: int) -> str:
-    """Return the sum for people, to cents, below a dollar to four digits: `12.30 USD`, `100 USD`, `0.1723 USD`."""
-    sign, size, unit = ("-" if micro < 0 else ""), abs(micro), _unit(micro)
-    return sign + format_money((size + unit // 2) // unit * unit)
-
-
-def up(micro: int) -> int:
-    """Return the sum rounded up as `usd` shows it, so that what is needed never looks like what is left."""
-    return -(-micro // _unit(micro)) * _unit(micro)
-
-
-def down(micro: int) -> int:
-    """Return the sum rounded down as `usd` shows it."""
-    return micro // _unit(micro) * _unit(micro)
-
-
-def _unit(micro: int) -> int:
-    """Return what a sum of this size is rounded to."""
-    return 10_000 if abs(micro) >= 1_000_000 else 100 if abs(micro) >= 100 else 1
 
 
 def _borders(start_s: float, end_s: float) -> Iterator[float]:

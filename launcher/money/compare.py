@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cloudtrain.entrypoints.figures import dollars, span, up
 from cloudtrain.launcher.columns import table
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.money.cap import Rate
-from cloudtrain.launcher.planwords import age, usd
-from cloudtrain.launcher.units import format_span
+from cloudtrain.launcher.planwords import age
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -51,10 +51,19 @@ class Offer:
         words = " ".join(f"{first}; {hint}".split() if hint else first.split())
         return f"{words[: WHY - 3]}...{more}" if len(words) > WHY else words + more
 
+    @property
+    def lacks(self) -> str:
+        """What is asked for that the machine has not, so that its price is of another job: `0 of 8 GPUs`."""
+        if self.prepared is None:
+            return ""
+        count = (self.prepared.config.resources.accelerators or "").rpartition(":")[2]
+        asked, has = int(count or 0), self.prepared.plan.gpus_per_instance
+        return f"{has} of {asked} GPUs" if has < asked else ""
+
     def dump(self) -> dict[str, Any]:
         """Return the offer for JSON."""
         plan = None if self.plan is None else self.plan.dump()
-        return {"backend": self.backend, "plan": plan, "error": self.why or None}
+        return {"backend": self.backend, "plan": plan, "error": self.why or None, "lacks": self.lacks or None}
 
 
 def offers(
@@ -62,8 +71,8 @@ def offers(
 ) -> list[Offer]:
     """Return an offer of each backend, the cheapest hour at its worst price first.
 
-    Then come those whose price was not set or is not known, and those that cannot be planned. Nothing is sent, and
-    nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in its way, a
+    Then come those whose price was not set or is not known, that lack GPUs, and that cannot be planned. Nothing is
+    sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in its way, a
     submit says. Raises ConfigError where the file itself cannot be read.
     """
     from cloudtrain.launcher.bundle import Bundle
@@ -89,7 +98,7 @@ def offers(
 
 
 def cheapest(found: Sequence[Offer]) -> Offer | None:
-    """Return the offer whose hour costs least at its worst price, of those whose price is known; None without any."""
+    """Return the offer whose hour costs least at its worst price, None where no price of what is asked for is known."""
     first = next(iter(sorted(found, key=_rank)), None)
     return first if first is not None and _rank(first)[0] == 0 else None
 
@@ -121,9 +130,11 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
 
 
 def _rank(offer: Offer) -> tuple[int, int]:
-    """Return a key to sort by: a price, none set or an unknown one, no plan."""
+    """Return a key to sort by: a price, none set or an unknown one, no GPUs as asked for, no plan."""
     plan = offer.plan
     if plan is None:
+        return 3, 0
+    if offer.lacks:
         return 2, 0
     if not plan.price_micro:
         return 1, int(plan.price_micro is None)
@@ -135,9 +146,10 @@ def _row(offer: Offer) -> tuple[str, ...]:
     if plan is None:
         return offer.backend, "-", "-", "-", "-", "-", offer.why
     what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
-    cap = format_span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
+    lacks = f"has {offer.lacks}: " if offer.lacks else ""
+    cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
     if not plan.price_micro or plan.worst_case_micro is None:
-        return offer.backend, plan.machine or "-", what, "-", cap, "-", plan.price_source
+        return offer.backend, plan.machine or "-", what, "-", cap, "-", lacks + plan.price_source
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f}"
     factor = f" x {plan.uncertainty:g}" if plan.uncertainty > 1 else ""
     old = age(plan.price_as_of)
@@ -148,6 +160,6 @@ def _row(offer: Offer) -> tuple[str, ...]:
         what,
         hourly + factor,
         cap,
-        usd(plan.worst_case_micro),
-        ", ".join(part for part in (source, old) if part),
+        dollars(up(plan.worst_case_micro)),
+        lacks + ", ".join(part for part in (source, old) if part),
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.money.budgets import Budget, Held, Standing, by_month, month_of, require_room, usd
+from cloudtrain.launcher.money.budgets import Budget, Held, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
 
@@ -153,21 +153,3 @@ def test_parts_of_a_spend_add_up_to_it() -> None:
         assert sum(parts.values()) == total
         assert min(parts.values(), default=0) >= 0
     assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
-
-
-@pytest.mark.parametrize(
-    ("micro", "text"),
-    [
-        (12_300_000, "12.30 USD"),
-        (100_000_000, "100 USD"),
-        (172_250, "0.1723 USD"),
-        (629, "0.0006 USD"),
-        (29, "0.000029 USD"),
-        (0, "0 USD"),
-        (-1_500_000, "-1.50 USD"),
-        (1_234_567, "1.23 USD"),
-    ],
-)
-def test_sums_for_people(micro: int, text: str) -> None:
-    """Cents, whole dollars where they are whole, and no small sum shown as nothing."""
-    assert usd(micro) == text

@@ -79,8 +79,8 @@ def test_bill_of_a_job_shows_planned_metered_and_billed(put: Put, cost: Callable
     assert (first["billed_usd"], first["metered_usd"], first["source"]) == (1.8, 2.0, "BillableTimeInSeconds")
     assert (second["cost_usd"], second["billed_usd"], second["source"]) == (2.0, None, "start and end")
     text = cost("one")
-    assert "3.80 USD of 150.00 USD, 3 %" in text
-    assert "1970-01-01 00:08:20  00:10:00  1m40s  2.00" in text
+    assert "3.80 USD of 150.00 USD, 2 %" in text
+    assert "1970-01-01 00:08:20  00:10:00  1m 40s  2.00" in text
 
 
 def test_idling_is_told_beside_what_was_spent_and_counted_by_the_ledger(

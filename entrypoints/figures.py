@@ -1,0 +1,59 @@
+"""Sums and spans as people read them, by one rule each; the launcher and the job's own agent both tell by it.
+
+A sum has cents, and never fewer than two digits that count: 12.30, 0.17, 0.0041. A span has its two largest units.
+"""
+
+from __future__ import annotations
+
+__all__ = ["amount", "dollars", "down", "span", "up", "usd"]
+
+_MICRO = 1_000_000
+_SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
+
+def amount(micro: float) -> str:
+    """Return a sum of micro-dollars, rounded to the nearest: `12.30`, `0.0041`."""
+    value = micro / _MICRO
+    if abs(value) >= 0.995 or value == 0:
+        return f"{value:.2f}"
+    digits = f"{value:.2g}"
+    plain = f"{value:.9f}".rstrip("0") if "e" in digits else digits
+    return plain if len(plain.lstrip("-")) >= 4 else f"{value:.2f}"
+
+
+def dollars(micro: float | None) -> str:
+    """Return `12.30 USD`; `unknown` where it is."""
+    return "unknown" if micro is None else f"{amount(micro)} USD"
+
+
+def usd(micro: int) -> str:
+    """Return the sum in a sentence, whole dollars without cents: `12.30 USD`, `100 USD`."""
+    return dollars(micro).replace(".00 USD", " USD")
+
+
+def up(micro: int) -> int:
+    """Return the sum rounded up as `amount` shows it: what is needed never looks like less."""
+    unit = _unit(micro)
+    return -(-micro // unit) * unit
+
+
+def down(micro: int) -> int:
+    """Return the sum rounded down as `amount` shows it: what is left never looks like more."""
+    unit = _unit(micro)
+    return micro // unit * unit
+
+
+def span(seconds: float) -> str:
+    """Return how long, in two units at most: `2h 7m`, `9m 20s`, `3d 4h`, `50s`."""
+    left = max(0, round(seconds))
+    parts: list[tuple[int, str]] = []
+    for unit, size in _SPANS:
+        count, left = divmod(left, size)
+        if count or parts or unit == "s":
+            parts.append((count, unit))
+    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+
+
+def _unit(micro: int) -> int:
+    """Return what a sum of this size is shown to."""
+    return int(10 ** min(4, max(0, len(str(abs(micro))) - 2)))
