@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -55,7 +56,7 @@ def command(
     if with_invoice and (job is None or as_csv):
         raise UsageError("--invoice is about one job, in lines or JSON", hint="cloudtrain cost JOB --invoice")
     if by is not None and not _BY.match(by):
-        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`")
+        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=_meant(by))
     if job is not None:
         _one(Registry(), job, with_invoice=with_invoice, as_csv=as_csv, as_json=as_json)
     else:
@@ -123,17 +124,26 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
     spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
     groups = None if by is None else period.grouped(spent, by)
+    by = by or ""
     if as_json:
-        print_json({"from_s": from_s, "to_s": to_s, "by": by} | period.as_json(spent, groups))
+        print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups))
     elif as_csv:
-        _print_csv(*(billwords.spent_cells(spent) if groups is None else billwords.group_cells(groups, by or "")))
+        _print_csv(*(billwords.spent_cells(spent) if groups is None else billwords.group_cells(groups, by)))
     elif groups is None:
         print_lines(
             table(billwords.SPENT_HEAD, billwords.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
         )
     else:
-        head = (str(by) if str(by).startswith("tag:") else str(by).upper(), *billwords.GROUP_HEAD)
+        head = (by if by.startswith("tag:") else by.upper(), *billwords.GROUP_HEAD)
         print_lines(table(head, billwords.group_rows(groups, period.total(spent)), columns=width()))
+        if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
+            say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
+
+
+def _meant(by: str) -> str:
+    """Return what was meant by a word that is none of --by's: a slip, or a tag."""
+    close = get_close_matches(by, ["project", "backend", "name"], 1)
+    return f"did you mean `{close[0]}`?" if close else f"did you mean `tag:{by}`?"
 
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
@@ -155,7 +165,8 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
             from_s = now_s - parse_duration(since)
     except ValueError as error:
         raise UsageError(
-            f"{'--month' if since is None else '--since'} {month if since is None else since}: expected {error}"
+            f"{'--month' if since is None else '--since'} {month if since is None else since}: expected {error}",
+            hint="" if since is None else "or a day, as in --since 2026-11-03",
         ) from error
     return from_s, max(from_s, now_s)
 

@@ -120,6 +120,10 @@ def _closest(path: str) -> str:
     from cloudtrain.launcher.config.schema import Config, keys_named
 
     names = list(_every_key(Config))
+    key = path.rpartition(".")[2]
+    exact = [name for name in names if name.rpartition(".")[2] == key]
+    if key in exact or len(exact) == 1:  # the right key in a wrong section
+        return f"did you mean `{key if key in exact else exact[0]}`?"
     if close := get_close_matches(path, names, 1):
         return f"did you mean `{close[0]}`?"
     elsewhere = list(keys_named(path.rpartition(".")[2]))

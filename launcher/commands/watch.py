@@ -65,6 +65,11 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
 
     registry = Registry()
     herald = Herald(registry)
+    if not once:
+        from cloudtrain.launcher.units import format_duration
+
+        what = ", ".join(names) or "all jobs"
+        say(f"watching {what}, every {format_duration(every_s)}; Ctrl-C ends the watch, and no job")
     over: dict[str, tuple[int, int]] = {}  # the attempt that has ended, and its exit code
     while True:
         jobs = watching.chosen(registry, names, time.time())

@@ -54,7 +54,12 @@ def test_explain_says_types_in_words(path: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("path", "hint"),
-    [("resorces.spot", "resources.spot"), ("lr", "training.optimizer.lr"), ("²", "lists the top level")],
+    [
+        ("resorces.spot", "resources.spot"),
+        ("resources.project", "did you mean `project`?"),
+        ("lr", "training.optimizer.lr"),
+        ("²", "lists the top level"),
+    ],
 )
 def test_explain_an_unknown_key(path: str, hint: str) -> None:
     """An unknown path is a usage error with the closest key."""
