@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -54,7 +55,7 @@ def capacity(config: Config) -> Capacity:
     if machine.hourly_usd is None:
         what = machine.instance_type or f"the machines of {block.compute}"
         where = block.region or "an unknown region (azureml.region)"
-        source = f"no price of {what} in {where}: cloudtrain prices refresh, or set azureml.price_per_hour"
+        source = catalog.unpriced("azureml", what, where)
         return Capacity(machine.count, None, source, terms, machine=name)
     source = f"{name}, {machine.price_source}{more}"
     return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)

@@ -11,6 +11,7 @@ from cloudtrain.backends.sagemaker import check as rules
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.units import format_duration
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def capacity(config: Config) -> Capacity:
         return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
-        source = f"no price of {name} in {region}: cloudtrain prices refresh, or set sagemaker.price_per_hour"
+        source = catalog.unpriced("sagemaker", name, region)
         return Capacity(machine.count, None, source, terms, machine=name)
     size_gb = disk_gb(config)
     disk = disk_usd(name, size_gb)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "serves", "torch_version"]
+__all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "serves", "torch_version"]
 
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
@@ -48,6 +48,27 @@ _ACCOUNTS = {
     "us-isof-east-1": "303241398832",
     "us-isof-south-1": "454834333376",
 }
+# Those with an account of their own, and those without. Source: botocore 1.44.5, data/endpoints.json, api.sagemaker.
+REGIONS = frozenset(
+    [
+        "ap-northeast-1",
+        "ap-northeast-2",
+        "ap-south-1",
+        "ap-southeast-1",
+        "ap-southeast-2",
+        "ca-central-1",
+        "eu-central-1",
+        "eu-north-1",
+        "eu-west-1",
+        "eu-west-2",
+        "eu-west-3",
+        "sa-east-1",
+        "us-east-1",
+        "us-east-2",
+        "us-west-1",
+        "us-west-2",
+    ]
+) | frozenset(_ACCOUNTS)
 # By a region's first words, else amazonaws.com. Source: botocore 1.44.5, data/partitions.json.
 _DOMAINS = {
     "cn": "amazonaws.com.cn",

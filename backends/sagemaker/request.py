@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
-from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of
+from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of, region_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.regions import doubts
 from cloudtrain.launcher.spec import job_spec
 from cloudtrain.launcher.units import format_duration
 
@@ -137,6 +138,7 @@ def _own_tags(config: Config, job_id: str, attempt: int) -> list[tuple[str, str]
 
 def _notes(config: Config) -> Iterator[str]:
     """Yield what to know before."""
+    yield from doubts("sagemaker.region", region_of(block_of(config)), images.REGIONS, images.IMAGES_AS_OF)
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
         yield f"spot machines: it may wait for them up to {format_duration(wait_s)}, and begin anew on others"

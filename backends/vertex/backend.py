@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -66,7 +67,7 @@ def capacity(config: Config) -> Capacity:
     offer = prices.hourly(choice.machine, kind)
     if offer.usd is None:
         where = location_of(block) or "an unknown region (vertex.location)"
-        source = f"no price of {choice.label} in {where}: cloudtrain prices refresh, or set vertex.price_per_hour"
+        source = catalog.unpriced("vertex", choice.label, where)
         return Capacity(choice.count, None, source, terms, machine=choice.label)
     disk_type, disk_gb = disk_of(config, choice)
     disk_usd = prices.disk_hourly(disk_type, disk_gb)

@@ -15,11 +15,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import pairs
-from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, disk_of, kind_of, place_of
+from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, disk_of, kind_of, location_of, place_of
+from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.regions import doubts
 from cloudtrain.launcher.spec import job_spec
 from cloudtrain.launcher.units import format_duration
 
@@ -267,6 +269,7 @@ def _storage_endpoint(config: Config) -> list[str]:
 
 def _notes(config: Config, kind: Kind) -> Iterator[str]:
     """Yield what to know before."""
+    yield from doubts("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
     if kind == "flex_start":
         yield f"flex start: it may wait for its machines up to {format_duration(config.limits.max_wait or FLEX_WAIT_S)}"
     if config.secrets:

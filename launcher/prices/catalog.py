@@ -14,7 +14,7 @@ from importlib.resources import files
 from cloudtrain.launcher import home
 from cloudtrain.launcher.prices.rate import Kind, Machine, Rate
 
-__all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types"]
+__all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types", "unpriced"]
 
 TABLE = "instances.csv"
 
@@ -76,6 +76,13 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
         and (count is None or row["count"] == str(count))
     }
     return list(found)
+
+
+def unpriced(backend: str, name: str, where: str) -> str:
+    """Return that the type has no price there, in which regions the table has one, and what to do."""
+    found = {row["region"] for row in rows(backend) if row["instance_type"] == name and row["usd_per_hour"]} - {""}
+    known = f" (known in {', '.join(sorted(found))})" if found else ""
+    return f"no price of {name} in {where}{known}: cloudtrain prices refresh, or set {backend}.price_per_hour"
 
 
 def backends() -> list[str]:

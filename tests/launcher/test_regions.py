@@ -1,0 +1,32 @@
+"""A region that nobody knows is told before anything is sent."""
+
+from __future__ import annotations
+
+from cloudtrain.backends.sagemaker.images import REGIONS as AWS
+from cloudtrain.backends.vertex.regions import REGIONS as GOOGLE
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.regions import doubts
+
+
+def test_unknown_region_is_told_with_those_of_like_names() -> None:
+    """A known one, or none, is no doubt; a new one may be right, so it is told and not refused."""
+    for region in ("us-east-1", "eu-north-1", "cn-north-1", "me-west-1", None):
+        assert not list(doubts("sagemaker.region", region, AWS, "2026"))
+    said = next(doubts("sagemaker.region", "eu-wset-1", AWS, "2026"))
+    assert said.startswith("sagemaker.region: no region `eu-wset-1` was known in 2026, so the platform may refuse it;")
+    assert "did you mean eu-west-1" in said
+    assert next(doubts("vertex.location", "x", GOOGLE, "2026")).endswith("may refuse it")
+
+
+def test_every_region_with_a_price_is_known() -> None:
+    """Else its own users would be warned of it."""
+    for backend, known in (("sagemaker", AWS), ("vertex", GOOGLE)):
+        assert {row["region"] for row in catalog.rows(backend)} - {""} <= known
+
+
+def test_type_without_a_price_says_where_it_has_one() -> None:
+    """So a slip in the region shows, and a region without prices too."""
+    said = catalog.unpriced("sagemaker", "ml.g4dn.xlarge", "mars-1")
+    assert said.startswith("no price of ml.g4dn.xlarge in mars-1 (known in ")
+    assert "us-east-1" in said
+    assert "known in" not in catalog.unpriced("sagemaker", "ml.none", "us-east-1")
