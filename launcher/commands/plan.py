@@ -63,6 +63,8 @@ def _below(first: Offer | None, found: list[Offer]) -> str:
     """Return the line below the table: how to take one of them."""
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
+    if any(offer.lacks for offer in found):
+        return "none that has the accelerators can be told: `cloudtrain plan --backend NAME` says what is in the way"
     if any(offer.prepared for offer in found):
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
     return "none of them can be planned: `cloudtrain plan --backend NAME` says all that is in the way"

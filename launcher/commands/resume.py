@@ -45,7 +45,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher import submit
+    from cloudtrain.launcher import detached, submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs import View
     from cloudtrain.launcher.refresh import refresh
@@ -78,8 +78,9 @@ def command(
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
     if detach:
-        say(f"  follow it   cloudtrain logs -f {found.id}\n  stop it     cloudtrain stop {found.id}")
-    return 0 if detach else follow(registry, found, view_of(found, View(as_json=as_json)))
+        say("\n".join(detached.lines(found)))
+        return 0
+    return follow(registry, found, view_of(found, View(as_json=as_json)))
 
 
 def budget_setting(job: Job, text: str) -> str:

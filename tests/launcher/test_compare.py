@@ -187,3 +187,15 @@ def test_stored_job_knows_its_one_backend(asked: Callable[..., Overrides]) -> No
     """What is journalled has the chosen one."""
     config = asked("vertex").load()
     assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
+
+
+def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[..., Overrides]) -> None:
+    """An hour of this CPU is no hour of eight A100: it comes last of what can be planned, and says why."""
+    found = offers(asked("all", "local: {price_per_hour: 0.10 USD}\n"))
+    local = next(offer for offer in found if offer.backend == "local")
+    assert (local.lacks, local.dump()["lacks"]) == ("0 of 8 GPUs", "0 of 8 GPUs")
+    first = compare.cheapest(found)
+    assert first is not None
+    assert first.backend == "vertex"
+    assert compare.cheapest([local]) is None
+    assert "has 0 of 8 GPUs: " in compare.lines([local])[1]
