@@ -53,9 +53,10 @@ def command(context: click.Context) -> None:
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
+    from cloudtrain.entrypoints.figures import down, up, usd
     from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget, down, up, usd
+    from cloudtrain.launcher.money.budgets import Budget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)

@@ -26,12 +26,9 @@ __all__ = [
     "Period",
     "Standing",
     "by_month",
-    "down",
     "month_of",
     "refusal",
     "require_room",
-    "up",
-    "usd",
 ]
 
 PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # what the clouds' labels take too

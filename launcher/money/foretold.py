@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import down, usd
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.home import where
-from cloudtrain.launcher.money.budgets import OVERALL, Standing, down, refusal, usd
+from cloudtrain.launcher.money.budgets import OVERALL, Standing, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +57,8 @@ class Books:
         """Yield that the project has no budget, where others have."""
         if self.is_unknown:
             named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
-            whose = f"project {self.project}: no budget of its own" if self.project else "no project, so no project's budget"
+            own = f"project {self.project}: no budget of its own"
+            whose = own if self.project else "no project, so no project's budget"
             yield f"{whose} (known: {named})"
 
     def dump(self, amount_micro: int | None) -> dict[str, Any]:

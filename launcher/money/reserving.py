@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.figures import down, up, usd
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import ACTIVE
 from cloudtrain.launcher.money import ledger, teams
-from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing, down, up, usd
+from cloudtrain.launcher.money.budgets import MOST_MICRO, OVERALL, Standing
 from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing, down, up
+from cloudtrain.entrypoints.figures import down, up
+from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
 from cloudtrain.launcher.terminal import when
 
 __all__ = ["COUNTED", "Row", "as_json", "as_lines"]
