@@ -69,7 +69,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         from cloudtrain.launcher.units import format_duration
 
         what = ", ".join(names) or "all jobs"
-        say(f"watching {what}, every {format_duration(every_s)}; Ctrl-C ends the watch, and no job")
+        say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
     over: dict[str, tuple[int, int]] = {}  # the attempt that has ended, and its exit code
     while True:
         jobs = watching.chosen(registry, names, time.time())
@@ -110,26 +110,26 @@ def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
 def _install(every: str) -> int:
     import shutil
 
-    from cloudtrain.launcher import service
+    from cloudtrain.launcher import watchservice
 
     if shutil.which("systemctl") is None:
         say("there is no systemd here; this line for `crontab -e` looks once a minute:")
-        print_lines([service.cron_line()])
+        print_lines([watchservice.cron_line()])
         return 0
-    path = service.install(every)
+    path = watchservice.install(every)
     print_lines([str(path)])
-    name, variables = service.NAME, service.environment_file()
+    name, variables = watchservice.NAME, watchservice.environment_file()
     say(f"written, and not enabled:\n  systemctl --user daemon-reload && systemctl --user enable --now {name}")
     say(f"  loginctl enable-linger   has it run while you are logged out\n  {variables}   variables for it: NAME=value")
     return 0
 
 
 def _uninstall() -> int:
-    from cloudtrain.launcher import service
+    from cloudtrain.launcher import watchservice
 
-    path = service.uninstall()
+    path = watchservice.uninstall()
     if path is None:
         say("there is no such unit")
         return 0
-    say(f"removed {path}\n  systemctl --user disable --now {service.NAME}   ends one that runs")
+    say(f"removed {path}\n  systemctl --user disable --now {watchservice.NAME}   ends one that runs")
     return 0
