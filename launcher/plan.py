@@ -173,8 +173,9 @@ def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: C
     buys = f"{'buy' if spent_micro else 'buys'} {span(found.affordable_s) if found.affordable_s else 'no run'}"
     tail = f" and {span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
     needs = f"{span(found.least_s)}{tail} need a budget of {format_money(up(found.enough_micro))}"
+    billed = f"; {format_money(up(spent_micro))} may have been billed so far, at worst" if spent_micro else ""
     error = BudgetError(
-        f"{what} {buys} at {hourly}",
+        f"{what} {buys} at {hourly}{billed}",
         where="budget.limit",
         hint=f"{needs}; or take fewer or cheaper instances",
     )

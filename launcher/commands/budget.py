@@ -69,8 +69,12 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
         standing = ledgers.standing_of(database, budget, time.time())
     else:
         standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
-    title = f"{budget.title}{f', shared at {place}' if place else ''}"
-    say(f"set {title}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}")
+    whose = f"project {project}" if project else "all jobs together"
+    each = f"{usd(limit_micro)} {'in each month (UTC)' if monthly else 'for ever'}"
+    shared = f", shared at {place}" if place else ""
+    say(
+        f"set the budget of {whose} to {each}{shared}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
+    )
     if standing.room_micro < 0:
         more = usd(up(-standing.left_micro))
         say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
@@ -110,6 +114,8 @@ def show(project: str | None, as_json: bool) -> None:
         except CloudtrainError as error:
             failures.append(teams.failure(place, error))
     failures = list(dict.fromkeys(failures))  # what cannot be told may not be read either
+    if project is not None and not failures:
+        _require_known(database, project, rows)
     months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
     if as_json:
         print_json({**shown.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
@@ -226,6 +232,21 @@ def _require_name(project: str) -> None:
     if not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
+
+
+def _require_known(database: Database, project: str, rows: list[Row]) -> None:
+    """Raise UsageError for a project without a budget that has spent nothing and runs nothing."""
+    from difflib import get_close_matches
+
+    from cloudtrain.launcher.money import ledger as ledgers
+
+    budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
+    known = sorted({*ledgers.projects(database), *budgeted} - {""})
+    if project in known or any(row.is_limited and row.standing.budget.project == project for row in rows):
+        return
+    near = get_close_matches(project, known, 1)
+    hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known) or 'none yet'}"
+    raise UsageError(f"project `{project}` has no budget here, and has spent nothing", hint=hint)
 
 
 def _database() -> Database:

@@ -76,7 +76,7 @@ def as_lines(rows: Sequence[Row]) -> list[str]:
         lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
         lines += [*_table(here), *_rooms(here), *_means(here)]
         held = [each for _, each in _holders(here)]
-        lines += ["", *_held_table(held)] if held else []
+        lines += ["", *_held_table(held)] if any(each.amount_micro != 0 for each in held) else []
     return lines
 
 
@@ -149,8 +149,11 @@ def _means(rows: Sequence[Row]) -> list[str]:
 
 
 def _held_table(held: Sequence[Held]) -> list[str]:
-    """Return the jobs that hold reservations, the largest first."""
-    ordered = sorted(held, key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id))
+    """Return the jobs that hold reservations, the largest first; those that cost nothing hold none."""
+    ordered = sorted(
+        (each for each in held if each.amount_micro != 0),
+        key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id),
+    )
     rows = [
         (
             "?" if each.amount_micro is None else _sum(up(each.amount_micro)),

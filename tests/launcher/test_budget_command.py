@@ -91,6 +91,15 @@ def test_shared_budget_is_made_only_where_it_is_named(quick: Any, tmp_path: Path
     assert (shown.code, "damaged" in shown.json["failures"][0]) == (0, True)
 
 
+def test_show_of_a_project_that_nobody_knows_says_so(quick: Any) -> None:
+    """A line of zeros looked like a project with money to spend."""
+    said = quick("budget", "set", "vision", "10").stderr
+    assert said.startswith("set the budget of project vision to 10 USD for ever: spent 0"), said
+    for name, hint in (("visoin", "did you mean `vision`?"), ("zzz", "known: vision")):
+        shown = quick("budget", "show", name)
+        assert (shown.code, shown.stdout, hint in shown.stderr) == (2, "", True), shown.stderr
+
+
 # -- with jobs ------------------------------------------------------------------------------------------------------
 
 
