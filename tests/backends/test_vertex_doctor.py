@@ -154,10 +154,10 @@ def test_price_that_is_another_today(doctor: Any, google: Google, home: Path) ->
     """The plan counts with our table, or with what was read before: the difference is told, with what to do."""
     verdict, words = doctor(resources={"accelerators": "T4:1"})["price"]
     assert (verdict, "our table knows none: cloudtrain prices refresh --backend vertex" in words) == ("warn", True)
-    key, rate = Key("vertex", "n1-standard-4", REGION, "on_demand"), Rate(0.1, "2026-01-02", "an old list")
+    key, rate = Key("vertex", "n1-standard-4", REGION, "on_demand"), Rate(0.1, "2026-11-20", "another list")
     own.add([Quote(key, rate)])
     verdict, words = doctor()["price"]
-    assert (verdict, "our table says 0.100, as of 2026-01-02: cloudtrain prices" in words) == ("warn", True)
+    assert (verdict, "our table says 0.100, as of 2026-11-20: cloudtrain prices" in words) == ("warn", True)
 
 
 def test_text_for_people(vertex: Any, tmp_path: Path, google: Google) -> None:
