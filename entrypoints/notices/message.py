@@ -14,9 +14,10 @@ from typing import Any
 
 from cloudtrain.entrypoints.figures import dollars, span
 
-__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "threshold"]
+__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "leaving", "threshold"]
 
 _MICRO = 1_000_000
+_LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,20 @@ def threshold(
     if not reached:
         return None
     return max(reached), f"{max(reached)} % of the budget is spent: {dollars(spent_micro)} of {dollars(limit_micro)}"
+
+
+def leaving(
+    at_s: float, began_s: float, done_s: float | None, now_s: float, *, is_money: bool, is_hard: bool
+) -> str | None:
+    """Return the headline of a job that is soon to leave, at `at_s`; None long before, or where it is done by then.
+
+    `is_hard`: it is ended as it is, without a save.
+    """
+    if now_s < at_s - min(_LEAD_S, (at_s - began_s) / _LEAD_SHARE) or (done_s is not None and done_s <= at_s):
+        return None
+    when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
+    why = "its budget" if is_money else "its time limit"
+    return f"{'is stopped' if is_hard else 'saves and leaves'} {when}, because of {why}"
 
 
 def deadline_key(attempt: int) -> str:

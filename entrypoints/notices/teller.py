@@ -17,9 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import durable, events
-from cloudtrain.entrypoints.figures import span
 from cloudtrain.entrypoints.notices import further
-from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, threshold
+from cloudtrain.entrypoints.notices.message import (
+    Facts,
+    Notice,
+    budget_key,
+    compose,
+    deadline_key,
+    end_key,
+    leaving,
+    threshold,
+)
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
 from cloudtrain.entrypoints.places import has_checkpoint
 
@@ -27,7 +35,6 @@ __all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
 
 EXIT_S = 2.5  # the most that a job's end waits for what is being told of it
 EVERY_S = 5.0
-LEAD_S, LEAD_SHARE = 900.0, 10  # before the deadline: a quarter of an hour, of a short run a tenth
 MEMORY = ".told.json"  # beside the checkpoints
 TAIL_BYTES = 1 << 20  # of rank 0's log, where its last step and save stand
 _TERMS = ("tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
@@ -80,13 +87,11 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
         if percent >= 100 and run.order["on_limit"] == "alert":
             headline += "; it runs on (on_limit: alert)"
         notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
-    at_s = run.began_s + run.deadline_s
-    done_s = further.number(progress.get("eta_s"))
-    if now_s >= at_s - min(LEAD_S, run.deadline_s / LEAD_SHARE) and (done_s is None or now_s + done_s > at_s):
-        why = "its budget" if run.limit_reason == "budget" else "its time limit"
-        does = "is stopped" if run.deadline_s >= run.limit_s else "saves and leaves"
-        headline = f"{does} {f'in {span(at_s - now_s)}' if now_s < at_s else 'now'}, because of {why}"
-        notices.append(_notice(deadline_key(run.attempt), "deadline", headline, facts, now_s, ("budget",)))
+    at_s, eta_s = run.began_s + run.deadline_s, further.number(progress.get("eta_s"))
+    done_s, is_money = None if eta_s is None else now_s + eta_s, run.limit_reason == "budget"
+    is_hard = run.deadline_s >= run.limit_s
+    if soon := leaving(at_s, run.began_s, done_s, now_s, is_money=is_money, is_hard=is_hard):
+        notices.append(_notice(deadline_key(run.attempt), "deadline", soon, facts, now_s, ("budget",)))
     return notices
 
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.entrypoints.notices.further import number
-from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose, deadline_key, end_key, threshold
+from cloudtrain.entrypoints.notices.message import (
+    Facts,
+    Notice,
+    budget_key,
+    compose,
+    deadline_key,
+    end_key,
+    leaving,
+    threshold,
+)
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
 
@@ -17,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["standing", "untold", "wanted"]
 
-LEAD_S, LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
 STALLED_S = 120.0  # the least that counts as no progress
 STEPS = 10  # and no less than so many steps take
 UNREACHABLE_S = 600.0
@@ -128,13 +136,10 @@ def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterato
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
-    is_done_before = outlook.finish_at_s is not None and outlook.finish_at_s <= at_s
-    if is_done_before or now_s < at_s - min(LEAD_S, (at_s - began_s) / LEAD_SHARE):
+    is_money = job.attempt.plan.get("cap_reason") == "budget"
+    headline = leaving(at_s, began_s, outlook.finish_at_s, now_s, is_money=is_money, is_hard=_is_hard(job))
+    if headline is None:
         return
-    why = "its budget" if job.attempt.plan.get("cap_reason") == "budget" else "its time limit"
-    when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
-    does = "is stopped" if _is_hard(job) else "saves and leaves"
-    headline = f"{does} {when}, because of {why}"
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))
 
 

@@ -72,8 +72,8 @@ def offers(
     """Return an offer of each backend, the cheapest hour at its worst price first.
 
     Then come those whose price was not set or is not known, that lack GPUs, and that cannot be planned. Nothing is
-    sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in its way, a
-    submit says. Raises ConfigError where the file itself cannot be read.
+    sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in
+    its way, a submit says. Raises ConfigError where the file itself cannot be read.
     """
     from cloudtrain.launcher.bundle import Bundle
     from cloudtrain.launcher.prepare import prepare

@@ -50,7 +50,7 @@ def test_figures_are_taken_as_they_are(tool: Any) -> None:
 
 
 def test_vertex_is_derived_where_it_is_not_quoted(tool: Any) -> None:
-    """From Compute Engine by the fee; a quoted figure of little trust gives way, and a spot price that saves nothing."""
+    """From Compute Engine by the fee; a quoted figure of little trust gives way, as a spot price that saves nothing."""
     rows = made(
         tool,
         "vertex|a|||10|4||catalogue|2026-01-01",
