@@ -12,6 +12,7 @@ __all__ = ["table", "width", "wrapped"]
 
 LEAST = 8  # what is left of a cell that is cut
 TINY = 20  # a terminal narrower than this is a mistake
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _LABEL = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
 
@@ -39,7 +40,7 @@ def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:
     """
     found: list[str] = []
     for line in (part for each in lines for part in each.split("\n")):
-        found += [line] if columns is None or len(line) <= columns else _wrapped(line, columns)
+        found += [line] if columns is None or len(_COLOUR.sub("", line)) <= columns else _wrapped(line, columns)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.columns import width, wrapped
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.options import json_option, yes_option
 from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
@@ -72,9 +73,8 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     whose = f"project {project}" if project else "all jobs together"
     each = f"{usd(limit_micro)} {'in each month (UTC)' if monthly else 'for ever'}"
     shared = f", shared at {place}" if place else ""
-    say(
-        f"set the budget of {whose} to {each}{shared}: spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
-    )
+    taken = f"spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
+    say(f"set the budget of {whose} to {each}{shared}: {taken}")
     if standing.room_micro < 0:
         more = usd(up(-standing.left_micro))
         say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
@@ -120,7 +120,8 @@ def show(project: str | None, as_json: bool) -> None:
     if as_json:
         print_json({**shown.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
     else:
-        print_lines(shown.as_lines(rows))
+        columns = width()
+        print_lines(wrapped(shown.as_lines(rows, columns), columns))
         if unpriced := ledgers.unpriced(database):
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
         if any(row.standing.spent_micro for row in rows):

@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.options import DEFAULT_FILE, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines
+from cloudtrain.launcher.terminal import print_json, print_text
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -38,7 +38,7 @@ def command(backend: str | None, file: Path | None, as_json: bool) -> int:
         print_json({name: [asdict(check) for check in found] for name, found in checks.items()})
         return int(failed)
     for name, found in checks.items():
-        print_lines(
+        print_text(
             [
                 f"{check.verdict:4}  {name}: {check.name}: {check.found}{f'  ({check.cure})' if check.cure else ''}"
                 for check in found

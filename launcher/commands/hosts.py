@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.options import DEFAULT_FILE, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 BACKEND = "ssh"
+HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 
 @click.command("hosts")
@@ -41,7 +43,7 @@ def command(file: Path, as_json: bool) -> int:
     if as_json:
         print_json({"hosts": [asdict(each) for each in found]})
     else:
-        print_lines(_table([("HOST", "GPU", "MODEL", "USED BY"), *map(_row, found)]))
+        print_lines(table(HEAD, [_row(each) for each in found], below=HEAD[-1], shorten={"MODEL": 12}, columns=width()))
     return 7 if any(each.use == "unreachable" for each in found) else 0
 
 
@@ -50,8 +52,3 @@ def _row(each: backends.HostUse) -> tuple[str, str, str, str]:
     who = f"{each.user or 'somebody'}: {each.job or 'a process'}{since}"
     used = {"free": "free", "held": who, "busy": f"{who} (not of cloudtrain)"}.get(each.use, each.use)
     return each.host, each.unit, each.model, f"{used}{f': {each.detail}' if each.detail else ''}"
-
-
-def _table(rows: list[tuple[str, str, str, str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[3]]) for row in rows]

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from cloudtrain.entrypoints.figures import down, up
+from cloudtrain.launcher.columns import table
 from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
 from cloudtrain.launcher.terminal import when
 
@@ -68,15 +69,18 @@ def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpric
     }
 
 
-def as_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a table of the budgets for each place, and below it the jobs that hold reservations there."""
+def as_lines(rows: Sequence[Row], columns: int | None = None) -> list[str]:
+    """Return a table of the budgets for each place, and below it the jobs that hold reservations there.
+
+    On a terminal of fewer columns than 80 the bars go first, then what is reserved, and the period.
+    """
     lines: list[str] = []
     for place in dict.fromkeys(row.place for row in rows):
         here = [row for row in rows if row.place == place]
         lines += ["", f"shared at {place}"] if place and lines else [f"shared at {place}"] if place else []
-        lines += [*_table(here), *_rooms(here), *_means(here)]
+        lines += [*_table(here, columns), *_rooms(here), *_means(here)]
         held = [each for _, each in _holders(here)]
-        lines += ["", *_held_table(held)] if any(each.amount_micro != 0 for each in held) else []
+        lines += ["", *_held_table(held, columns)] if any(each.amount_micro != 0 for each in held) else []
     return lines
 
 
@@ -100,11 +104,13 @@ def _budget_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _table(rows: Sequence[Row], columns: int | None) -> list[str]:
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
     used = sum(widths) + 2 * len(widths)
-    bar = min(MOST_BAR, WIDTH - used - 2)
+    if columns is not None and used - 2 > columns:
+        return table(_HEAD, cells[1:], drop=("RESERVED", "PERIOD"), columns=columns)
+    bar = min(MOST_BAR, (columns or WIDTH) - used - 2)
     lines = []
     for row, each in zip([None, *rows], cells, strict=True):
         left = [cell.ljust(width) for cell, width in zip(each[:2], widths[:2], strict=True)]
@@ -148,7 +154,7 @@ def _means(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _held_table(held: Sequence[Held]) -> list[str]:
+def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     """Return the jobs that hold reservations, the largest first; those that cost nothing hold none."""
     ordered = sorted(
         (each for each in held if each.amount_micro != 0),
@@ -164,6 +170,8 @@ def _held_table(held: Sequence[Held]) -> list[str]:
         for each in ordered
     ]
     cells = [("RESERVED", "BY JOB", "PROJECT", "SINCE"), *rows]
+    if columns is not None and max(sum(map(len, row)) for row in cells) + 6 > columns:
+        return table(cells[0], rows, drop=("PROJECT",), shorten={"SINCE": 8}, columns=columns)
     widths = [max(len(row[column]) for row in cells) for column in range(4)]
     return [
         "  ".join([row[0].rjust(widths[0]), row[1].ljust(widths[1]), row[2].ljust(widths[2]), row[3]]).rstrip()

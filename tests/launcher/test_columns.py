@@ -53,6 +53,12 @@ def test_long_line_goes_on_below_its_text() -> None:
     assert max(map(len, wrapped(["one two three four five"], 12))) <= 12
 
 
+def test_colours_take_no_room() -> None:
+    """They are no columns."""
+    line = "\x1b[32m####\x1b[0m is spent"
+    assert wrapped([line], 14) == [line]
+
+
 def test_command_stays_whole() -> None:
     """Half of one, pasted, would be another."""
     line = "[x] go on  cloudtrain resume charlm-24mgn --budget +38USD --set a=b (32 to finish, 6 in reserve)"
