@@ -155,7 +155,7 @@ def _require_price(config: Config, capacity: Capacity) -> None:
     else:
         what, refreshes, _ = capacity.price_source.partition(": cloudtrain prices refresh")
         message = f"a budget needs a price: {'that of ' if capacity.is_own else ''}{what}"
-        first = "cloudtrain prices refresh, or " if refreshes else ""
+        first = "cloudtrain prices refresh, " if refreshes else ""
         hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
     raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
 
