@@ -267,7 +267,7 @@ def test_price_of_ones_own_carries_a_budget(cli: Any, folder: Path, account: Aws
     """For a type that the price list does not know."""
     given = ("--set", "budget.limit=10 USD", "--instance-type", "ml.m5.xlarge", "--json")
     refused = cli("plan", *given, cwd=folder)
-    assert (refused.code, "hint: set sagemaker.price_per_hour" in refused.stderr) == (3, True), refused.stderr
+    assert (refused.code, "set sagemaker.price_per_hour, or add" in refused.stderr) == (3, True), refused.stderr
     plan = cli("plan", *given, "--set", "sagemaker.price_per_hour=0.5 USD", cwd=folder).json
     assert (plan["hourly_usd"], plan["cap_s"], plan["price_source"]) == (1.0, 3600, "sagemaker.price_per_hour")
 
