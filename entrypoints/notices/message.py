@@ -153,7 +153,7 @@ def leaving(
     if now_s < at_s - min(_LEAD_S, (at_s - began_s) / _LEAD_SHARE) or (done_s is not None and done_s <= at_s):
         return None
     when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
-    why = "its budget" if is_money else "its time limit"
+    why = "its budget, whose rest is kept for that and bills at their worst" if is_money else "its time limit"
     return f"{'is stopped' if is_hard else 'saves and leaves'} {when}, because of {why}"
 
 

@@ -99,11 +99,11 @@ def in_words(paid: Achieved) -> str:
 
 
 def last_words(paid: Achieved) -> str:
-    """Return what the last of the money bought: `the last 40.00 USD bought 0.003 of loss`."""
+    """Return what the last of the money bought: `for the last 40.00 USD it fell by 0.003`."""
     if paid.last_micro is None or paid.last_loss is None:
         return ""
-    bought = f"{paid.last_loss:.2g} of loss" if paid.last_loss > 0 else "no loss: it went up"
-    return f"the last {dollars(paid.last_micro)} bought {bought}"
+    moved = f"fell by {paid.last_loss:.2g}" if paid.last_loss > 0 else f"rose by {-paid.last_loss:.2g}"
+    return f"for the last {dollars(paid.last_micro)} it {moved}"
 
 
 def _latest(attempts: Sequence[Attempt], key: str) -> float | None:

@@ -44,7 +44,7 @@ def bill_lines(found: Bill) -> list[str]:
         lines.append(f"  planned     {planned}")
     if bought := achieved.in_words(found.paid):
         lines.append(f"  paid for    {bought}")
-    loss = [f"{dollars(found.paid.loss_micro)} for 1.0 of loss" if found.paid.loss_micro else ""]
+    loss = [f"{dollars(found.paid.loss_micro)} for each 1.0 that it fell" if found.paid.loss_micro else ""]
     if words := "; ".join(part for part in [*loss, achieved.last_words(found.paid)] if part):
         lines.append(f"  loss        {words}")
     return lines

@@ -217,7 +217,7 @@ def test_hard_limit_is_not_said_to_save() -> None:
     hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})
     look = replace(LOOK, deadline_at_s=NOW + 60, finish_at_s=None)
     notice = due(hard, look, {"started:1"}, NOW)[0]
-    assert "is stopped in 1m, because of its budget" in notice.title
+    assert "is stopped in 1m, because of its budget, whose rest is kept for" in notice.title
     assert "saves" not in notice.text
 
 

@@ -115,7 +115,7 @@ def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> 
     assert found["loss_usd"] == pytest.approx(2.0 / 2.7, rel=0.05)
     assert (found["last_usd"], found["last_loss_drop"]) == (pytest.approx(0.4), pytest.approx(0.6, rel=0.1))
     assert "0.50 USD an epoch, 0.25 USD per 1M tokens" in cost("one")
-    assert "the last 0.40 USD bought 0.6" in cost("one")
+    assert "for the last 0.40 USD it fell by 0.6" in cost("one")
 
 
 def test_month_takes_its_part_of_a_leg_over_the_border(put: Put, cost: Callable[..., str]) -> None:

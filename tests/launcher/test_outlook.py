@@ -150,7 +150,7 @@ def test_loss_that_goes_up_buys_nothing() -> None:
     job, attempts = job_of(State("failed", started_s=0.0, ended_s=100.0), progress={"curve": rising, "epoch": 1.0})
     found = achieved.achieved(attempts, 200.0)
     assert found.loss_micro is None
-    assert achieved.last_words(found) == "the last 0.40 USD bought no loss: it went up"
+    assert achieved.last_words(found) == "for the last 0.40 USD it rose by 0.21"
     free = [replace(job.attempt, plan={**PLAN, "hourly_usd": 0.0})]
     assert achieved.in_words(achieved.achieved(free, 200.0)) == ""
 
