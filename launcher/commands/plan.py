@@ -41,8 +41,12 @@ def command(overrides: Overrides, as_json: bool) -> int:
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
     print_text([f"backend {config.backend}", *prepared.lines(), *books.lines(worst_micro)])
-    print_lines([f"  {size / 1e6:8.2f} MB  {name}" for name, size in prepared.bundle.largest])
+    print_lines([f"  {_size(size):>9}  {name}" for name, size in prepared.bundle.largest])
     return 0
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1000:.1f} kB"
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
