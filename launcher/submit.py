@@ -115,7 +115,9 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
             if book is None:  # the hold says so
                 continue
             if uri == places[0] and not is_budgeted:  # where the project's own budget is to be
-                _say_unknown(project, book, is_first=is_first)
+                others = foretold.budgeted_in(registry.database) - {project}  # its place alone is no budget
+                names = {name for name, _ in book.budgets} - {budgets.OVERALL}
+                _say_unknown(project, names | others, is_first=is_first)
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
                 ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
             budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
@@ -124,10 +126,9 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
         _with_room(registry, look)
 
 
-def _say_unknown(project: str, book: teamledger.Book, *, is_first: bool) -> None:
-    """Say where the team has a budget of other projects, but none of this one. Raises ConfigError for a slip."""
-    names = {name for name, _ in book.budgets}
-    books = foretold.Books(project, budgeted=tuple(sorted(names - {budgets.OVERALL})))
+def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
+    """Say where others have a budget, but not this project. Raises ConfigError for a slip."""
+    books = foretold.Books(project, budgeted=tuple(sorted(names)))
     if is_first:
         foretold.require_known_project(books)
     for line in books.unknown():

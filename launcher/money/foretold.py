@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.database import Database
 
-__all__ = ["Books", "books_of", "require_known_project"]
+__all__ = ["Books", "books_of", "budgeted_in", "require_known_project"]
 
 MOST_NAMED = 5
 LIKENESS = 0.75  # of two names, from which one is taken for a slip of the other: difflib's measure
@@ -114,13 +114,20 @@ def require_known_project(books: Books) -> None:
         raise ConfigError([slip])
 
 
+def budgeted_in(database: Database) -> set[str]:
+    """Return the projects that have a budget, as this home knows: its own, and those that it shares."""
+    from cloudtrain.launcher.money import ledger
+
+    return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
+
+
 def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
     from cloudtrain.launcher.money import ledger
 
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())
     shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
-    budgeted = {budget.project for budget in ledger.budgets(database)} | set(known) | ({project} if given else set())
+    budgeted = budgeted_in(database) | ({project} if shared else set())  # whether it is there, submit asks
     standings = ledger.standings(database, time.time(), project)
     database.close()
     return Books(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
