@@ -128,7 +128,7 @@ def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError
     more_micro = error.enough_micro - before
     sign, micro = ("+", more_micro) if more_micro > 0 else ("", error.enough_micro)
     more = sign + format_money(up(micro)).replace(" ", "")
-    command = " ".join(["cloudtrain resume", f"--budget {more}", *given, job.id])
+    command = " ".join([f"cloudtrain resume {job.id}", f"--budget {more}", *given])
     hint = f"{error.hint.partition(';')[0]}, at least: {command}"
     return BudgetError(error.message, where=error.where, hint=hint)
 

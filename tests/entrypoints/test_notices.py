@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.further import Tariff, amount, more
+from cloudtrain.entrypoints.notices.further import Tariff, amount, cap_s, more
 from cloudtrain.entrypoints.notices.message import Facts, Notice, compose
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, masked, send, try_all
 from doubles import receivers
@@ -239,6 +239,13 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
     assert found is not None
     assert found.micro == 2_700_000
     assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
+
+
+def test_save_after_the_last_step_told_counts() -> None:
+    """At the deadline a job saves where it is, between two lines of its log."""
+    late = {"step": 100, "max_steps": 200, "checkpoint_step": 150, "eta_s": 1000.0}
+    assert cap_s(late, TARIFF) == 500 * 1.1 + 30 + 120
+    assert cap_s({**late, "checkpoint_step": 200}, TARIFF) == 30 + 10
 
 
 @pytest.mark.parametrize(

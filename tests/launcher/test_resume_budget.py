@@ -44,9 +44,9 @@ def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str
     """85 - 51 USD are 34 s less 20 s of stopping; a run of use takes 60. The command named works, a micro less not."""
     refused = cli("resume", "-d", ended)
     assert (refused.code, "the 34 USD left of 85 USD buy 14s" in refused.stderr) == (6, True), refused.stderr
-    command = re.search(r"cloudtrain (resume --budget .*)", refused.stderr)
+    command = re.search(r"cloudtrain (resume one --budget .*)", refused.stderr)
     assert command
-    assert command[1] == "resume --budget +46USD one"
+    assert command[1] == "resume one --budget +46USD"
     assert cli("resume", "-d", "--budget", "+45.999999USD", ended).code == 6
     assert cli("resume", "-d", "--budget", "130.999999", ended).code == 6
     assert cli(*shlex.split(command[1]), "-d").code == 0
@@ -61,11 +61,11 @@ def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
     """Whatever was typed is repeated: else it would be another job that the sum is enough for."""
     typed = ("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200 USD", "--update-code")
     refused = cli("resume", "-d", *typed, ended)
-    command = re.search(r"cloudtrain (resume --budget (\S+) .*)", refused.stderr)
+    command = re.search(r"cloudtrain (resume one --budget (\S+) .*)", refused.stderr)
     assert (refused.code, bool(command)) == (6, True), refused.stderr
     assert command
-    assert shlex.split(command[1])[3:] == [
-        *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code", "one"),
+    assert shlex.split(command[1])[4:] == [
+        *("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200USD", "--update-code"),
     ]
     assert cli(*shlex.split(command[1]), "-d").code == 0
 
