@@ -140,7 +140,7 @@ def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
 
 
 def _again_s(progress: Mapping[str, Any], left_s: float) -> float:
-    """Return how long the steps since the last checkpoint take again; below 0 where it was saved after the last told."""
+    """Return how long the steps since the last checkpoint take again; below 0 where it came after the last one told."""
     step, last = number(progress.get("step")), number(progress.get("max_steps"))
     if step is None or last is None or last <= step:
         return 0.0
