@@ -15,7 +15,8 @@ import pytest
 from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-FROM_ENTRYPOINTS = {"events", "durable", "processes", "nodelogs", "notices"}  # what the launcher's side may use
+# What the launcher's side may use.
+FROM_ENTRYPOINTS = {"events", "figures", "durable", "processes", "nodelogs", "notices"}
 SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
 
 
@@ -36,7 +37,7 @@ def test_launcher_knows_no_concrete_backend() -> None:
 
 
 def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
-    """The event grammar, messages to people and three small tools; nothing that runs a node."""
+    """The event grammar, figures and messages for people, and three small tools; nothing that runs a node."""
     used = {name.split(".")[2] for _, name in imports("launcher") if name.startswith("cloudtrain.entrypoints.")}
     assert used <= FROM_ENTRYPOINTS
 
