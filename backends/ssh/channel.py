@@ -123,6 +123,8 @@ class Channel:
             hint = SHELL_HINT.format(self.host.by_hand)
             raise UnreachableError(f"{message}{f', after `{said}`' * bool(said)}", hint=hint) from error
         except (OSError, EOFError, ValueError) as error:
+            if isinstance(error, OSError):  # it has ended while we wrote, and what it said is still to be read
+                noise += await self._rest()
             raise await self._unserved(noise.decode(errors="replace")) from error
         except BaseException:
             await self._closed()
@@ -142,6 +144,14 @@ class Channel:
             )
         except FileNotFoundError as error:
             raise no_ssh() from error
+
+    async def _rest(self) -> bytes:
+        """Return what the host's end has said until its end, or until we have waited long enough."""
+        rest = bytearray()
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            while len(rest) < MAX_NOISE and (data := await asyncio.wait_for(self._answers().read(4096), END_S)):
+                rest += data
+        return bytes(rest)
 
     async def _unserved(self, noise: str) -> CloudtrainError:
         """Return why the first program does not speak, from how ssh has ended, and from what the host has printed."""

@@ -164,7 +164,7 @@ def test_exec_runs_where_the_ranks_run(cli: Any, pair: Cluster, submit: Any, wai
 def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, wait_until: Any) -> None:
     """A prompt, the code's folder, the terminal's size, Ctrl-C for what runs there and not for us, its exit code."""
     job = submit(config())
-    shell = Terminal([str(cli.command if hasattr(cli, "command") else COMMAND), "ssh", job, "--node", "1"], cli)
+    shell = Terminal([*cli.command, "ssh", job, "--node", "1"], cli)
     shell.write("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")
     text = shell.until("that was all")
     assert "/dev/pts/" in text
@@ -178,9 +178,6 @@ def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, w
     shell.write("exit 7\n")
     assert shell.wait() == 7
     assert cli("status", job, "--json").json["state"] == "running"
-
-
-COMMAND = Path(os.environ.get("VIRTUAL_ENV", Path(lightpython.sys.executable).parents[1])) / "bin/cloudtrain"
 
 
 class Terminal:
