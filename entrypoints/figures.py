@@ -17,7 +17,7 @@ def amount(micro: float) -> str:
     if abs(value) >= 0.995 or value == 0:
         return f"{value:.2f}"
     digits = f"{value:.2g}"
-    plain = f"{value:.9f}".rstrip("0") if "e" in digits else digits
+    plain = f"{float(digits):.12f}".rstrip("0") if "e" in digits else digits
     return plain if len(plain.lstrip("-")) >= 4 else f"{value:.2f}"
 
 

@@ -15,6 +15,7 @@ from cloudtrain.entrypoints.figures import amount, dollars, down, span, up, usd
         (0, "0.00"),
         (1, "0.000001"),
         (29, "0.000029"),
+        (44.938, "0.000045"),
         (629, "0.00063"),
         (12_345, "0.012"),
         (172_250, "0.17"),
@@ -25,7 +26,7 @@ from cloudtrain.entrypoints.figures import amount, dollars, down, span, up, usd
         (10**15, "1000000000.00"),
     ],
 )
-def test_sum_has_cents_and_two_digits_that_count(micro: int, text: str) -> None:
+def test_sum_has_cents_and_two_digits_that_count(micro: float, text: str) -> None:
     """No small sum is shown as nothing."""
     assert (amount(micro), dollars(micro)) == (text, f"{text} USD")
 
