@@ -167,7 +167,7 @@ Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], f"out-{rank}").write_text("done")
 """
 
 
-@pytest.mark.parametrize("lost", ["machine", "rank"])
+@pytest.mark.parametrize("lost", ["machine", pytest.param("rank", marks=pytest.mark.soak)])
 def test_scripts_checkpoints_go_with_it(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
 ) -> None:
