@@ -92,12 +92,9 @@ CREATE TABLE reservations (
     state TEXT NOT NULL,
     spent_micro INTEGER,
     ended_s REAL,
-    ledger TEXT,
-    told TEXT,
     PRIMARY KEY (job_id, attempt)
 );
 CREATE INDEX reservations_held ON reservations(state) WHERE state = 'held';
-CREATE INDEX reservations_closing ON reservations(told) WHERE told = 'closing';
 CREATE TABLE spends (
     job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -107,10 +104,7 @@ CREATE TABLE spends (
     PRIMARY KEY (job_id, attempt, month)
 );
 CREATE TABLE ledgers (project TEXT PRIMARY KEY, uri TEXT NOT NULL);
-"""
-
-# An attempt may count in several shared ledgers, each of which hears of it by itself.
-_TELLINGS = """
+-- An attempt may count in several shared ledgers, each of which hears of it by itself.
 CREATE TABLE tellings (
     job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -119,27 +113,10 @@ CREATE TABLE tellings (
     PRIMARY KEY (job_id, attempt, ledger)
 );
 CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
-INSERT INTO tellings SELECT job_id, attempt, ledger, told FROM reservations WHERE ledger IS NOT NULL AND told NOT NULL;
-ALTER TABLE reservations RENAME TO before;
-CREATE TABLE reservations (
-    job_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL,
-    project TEXT NOT NULL,
-    amount_micro INTEGER,
-    created_s REAL NOT NULL,
-    state TEXT NOT NULL,
-    spent_micro INTEGER,
-    ended_s REAL,
-    PRIMARY KEY (job_id, attempt)
-);
-INSERT INTO reservations
-SELECT job_id, attempt, project, amount_micro, created_s, state, spent_micro, ended_s FROM before;
-DROP TABLE before;
-CREATE INDEX reservations_held ON reservations(state) WHERE state = 'held';
 """
 
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _TELLINGS)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY)
 
 
 class Database:

@@ -305,22 +305,6 @@ def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -
     assert json.dumps(sorted(ledger.projects(registry.database))) == '["%", "\'; DROP TABLE budgets; --"]'
 
 
-def test_registry_of_the_third_version_still_tells_its_ledger(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There an attempt could count in one shared ledger only; what that has yet to hear is told still."""
-    monkeypatch.setattr(databases, "_MIGRATIONS", databases._MIGRATIONS[:3])
-    old = databases.Database()
-    for name, state, told in (("runs", "held", "held"), ("ended", "settled", "closing"), ("alone", "held", None)):
-        values = (name, 1, "vision", 10 * USD, 1000.0, state, USD, 1800.0, told and "file:///l.json", told)
-        old.execute(f"INSERT INTO reservations VALUES ({', '.join('?' * 10)})", values)
-    old.close()
-    monkeypatch.undo()
-    monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
-    new = databases.Database()
-    assert sorted(held.job_id for held in ledger.held(new)) == ["alone", "runs"]
-    assert (ledger.untold(new), ledger.told_of(new, "runs", 1)) == (["file:///l.json"], ["file:///l.json"])
-    assert [end.job_id for end in ledger.closing(new)["file:///l.json"]] == ["ended"]
-
-
 def test_slow_look_shows_the_end_that_another_has_seen(
     registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
