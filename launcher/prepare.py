@@ -80,10 +80,11 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
     }
-    from cloudtrain.launcher.prices.rate import stale
+    if plan.price_micro:
+        from cloudtrain.launcher.prices.rate import stale
 
-    if plan.price_micro and (old := stale(plan.price_as_of)):
-        yield old
+        if old := stale(plan.price_as_of):
+            yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f, wait or watch"
     if config.notify:
