@@ -115,8 +115,38 @@ CREATE TABLE tellings (
 CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
 """
 
+# What is shown of a job: the events of its rank 0 (`series`), how far its lines are kept here (`logs`), and which code
+# and config have been rehearsed (`rehearsal`).
+_SHOWN = """
+CREATE TABLE points (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    time_s REAL NOT NULL,
+    step INTEGER,
+    fields TEXT NOT NULL,
+    PRIMARY KEY (job_id, attempt, seq)
+);
+CREATE TABLE kept_logs (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    cursor TEXT,
+    bytes INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    is_complete INTEGER NOT NULL,
+    used_s REAL NOT NULL,
+    PRIMARY KEY (job_id, attempt)
+);
+CREATE TABLE rehearsals (
+    key TEXT PRIMARY KEY,
+    ended_s REAL NOT NULL,
+    verdict TEXT NOT NULL
+);
+"""
+
 # The nth takes a file from version n to n + 1. One that has been released is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN)
 
 
 class Database:
