@@ -48,7 +48,7 @@ def parse(line: str) -> tuple[str, dict[str, Any] | None]:
         return line, None
     try:
         fields = json.loads(tail)
-    except ValueError:
+    except (ValueError, RecursionError):  # brackets in brackets, a thousand deep
         return line, None
     if not isinstance(fields, dict) or "e" not in fields:
         return line, None

@@ -12,6 +12,7 @@ from cloudtrain.launcher.money import curve
 __all__ = ["finite", "fold", "shown"]
 
 _FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s", "eta_s", "epoch", "samples", "tokens")
+_LARGEST = 2**63  # no clock, step or count is more, and a float may not hold it
 
 
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        if event is None:
+        if event is None or any(isinstance(value, int) and abs(value) > _LARGEST for value in event.values()):
             continue
         kind = event["e"]
         if kind in ("start", "step", "done"):
@@ -64,10 +65,12 @@ def shown(progress: dict[str, Any]) -> str:
     return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
 
 
-def finite(value: Any) -> Any:
-    """Return the value with every number that JSON cannot hold as text: `nan`, `inf`."""
+def finite(value: Any, depth: int = 20) -> Any:
+    """Return the value with every number that JSON cannot hold as text: `nan`, `inf`; None below so many brackets."""
+    if isinstance(value, dict | list) and depth == 0:
+        return None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: finite(item, depth - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [finite(item) for item in value]
+        return [finite(item, depth - 1) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

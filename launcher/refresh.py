@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from cloudtrain.entrypoints import events
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import progress as progresses
+from cloudtrain.launcher import series
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
 from cloudtrain.launcher.lastword import LastWord
@@ -22,6 +24,14 @@ __all__ = ["NEVER_SENT", "refresh"]
 
 MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What was read in rank 0's log: how far the job is, with the log's cursor, and the points since the last look."""
+
+    progress: dict[str, Any]
+    points: list[series.Point]
 
 
 def refresh(registry: Registry, job: Job) -> Job:
@@ -69,29 +79,56 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     state = meter.steady(attempt.state, state, time.time())
-    progress = attempt.progress
-    with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
-        progress = _follow_events(attempt, backend, state)
-    if (state, progress) != (attempt.state, attempt.progress) or attempt.unreachable_since_s is not None:
-        with contextlib.suppress(ConfigError):  # a full disk under the registry must not hide what is known
-            if not registry.set_state(attempt, state, progress):  # another one has seen the end meanwhile
-                return registry.attempt(job, attempt.number)
-    return replace(attempt, state=state, progress=progress, unreachable_since_s=None)
+    known = attempt
+    while True:
+        told = _Told(known.progress, [])
+        with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
+            told = _follow_events(known, backend, state)
+        if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        try:
+            kept = _store(registry, job, known, state, told)
+        except ConfigError:  # a full disk under the registry must not hide what is known
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        if kept is not None:
+            return kept
+        known = registry.attempt(job, attempt.number)
 
 
-def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> dict[str, Any]:
+def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _Told) -> Attempt | None:
+    """Store a look at the job, and return the attempt as it is then: each event once, however many look at a time.
+
+    Where another one has read on in the log since, its word on the progress stays, for this look begins before it. None
+    where the job is over: nobody will look again, so the rest has to be read from there.
+    """
+    with registry.database.transaction():
+        stored = registry.attempt(job, known.number)
+        if stored.state.state not in ACTIVE:  # another one has seen the end meanwhile
+            return stored
+        if stored.progress.get("cursor") != known.progress.get("cursor"):
+            if state.state not in ACTIVE:
+                return None
+            told = _Told(stored.progress, [])
+        if not registry.set_state(known, state, told.progress):
+            return registry.attempt(job, known.number)
+        series.append(registry.database, job.id, told.points)
+    return replace(known, state=state, progress=told.progress, unreachable_since_s=None)
+
+
+def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _Told:
     """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
     last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state)
-    progress = dict(attempt.progress)
+    progress, points = dict(attempt.progress), list[series.Point]()
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
-        progress = progresses.fold(progress, ((line.text, line.time_s) for line in page.lines)) | {
-            "cursor": page.cursor
-        }
+        lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
+        progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
+        points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
+        points = series.thinned(points)
         if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
-            return progress
+            return _Told(progress, points)
         if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)

@@ -1,0 +1,220 @@
+"""The series of a job's events: each stored once, however many look, and bounded whatever a script prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.events import format_line
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import series
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.registry import Registry
+
+
+def step(number: int, **fields: Any) -> str:
+    """Return the line of a step."""
+    return format_line("step", f"step {number}", {"step": number, **fields})
+
+
+def stored(job_id: str) -> series.Series:
+    """Return what the registry has."""
+    registry = Registry()
+    found = series.read(registry.database, job_id)
+    registry.close()
+    return found
+
+
+def put(attempt: int, lines: list[str], job_id: str = "one") -> None:
+    """Store the lines' events, as a look at the job does."""
+    registry = Registry()
+    with registry.database.transaction():
+        series.append(registry.database, job_id, series.gather(attempt, [(line, 10.0) for line in lines]))
+    registry.close()
+
+
+@pytest.fixture
+def running(seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that seeds a job with rank 0's lines, runs it by its state, and returns that log."""
+
+    def put_job(text: str) -> Path:
+        job = seed("one", State("running", started_s=1000.0), {"0": text})
+        monkeypatch.setattr(backends.load("local"), "state", lambda ref: State("running", started_s=1000.0))
+        assert job.attempt.ref is not None
+        return Path(job.attempt.ref["folder"]) / "node-0" / "log" / "rank-0.log"
+
+    return put_job
+
+
+def look() -> None:
+    """Look at the job once."""
+    registry = Registry()
+    refresh(registry, registry.find("one"))
+    registry.close()
+
+
+def test_series_holds_what_steps_and_marks_tell(home: Path) -> None:
+    """By attempt and time; steps have numbers alone, an eval its metrics."""
+    lines = [format_line("start", "", {"device": "cpu"}), step(1, loss=2.5, lr=0.1, note="no number")]
+    put(
+        1, [*lines, format_line("eval", "", {"step": 1, "accuracy": 0.5, "metrics": {"accuracy": 0.5}, "seconds": 2.0})]
+    )
+    put(2, [step(1, loss=2.0)])
+    found = stored("one")
+    assert [(point.attempt, point.kind, point.step) for point in found.points] == [
+        (1, "start", None), (1, "step", 1), (1, "eval", 1), (2, "step", 1),
+    ]  # fmt: skip
+    assert found.steps[0].fields == {"loss": 2.5, "lr": 0.1}
+    assert found.marks[1].fields == {"metrics": {"accuracy": 0.5}, "seconds": 2.0}
+
+
+def test_look_stores_each_event_once(running: Callable[[str], Path]) -> None:
+    """The second look begins where the first one ended."""
+    log = running("".join(f"{step(n, loss=1 / n)}\n" for n in range(1, 4)))
+    look()
+    with log.open("a") as file:
+        file.write(step(4, loss=0.25) + "\n")
+    look()
+    look()
+    assert [point.step for point in stored("one").steps] == [1, 2, 3, 4]
+
+
+def test_look_that_is_slow_stores_nothing_again(running: Callable[[str], Path]) -> None:
+    """Two have read the same lines: the one that is stored second has nothing to add, and takes back nothing."""
+    running("".join(f"{step(n, loss=1 / n)}\n" for n in range(1, 4)))
+    registry = Registry()
+    before = registry.find("one")
+    look()
+    refresh(registry, before)  # as one that began before the other had ended
+    assert [point.step for point in stored("one").steps] == [1, 2, 3]
+    assert registry.find("one").attempt.progress["step"] == 3
+
+
+def test_last_look_reads_on_from_where_another_one_was(
+    running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the end nobody looks again: what the other had not yet seen is stored too, and nothing twice."""
+    log = running(f"{step(1, loss=1.0)}\n")
+    registry = Registry()
+    before = registry.find("one")
+    look()
+    with log.open("a") as file:
+        file.write(step(2, loss=0.5) + "\n")
+    ended = State("succeeded", started_s=1000.0, ended_s=1060.0)
+    monkeypatch.setattr(backends.load("local"), "state", lambda ref: ended)
+    job = refresh(registry, before)
+    assert [point.step for point in stored("one").steps] == [1, 2]
+    assert (job.attempt.state.state, job.attempt.progress["step"]) == ("succeeded", 2)
+
+
+def test_look_without_news_writes_nothing(running: Callable[[str], Path]) -> None:
+    """What polls a job ten times a minute must not wear the disk."""
+    running(f"{step(1, loss=1.0)}\n")
+    look()
+    registry = Registry()
+    version = registry.database.execute("PRAGMA data_version")[0][0]
+    look()
+    assert registry.database.execute("PRAGMA data_version")[0][0] == version
+
+
+@pytest.mark.slow
+def test_many_processes_store_each_event_once(running: Callable[[str], Path], home: Path) -> None:
+    """Six look at once, again and again, while a job prints."""
+    log = running("")
+    (home / "local" / "one" / "attempt-1" / "node-0" / "exit.json").unlink()
+    program = """
+import sys, time
+from cloudtrain.launcher import backend
+from cloudtrain.launcher.job import State
+from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.registry import Registry
+backend.load("local").state = lambda ref: State("running", started_s=1000.0)
+registry = Registry()
+print("up", flush=True)
+while refresh(registry, registry.find("one")).attempt.progress.get("step", 0) < 300:
+    pass
+"""
+    lookers = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    for looker in lookers:
+        assert looker.stdout is not None
+        looker.stdout.readline()
+    for n in range(1, 301):
+        with log.open("a") as file:
+            file.write(step(n, loss=1 / n) + "\n")
+    assert [looker.wait(60) for looker in lookers] == [0] * 6
+    for looker in lookers:
+        assert looker.stdout is not None
+        looker.stdout.close()
+    assert [point.step for point in stored("one").steps] == list(range(1, 301))
+
+
+def test_series_of_a_long_job_is_bounded_and_honest(home: Path) -> None:
+    """First, last and every extreme stay; what is left lies evenly, however late it was thinned."""
+    losses = [10 / (n + 1) for n in range(30_000)]
+    losses[12_345], losses[23_456] = 99.0, math.nan
+    for begin in range(0, 30_000, 500):
+        put(1, [step(n, loss=losses[n], samples_per_s=100.0 + n % 7) for n in range(begin, begin + 500)])
+    steps = stored("one").steps
+    assert 300 <= len(steps) <= series.MOST
+    assert (steps[0].step, steps[-1].step) == (0, 29_999)
+    kept = {point.step: point.fields["loss"] for point in steps}
+    assert (kept[12_345], kept[23_456]) == (99.0, "nan")
+    gaps = [after - before for before, after in zip(sorted(kept), sorted(kept)[1:], strict=False)]
+    assert max(gaps) <= 3 * 30_000 / 250
+
+
+def test_series_bounds_marks_too(home: Path) -> None:
+    """A script that evaluates and saves at each step leaves room for its steps."""
+    lines = [step(n, loss=1.0) for n in range(3000)]
+    lines += [format_line("checkpoint", "", {"step": n, "path": "p"}) for n in range(20_000)]
+    lines += [format_line("eval", "", {"step": n, "metrics": {"accuracy": n / 20_000}}) for n in range(20_000)]
+    put(1, lines)
+    found = stored("one")
+    assert len(found.points) <= series.MOST
+    assert {"step", "checkpoint", "eval"} == {point.kind for point in found.points}
+    assert found.marks[-1].fields["metrics"]["accuracy"] == 19_999 / 20_000
+
+
+HOSTILE = [
+    '{"e":["step"],"step":1}',
+    '{"e":"step","step":"seven","loss":"low"}',
+    '{"e":"step","step":1e400,"loss":NaN}',
+    '{"e":"step","step":-1,"loss":-Infinity,"eta_s":"soon"}',
+    '{"e":"step","step":%s,"loss":%s,"eta_s":%s}' % (("9" * 4000,) * 3),
+    '{"e":"step","step":true,"loss":null,"</script><b>":1,"%s":2}' % ("x" * 9000),
+    '{"e":"step","step":5,' + ",".join(f'"m{n}":{n}' for n in range(5000)) + "}",
+    '{"e":"eval","metrics":[1,2],"step":{}}',
+    '{"e":"eval","metrics":{"accuracy":"high","f1":NaN,"nested":' + "[" * 900 + "]" * 900 + "}}",
+    '{"e":"error","message":"%s","traceback":"\\ud800 \\u0000 </script>"}' % ("A" * 100_000),
+    '{"e":"start","a":' + "[" * 900 + "]" * 900 + "}",
+    '{"e":"start","a":%s' % ("[" * 100_000),
+    '{"e":"done","metrics":{"a":%s}}' % ("9" * 4000),
+]
+
+
+def test_hostile_job_breaks_neither_registry_nor_look(running: Callable[[str], Path]) -> None:
+    """Nonsense, huge fields, strings for numbers: the look goes on, what is stored is small and is JSON."""
+    running("".join(f"x  ::ct {tail}\n" for tail in HOSTILE) + step(9, loss=0.5) + "\n")
+    look()
+    points = stored("one").points
+    assert points[-1].fields == {"loss": 0.5}
+    assert all(len(json.dumps(point.fields, allow_nan=False)) < 30_000 for point in points)
+    assert all(isinstance(value, int | float | str) for point in stored("one").steps for value in point.fields.values())
+
+
+def test_ten_megabytes_of_events_are_read_in_bounded_memory(running: Callable[[str], Path], home: Path) -> None:
+    """They are thinned as they come, and what is left in the registry is small."""
+    draw = random.Random(7)
+    running("".join(f"{step(n, loss=draw.random(), lr=0.1, text='x' * 100)}\n" for n in range(60_000)))
+    look()
+    assert len(stored("one").points) <= series.MOST
+    assert (home / "registry.sqlite").stat().st_size < 2_000_000
