@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cloudtrain.launcher.errors import ConfigError, Fault
 
@@ -152,9 +152,12 @@ class Invoice:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class LogLine:
-    """One line as it was written, without its newline. `rank` is None for the node's own messages."""
+class LogLine(NamedTuple):
+    """One line as it was written, without its newline. `rank` is None for the node's own messages.
+
+    One that ends with a carriage return is a progress bar's state, which the stream's next line takes the place of. A
+    plain tuple, since a job has millions of them.
+    """
 
     text: str
     node: int
@@ -188,7 +191,8 @@ class Pace:
 
     `late_s`: how long after a job's end its last lines may still come, where no page is complete. `can_kill`: whether
     `stop --now` ends a job without letting it save. `retries`: whether the platform itself makes the new attempts that
-    the config's `retry` asks for.
+    the config's `retry` asks for. `hold_back_s`: how long a line waits by default for earlier ones of other nodes,
+    which the platform takes in later.
     """
 
     lines_s: float = 0.1
@@ -196,6 +200,7 @@ class Pace:
     late_s: float = 0.0
     can_kill: bool = True
     retries: bool = False
+    hold_back_s: float = 0.0
 
 
 @dataclass(frozen=True)

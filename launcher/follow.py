@@ -15,7 +15,7 @@ from cloudtrain.launcher.describe import as_lines
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, exit_code
 from cloudtrain.launcher.lastword import LastWord
-from cloudtrain.launcher.logs import View
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry

@@ -148,7 +148,7 @@ class Order:
                 continue
             life.next, life.stamp_s = number + 1, max(life.stamp_s, entry.stamp_s)
             life.time_s = max(life.time_s, entry.time_s)
-            found.append(replace(_line(entry), time_s=life.time_s))
+            found.append(_line(entry)._replace(time_s=life.time_s))
         return found
 
 

@@ -15,7 +15,7 @@ from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.logs.view import View
 
 __all__ = ["command"]
 
@@ -47,7 +47,7 @@ def command(
 ) -> int:
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`."""
     from cloudtrain.launcher.follow import follow, show, view_of
-    from cloudtrain.launcher.logs import View, parse_ranks
+    from cloudtrain.launcher.logs.view import View, parse_ranks
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 

@@ -47,7 +47,7 @@ def command(
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
     from cloudtrain.launcher import detached, submit
     from cloudtrain.launcher.follow import follow, view_of
-    from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.retry import prepare_next

@@ -88,7 +88,7 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.logs import View
+    from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.registry import Registry
 
     folder = home()

@@ -17,7 +17,7 @@ from cloudtrain.launcher import agentlogs
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logs import View, parse_ranks
+from cloudtrain.launcher.logs.view import View, parse_ranks
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
 
