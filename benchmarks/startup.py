@@ -21,6 +21,8 @@ COMMANDS = [
     ("list", 0.15, None),
     ("status last", 0.15, None),
 ]
+# (what is typed before TAB, most CPU seconds)
+TABS = [("", 0.10), ("logs ", 0.10), ("logs last --attempt ", 0.10), ("submit --set resources.", 0.10)]
 BASELINES = {"python -c pass": "pass", "python -c 'import click, yaml, jinja2'": "import click, yaml, jinja2"}
 
 # A child's peak memory counts its parent's before the exec, so what measures must be smaller than what is measured.
@@ -55,6 +57,8 @@ def run() -> Report:
         box.call("submit", "-d")
         box.call("stop", "last", "--now", "-y")
         lines = {f"cloudtrain {line}": [COMMAND, *line.split()] for line, _, _ in COMMANDS}
+        for typed, _ in TABS:
+            lines[f"cloudtrain {typed}<TAB>"] = ["/usr/bin/env", "_CLOUDTRAIN_COMPLETE=zsh", COMMAND, *typed.split(" ")]
         lines |= {name: [sys.executable, "-c", program] for name, program in BASELINES.items()}
         runs: dict[str, list[tuple[float, float]]] = {name: [] for name in lines}
         for command in lines.values():
@@ -64,6 +68,7 @@ def run() -> Report:
                 runs[name].append(measure(box, command))
     median = {name: tuple(statistics.median(column) for column in zip(*runs[name], strict=True)) for name in runs}
     targets = {f"cloudtrain {line}": (cpu_s, mb) for line, cpu_s, mb in COMMANDS}
+    targets |= {f"cloudtrain {typed}<TAB>": (cpu_s, None) for typed, cpu_s in TABS}
     for name, (cpu_s, mb) in median.items():
         most_s, most_mb = targets.get(name, (None, None))
         ok = None if most_s is None else cpu_s <= most_s and (most_mb is None or mb <= most_mb)

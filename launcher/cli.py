@@ -7,12 +7,15 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.terminal import ReaderGoneError, say
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = ["ALIASES", "COMMANDS", "cli", "main"]
 
@@ -60,6 +63,14 @@ class _Commands(click.Group):
         command: click.Command = module.render if cmd_name == "render" else module.command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        words = COMMANDS | {alias: f"is {name}" for alias, name in ALIASES.items()}
+        return [CompletionItem(word, help=told) for word, told in words.items() if word.startswith(incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -94,6 +105,11 @@ def main() -> None:
     """Run the command line and exit with the code that the errors module lists."""
     gc.set_threshold(50_000)  # imports make no garbage: looking for it after each 700 objects costs 3 % of a start
     argv = sys.argv[1:]
+    if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # a shell asks
+        from cloudtrain.launcher.completion.answering import answer
+
+        answer(cli, argv)
+        return
     before_dashes = argv.index("--") if "--" in argv else len(argv)
     debug = "--debug" in argv[:before_dashes] or bool(os.environ.get("CLOUDTRAIN_DEBUG"))
     argv = [arg for i, arg in enumerate(argv) if arg != "--debug" or i > before_dashes]

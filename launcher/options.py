@@ -15,6 +15,8 @@ import click
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault, UsageError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from cloudtrain.launcher.config.schema import Config
 
 __all__ = [
@@ -22,12 +24,14 @@ __all__ = [
     "CHEAPEST",
     "DEFAULT_FILE",
     "Overrides",
+    "completes",
     "config_options",
     "job_argument",
     "json_option",
     "price_option",
     "price_setting",
     "require_one_budget",
+    "set_option",
     "yes_option",
 ]
 
@@ -47,6 +51,21 @@ def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int
         raise click.BadParameter(f"expected {error}", ctx, param) from None
 
 
+def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what completes an argument or option in a shell: a function of `completion.candidates`, by its name.
+
+    It is imported when a shell asks, and by no command.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from cloudtrain.launcher.completion import candidates
+
+        found: list[CompletionItem] = getattr(candidates, what)(ctx, param, incomplete)
+        return found
+
+    return complete
+
+
 price_option = click.option(
     "--price-per-hour",
     "price_micro",
@@ -55,12 +74,20 @@ price_option = click.option(
     help="What one instance costs an hour, in place of the price list.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completes("settings"),
+    help="Override a key; the value is YAML; repeatable.",
+)
 yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
 
 
 def job_argument(command: F) -> F:
     """Add the JOB argument, with live completion."""
-    return click.argument("job", shell_complete=_complete_job)(command)
+    return click.argument("job", shell_complete=completes("jobs"))(command)
 
 
 def price_setting(backend: str, price_micro: int) -> str:
@@ -196,12 +223,13 @@ _CONFIG_OPTIONS = (
     click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True),
     click.option(
         "--backend",
+        shell_complete=completes("backends_and_all"),
         help="Override backend. Of several: names with commas, `all` that the file has, or `cheapest`.",
     ),
     click.option("--instances", type=click.IntRange(min=1), help="Override resources.instances."),
     click.option("--instance-type", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
-    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML."),
+    set_option,
     price_option,
     click.option(
         "--budget",
@@ -211,12 +239,3 @@ _CONFIG_OPTIONS = (
         help="Most the job may cost, all attempts together: budget.limit.",
     ),
 )
-
-
-def _complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from cloudtrain.launcher.registry import Registry
-
-    try:
-        return [job.id for job in Registry().jobs(limit=200) if job.id.startswith(incomplete)]
-    except Exception:
-        return []  # completion must never print an error into the user's prompt

@@ -11,7 +11,7 @@ import click
 
 from cloudtrain.launcher.columns import width, wrapped
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.options import json_option, yes_option
+from cloudtrain.launcher.options import completes, json_option, yes_option
 from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
-@click.argument("project", required=False)
+@click.argument("project", required=False, shell_complete=completes("projects"))
 @json_option
 def show(project: str | None, as_json: bool) -> None:
     """Show limits, what is spent, reserved and left, and the jobs that hold reservations.
@@ -131,7 +131,7 @@ def show(project: str | None, as_json: bool) -> None:
 
 
 @command.command("remove", short_help="Remove a limit.")
-@click.argument("project", required=False)
+@click.argument("project", required=False, shell_complete=completes("projects"))
 @_month
 @_here
 @click.option(
@@ -167,7 +167,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
 
 
 @command.command("close", short_help="Free what a lost machine's job holds in a shared ledger.")
-@click.argument("job")
+@click.argument("job", shell_complete=completes("jobs"))
 @click.argument("spent")
 @yes_option
 def close(job: str, spent: str, yes: bool) -> None:

@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import os
+from importlib.resources import files
+from pathlib import Path
+
 import click
 
-__all__ = ["command"]
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.terminal import print_lines, say
+
+__all__ = ["SHELLS", "command", "installed_at"]
+
+SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def command(shell: str) -> None:
-    """Print the shell's completion script, job names included: `source <(cloudtrain completion bash)`."""
-    from click.shell_completion import get_completion_class
+@click.command(
+    "completion",
+    epilog="In a start-up file: `source <(cloudtrain completion bash)`, the same with zsh; with fish: "
+    "`cloudtrain completion fish | source`.",
+)
+@click.argument("shell", type=click.Choice(SHELLS), required=False)
+@click.option("--install", is_flag=True, help="Write it to where the shell looks for it, and say where that is.")
+def command(shell: str | None, install: bool) -> None:
+    """Print a shell's completion script, or install it; the shell is $SHELL's where none is named.
 
-    from cloudtrain.launcher.cli import cli
+    TAB then completes commands, options, jobs (the newest first), attempts, backends and keys of the config, from this
+    machine's own files alone.
+    """
+    chosen = shell or Path(os.environ.get("SHELL", "")).name
+    if chosen not in SHELLS:
+        raise UsageError(f"which shell? $SHELL is `{chosen}`", hint=f"cloudtrain completion {' | '.join(SHELLS)}")
+    script = (files("cloudtrain.templates") / "completion" / f"cloudtrain.{chosen}").read_text(encoding="utf-8")
+    if not install:
+        print_lines([script.rstrip("\n")])
+        return
+    place = installed_at(chosen)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(script, encoding="utf-8")
+    except OSError as error:
+        hint = f"source <(cloudtrain completion {chosen}), in your shell's start-up file"
+        raise UsageError(f"cannot write {place}: {error.strerror}", hint=hint) from error
+    say(f"wrote {place}")
+    say(_first_use(chosen, place))
 
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(cli, {}, "cloudtrain", "_CLOUDTRAIN_COMPLETE").source())
+
+def installed_at(shell: str) -> Path:
+    """Return the file in which the shell, or its package of completions, looks for cloudtrain's."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return {
+        "bash": data / "bash-completion" / "completions" / "cloudtrain",
+        "zsh": data / "zsh" / "site-functions" / "_cloudtrain",
+        "fish": config / "fish" / "completions" / "cloudtrain.fish",
+    }[shell]
+
+
+def _first_use(shell: str, place: Path) -> str:
+    if shell == "bash":
+        return f"new shells that load the package bash-completion find it; else add to ~/.bashrc: source {place}"
+    if shell == "zsh":
+        return f"before `compinit` in ~/.zshrc it needs: fpath=({place.parent} $fpath)"
+    return "new shells find it"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.options import DEFAULT_FILE, json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
 from cloudtrain.launcher.terminal import print_json, print_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 
 @click.command("doctor")
-@click.argument("backend", required=False)
+@click.argument("backend", required=False, shell_complete=completes("backends"))
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path), help=f"Look at this job.  [default: {DEFAULT_FILE}, if there]"
 )

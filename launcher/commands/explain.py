@@ -11,20 +11,25 @@ import click
 
 from cloudtrain.launcher.columns import width as terminal_width
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import completes, json_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
-__all__ = ["command", "type_name"]
+__all__ = ["command", "default_words", "every_key", "facts_of", "type_name"]
 
 _MOST = 100  # columns, in which a sentence is read with ease
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
-@click.command("explain", short_help="Explain a key of the config file.")
-@click.argument("path", default="")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.command(
+    "explain",
+    short_help="Explain a key of the config file.",
+    epilog="Examples: `cloudtrain explain training`, `cloudtrain explain checkpoint.every`.",
+)
+@click.argument("path", default="", shell_complete=completes("keys"))
+@json_option
 def command(path: str, as_json: bool) -> None:
     """Explain a key of the config file, such as `resources.spot`; without PATH, list the top level."""
     from cloudtrain.launcher.config import schema
@@ -34,13 +39,13 @@ def command(path: str, as_json: bool) -> None:
     if steps and field is None:
         raise UsageError(f"no key `{path}`", hint=_closest(path))
     model = schema.section(field) if field is not None else schema.Config
-    keys = {key: _facts(inner) for key, inner in model.model_fields.items()} if model is not None else {}
+    keys = {key: facts_of(inner) for key, inner in model.model_fields.items()} if model is not None else {}
     if as_json:
-        facts = _facts(field) if field is not None else {"type": "mapping", "help": schema.Config.__doc__}
+        facts = facts_of(field) if field is not None else {"type": "mapping", "help": schema.Config.__doc__}
         click.echo(json.dumps({"key": path, **facts, **({"keys": keys} if keys else {})}, indent=2))
         return
     if field is not None:
-        click.echo(_described(path, _facts(field), is_section=model is not None))
+        click.echo(_described(path, facts_of(field), is_section=model is not None))
     if keys:
         click.echo(("\n" if field is not None else "") + _listed(keys))
 
@@ -69,7 +74,8 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     return "any value" if annotation is Any else _PLAIN.get(annotation, "mapping")
 
 
-def _facts(field: FieldInfo) -> dict[str, Any]:
+def facts_of(field: FieldInfo) -> dict[str, Any]:
+    """Return what is told of a key: type, required or default, help, examples."""
     from cloudtrain.launcher.config.schema import written_default
 
     facts: dict[str, Any] = {
@@ -84,7 +90,7 @@ def _facts(field: FieldInfo) -> dict[str, Any]:
 def _described(path: str, facts: dict[str, Any], *, is_section: bool) -> str:
     from cloudtrain.launcher.config.schema import as_yaml
 
-    lines = [f"{path}: {facts['type']}{_default_words(facts) if not is_section else ''}"]
+    lines = [f"{path}: {facts['type']}{default_words(facts) if not is_section else ''}"]
     lines += textwrap.wrap(facts["help"], _columns(), initial_indent="  ", subsequent_indent="  ")
     name = path.rpartition(".")[2]
     lines += [f"  example: {name}: {as_yaml(example)}" for example in facts["examples"]]
@@ -97,7 +103,7 @@ def _listed(keys: dict[str, dict[str, Any]]) -> str:
     blocks = []
     for key, facts in keys.items():
         indent = " " * width
-        first = f"{key:<{width}}{facts['type']}{_default_words(facts)}"
+        first = f"{key:<{width}}{facts['type']}{default_words(facts)}"
         for text, begin in ((first, ""), (facts["help"], indent)):
             blocks += textwrap.wrap(text, columns, initial_indent=begin, subsequent_indent=indent)
     return "\n".join(blocks)
@@ -107,7 +113,8 @@ def _columns() -> int:
     return min(_MOST, terminal_width() or _MOST)
 
 
-def _default_words(facts: dict[str, Any]) -> str:
+def default_words(facts: dict[str, Any]) -> str:
+    """Return a key's default as it stands behind its type: `, default 3`; nothing where it is empty."""
     if facts["required"]:
         return ", required"
     from cloudtrain.launcher.config.schema import as_yaml
@@ -119,7 +126,7 @@ def _default_words(facts: dict[str, Any]) -> str:
 def _closest(path: str) -> str:
     from cloudtrain.launcher.config.schema import Config, keys_named
 
-    names = list(_every_key(Config))
+    names = list(every_key(Config))
     key = path.rpartition(".")[2]
     exact = [name for name in names if name.rpartition(".")[2] == key]
     if key in exact or len(exact) == 1:  # the right key in a wrong section
@@ -130,12 +137,13 @@ def _closest(path: str) -> str:
     return f"did you mean `{elsewhere[0]}`?" if elsewhere else "`cloudtrain explain` lists the top level"
 
 
-def _every_key(model: type[BaseModel], above: str = "") -> list[str]:
+def every_key(model: type[BaseModel], above: str = "") -> list[str]:
+    """Return every key below the model, those of sections with the section's name in front."""
     from cloudtrain.launcher.config.schema import section
 
     keys = []
     for key, field in model.model_fields.items():
         keys.append(above + key)
         if (inner := section(field)) is not None:
-            keys += _every_key(inner, f"{above}{key}.")
+            keys += every_key(inner, f"{above}{key}.")
     return keys

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import job_argument, json_option
+from cloudtrain.launcher.options import completes, job_argument, json_option
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ __all__ = ["command"]
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--timestamps", is_flag=True, help="The time before each line.")
 @click.option("--raw", is_flag=True, help="Lines as they were written, event tails included.")
-@click.option("--attempt", type=click.IntRange(min=1), help="An earlier attempt's lines.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), shell_complete=completes("attempts"), help="An earlier attempt's lines."
+)
 @json_option
 def command(
     job: str,

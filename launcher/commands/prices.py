@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.csvtext import csv_text
-from cloudtrain.launcher.options import DEFAULT_FILE, json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ PERCENT = 0.0005  # as a share, from which on a price is another one
 
 
 @click.group("prices", invoke_without_command=True)
-@click.option("--backend", help="Of this backend alone.")
+@click.option("--backend", shell_complete=completes("backends"), help="Of this backend alone.")
 @click.option("--accelerator", help="Of machines with these: A100:8, or A100 in any number.")
 @click.option("--region", help="In this region alone.")
 @click.option("--type", "instance_type", help="Of this machine type alone.")
@@ -128,7 +128,7 @@ def _csv(found: list[Line]) -> list[str]:
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path), help=f"Of its backends.  [default: {DEFAULT_FILE}, if there]"
 )
-@click.option("--backend", help="Of this backend alone.")
+@click.option("--backend", shell_complete=completes("backends"), help="Of this backend alone.")
 @click.option("--region", "regions", multiple=True, help="In this region, not the config's or the environment's.")
 @click.option("--type", "types", multiple=True, help="Of this machine type, with GPUs or without; repeatable.")
 @json_option

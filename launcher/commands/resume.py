@@ -16,6 +16,7 @@ from cloudtrain.launcher.options import (
     price_option,
     price_setting,
     require_one_budget,
+    set_option,
     yes_option,
 )
 from cloudtrain.launcher.terminal import print_json, say
@@ -26,7 +27,7 @@ __all__ = ["budget_setting", "command"]
 @click.command("resume")
 @job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key; the value is YAML.")
+@set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option
 @click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not as it was submitted.")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.options import completes, json_option
 from cloudtrain.launcher.terminal import print_json, say
 
 __all__ = ["command"]
 
 
 @click.command("wait")
-@click.argument("jobs", nargs=-1, required=True)
+@click.argument("jobs", nargs=-1, required=True, shell_complete=completes("jobs"))
 @click.option("--timeout", metavar="DURATION", help="Give up after this long, with exit code 124: `10m`.")
 @json_option
 def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:

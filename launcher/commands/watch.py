@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
-from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.options import completes, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LEAST_S = 1
 
 
 @click.command("watch")
-@click.argument("jobs", nargs=-1)
+@click.argument("jobs", nargs=-1, shell_complete=completes("jobs"))
 @click.option("--all", "everything", is_flag=True, help="All jobs that are active; the default without JOBS.")
 @click.option("--once", is_flag=True, help="One look at each, as for cron.")
 @click.option("--every", default="60s", show_default=True, metavar="DURATION", help="Time between two looks.")

@@ -286,14 +286,6 @@ def test_registry_that_cannot_be_written_is_exit_code_3(
     assert (result.code, "registry" in result.stderr) == (3, True), result.stderr
 
 
-@pytest.mark.parametrize(("words", "wanted"), [("cloudtrain stat", "status"), ("cloudtrain logs see", "seeded")])
-def test_completion_completes_commands_and_jobs(cli: Any, seed: Callable[..., Job], words: str, wanted: str) -> None:
-    """The shell asks the command itself."""
-    seed("seeded", State("succeeded"))
-    env = {"_CLOUDTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    assert wanted in cli(env=env).stdout
-
-
 def test_archive_that_does_not_fit_is_exit_code_3(cli: Any, project: Callable[..., Path]) -> None:
     """A full disk (here: a file size limit) is said with the file's name, and leaves no half archive."""
     folder = project()

@@ -1,0 +1,76 @@
+"""The answer to a shell that asks what could come next.
+
+The shell's function (templates/completion) runs `_CLOUDTRAIN_COMPLETE=SHELL cloudtrain WORDS...`, the last word being
+the one under the cursor; bash hands over its line instead, because its own words are cut at `=` and `:`. Each line of
+the answer is `KIND<TAB>WORD<TAB>HELP`: `plain` is a whole word, `part` one that goes on (no space follows), `file` and
+`dir` ask the shell for its own completion of paths. Whatever goes wrong, nothing is printed: an error would land in the
+middle of what somebody types.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["SHELLS", "answer"]
+
+VARIABLE = "_CLOUDTRAIN_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+KINDS = ("plain", "part", "file", "dir")
+
+
+def answer(cli: click.Command, words: list[str]) -> None:
+    """Print what could come next, or nothing at all."""
+    is_bash = os.environ[VARIABLE] == "bash"
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - open to the end of the process
+    try:
+        if is_bash:
+            words = _words_of_line()
+        asked = _Asked(cli, {}, "cloudtrain", VARIABLE)
+        before, incomplete = words[:-1], words[-1] if words else ""
+        found = [item for item in asked.get_completions(before, incomplete) if item.type in KINDS]
+        option, has_value, _ = incomplete.partition("=")
+        if incomplete.startswith("--") and has_value:  # the shell replaces the whole word
+            found = [_behind(f"{option}=", item) for item in found]
+        cut = _broken_off(incomplete) if is_bash else 0
+        sys.stdout.write("".join(_line(item, cut) for item in found))
+        sys.stdout.flush()
+    except (Exception, SystemExit):
+        return
+
+
+class _Asked(ShellComplete):
+    """Click's walk to the parameter under the cursor; how words come and go is ours."""
+
+    name = "cloudtrain"
+    source_template = ""
+
+
+def _words_of_line() -> list[str]:
+    """Return the words up to bash's cursor without the command's name, the last one as far as it is typed."""
+    point = int(os.environ.get("COMP_POINT", "-1"))
+    line = os.fsencode(os.environ["COMP_LINE"])
+    typed = os.fsdecode(line[:point] if point >= 0 else line)  # bash counts bytes
+    words = split_arg_string(typed)[1:]
+    return [*words, ""] if typed[-1:].isspace() or not words else words
+
+
+def _broken_off(word: str) -> int:
+    """Return how many characters of the word bash takes for words before it."""
+    breaks = os.environ.get("COMP_WORDBREAKS", "=:")
+    return max((word.rfind(mark) + 1 for mark in "=:" if mark in breaks), default=0)
+
+
+def _behind(option: str, item: CompletionItem[str]) -> CompletionItem[str]:
+    return CompletionItem(option + item.value, item.type, item.help)
+
+
+def _line(item: CompletionItem[str], cut: int) -> str:
+    told = " ".join((item.help or "").split())
+    return f"{item.type}\t{item.value[cut:] if item.type in ('plain', 'part') else ''}\t{told}\n"

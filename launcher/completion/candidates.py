@@ -1,0 +1,171 @@
+"""What may stand in an argument or an option: jobs and attempts as the registry has them, backends, keys of the config.
+
+The registry is read as it lies there: it is never made, brought up to date or waited for, and no backend is asked.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    import click
+
+__all__ = ["KEYS", "attempts", "backends", "backends_and_all", "jobs", "keys", "projects", "settings"]
+
+KEYS = "keys.tsv"  # beside this module: written by tools/cli_pages.py, for the schema takes 0.2 s to import
+SHOWN = 200  # jobs, the newest
+PATIENCE_S = 0.1  # with a registry that somebody has locked
+ACTIVE_ONLY, ENDED_ONLY = ("stop",), ("resume",)  # commands that take no other job
+
+Items = list[CompletionItem]
+
+_JOBS = """
+SELECT jobs.id, jobs.name, jobs.backend, a.state, a.number, a.created_s
+FROM jobs JOIN attempts a ON a.job_id = jobs.id
+WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
+  AND (substr(jobs.id, 1, length(?1)) = ?1 OR substr(jobs.name, 1, length(?1)) = ?1)
+ORDER BY jobs.seq DESC LIMIT ?2
+"""
+_ATTEMPTS = """
+SELECT number, state, created_s FROM attempts
+WHERE job_id = COALESCE(
+    (SELECT id FROM jobs WHERE id = ?1),
+    (SELECT id FROM jobs WHERE name = ?1 ORDER BY seq DESC LIMIT 1),
+    (SELECT id FROM jobs WHERE ?1 IN ('last', '-') OR substr(id, 1, length(?1)) = ?1 ORDER BY seq DESC LIMIT 1)
+)
+ORDER BY number DESC
+"""
+
+
+def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return jobs' ids, the newest first, then names that several have; state, backend and age beside each.
+
+    As the registry last knew them. `stop` is offered what may still run, `resume` what has ended.
+    """
+    rows = _read(_JOBS, incomplete, SHOWN)
+    command = ctx.command.name
+    if command in (*ACTIVE_ONLY, *ENDED_ONLY):
+        rows = [row for row in rows if (row[3] in ("pending", "running", "stopping")) is (command in ACTIVE_ONLY)]
+    found = {row[0]: f"{row[3]} on {row[2]}, sent {_ago(row[5])}" for row in rows}
+    names = [row[1] for row in rows]
+    for row in rows:
+        if row[1] not in found and names.count(row[1]) > 1:  # of one job, the id says it all
+            found[row[1]] = f"the newest of this name: {row[0]}"
+    if rows and "last".startswith(incomplete):
+        found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
+    given = _given(ctx, param)
+    return [CompletionItem(word, help=told) for word, told in found.items() if _fits(word, incomplete, given)]
+
+
+def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return the numbers of the named job's attempts, the newest first."""
+    # Before an option that still lacks its value, click leaves the words behind which it has not sorted yet.
+    job = ctx.params.get("job") or next((word for word in ctx.args if not word.startswith("-")), None)
+    if not isinstance(job, str):
+        return []
+    rows = _read(_ATTEMPTS, job)
+    return [
+        CompletionItem(str(row[0]), help=f"{row[1]}, sent {_ago(row[2])}") for row in rows if _fits(row[0], incomplete)
+    ]
+
+
+def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return the projects that have a budget."""
+    rows = _read("SELECT DISTINCT project FROM budgets WHERE project != '' ORDER BY project")
+    return [CompletionItem(row[0]) for row in rows if _fits(row[0], incomplete)]
+
+
+def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return the backends of this installation, plug-ins included."""
+    from cloudtrain.launcher.backend import names
+
+    return [CompletionItem(name) for name in names() if _fits(name, incomplete)]
+
+
+def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return the backends and the words for several, behind the names that stand there with commas."""
+    from cloudtrain.launcher.options import ALL, CHEAPEST
+
+    before, comma, begun = incomplete.rpartition(",")
+    given = before.split(",") if before else []
+    words: Items = [item for item in backends(ctx, param, begun) if item.value not in given]
+    if not comma:
+        words.append(CompletionItem(ALL, help="every backend that the file configures"))
+        words.append(CompletionItem(CHEAPEST, help="the cheapest of those"))
+    return [CompletionItem(before + comma + item.value, help=item.help) for item in words if _fits(item.value, begun)]
+
+
+def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return the config's keys, one level at a time: `resources.` is a part, `resources.spot` a whole word."""
+    return [
+        CompletionItem(f"{key}." if inner else key, type="part" if inner else "plain", help=told)
+        for key, _, told, inner in _level(incomplete)
+        if not inner or key != incomplete.rstrip(".")
+    ]
+
+
+def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
+    """Return settings `KEY=`, one level of keys at a time, and values where the key has a fixed choice."""
+    key, has_value, begun = incomplete.partition("=")
+    if has_value:
+        kind = next((kind for name, kind, _ in _keys() if name == key), "")
+        words = ["true", "false"] if kind == "true or false" else kind.split(" | ") if " | " in kind else []
+        return [CompletionItem(f"{key}={word}") for word in words if _fits(word, begun)]
+    return [
+        CompletionItem(f"{name}{'.' if inner else '='}", type="part", help=told)
+        for name, _, told, inner in _level(incomplete)
+    ]
+
+
+def _level(begun: str) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield key, type, help, and whether it has keys of its own, of those that the begun key may become."""
+    depth = begun.count(".")
+    names = [name for name, _, _ in _keys()]
+    for name, kind, told in _keys():
+        if name.startswith(begun) and name.count(".") == depth:
+            yield name, kind, told, any(other.startswith(f"{name}.") for other in names)
+
+
+@cache
+def _keys() -> tuple[tuple[str, str, str], ...]:
+    text = (files("cloudtrain.launcher.completion") / KEYS).read_text(encoding="utf-8")
+    rows = (line.split("\t") for line in text.splitlines())
+    return tuple((name, kind, told) for name, kind, told in rows)
+
+
+def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Return the rows, none where there is no registry, or none that can be read at once."""
+    from cloudtrain.launcher.home import where
+
+    path = where() / "registry.sqlite"
+    if not path.is_file():
+        return []
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=PATIENCE_S)) as database:
+            return database.execute(sql, values).fetchall()
+    except sqlite3.Error:
+        return []
+
+
+def _given(ctx: click.Context, param: click.Parameter) -> tuple[str, ...]:
+    """Return the words that the same argument has already: `wait a b`."""
+    value = ctx.params.get(param.name or "")
+    return tuple(value) if isinstance(value, (tuple, list)) else ()
+
+
+def _fits(word: object, begun: str, given: tuple[str, ...] = ()) -> bool:
+    return str(word).startswith(begun) and word not in given
+
+
+def _ago(time_s: float) -> str:
+    from cloudtrain.launcher.terminal import when
+
+    return when(time_s) if time_s <= time.time() else "just now"
