@@ -112,7 +112,7 @@ def _chunks(text: str) -> list[str]:
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    return [max(map(len, cells)) for cells in zip(head, *rows, strict=True)]
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -132,10 +132,11 @@ def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    return [
-        "  ".join(_fitted(cell, each).ljust(each) for cell, each in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
+    form = "  ".join(f"{{:<{each}}}" for each in widths).format  # of ten thousand rows each counts
+    if any(most > each for most, each in zip(_widths(head, rows), widths, strict=True)):
+        rows = [[_fitted(cell, each) for cell, each in zip(row, widths, strict=True)] for row in rows]
+        head = [_fitted(cell, each) for cell, each in zip(head, widths, strict=True)]
+    return [form(*row).rstrip() for row in [head, *rows]]
 
 
 def _fitted(cell: str, columns: int) -> str:

@@ -143,6 +143,32 @@ CREATE TABLE rehearsals (
     ended_s REAL NOT NULL,
     verdict TEXT NOT NULL
 );
+-- What a list says of a job that has ended, made when it is first listed; whatever changes the job drops it.
+CREATE TABLE listed (
+    seq INTEGER PRIMARY KEY,
+    job_id TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    state TEXT NOT NULL,
+    ranks TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    progress TEXT NOT NULL,
+    money TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    described TEXT NOT NULL,
+    form INTEGER NOT NULL,
+    project TEXT,
+    tags TEXT NOT NULL
+);
+CREATE INDEX listed_form ON listed(form, seq);
+CREATE TRIGGER job_changed AFTER UPDATE ON jobs BEGIN
+    DELETE FROM listed WHERE seq = OLD.seq;
+END;
+CREATE TRIGGER attempt_added AFTER INSERT ON attempts BEGIN
+    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
+END;
+CREATE TRIGGER attempt_changed AFTER UPDATE ON attempts BEGIN
+    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
+END;
 """
 
 # The nth takes a file from version n to n + 1. One that has been released is never changed.

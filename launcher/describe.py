@@ -15,7 +15,7 @@ from cloudtrain.launcher.progress import shown
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.onward import Onward
 
-__all__ = ["as_json", "as_lines", "limit_words", "next_step", "outcome"]
+__all__ = ["as_json", "as_lines", "limit_words", "next_step", "outcome", "project_of"]
 
 
 def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -26,6 +26,8 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "job": job.id,
         "name": job.name,
         "backend": job.backend,
+        "project": project_of(job),
+        "tags": job.config.get("tags") or {},
         "state": state.state,
         "reason": state.reason,
         "resumable": state.resumable,
@@ -89,6 +91,12 @@ def as_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
     lines += [f"  next        {line}" for line in next_step(job, attempts)]
     resume = None if job.active else _onward(job, attempts)
     return [*lines, *([f"              ({resume.words})"] if resume and resume.words else [])]
+
+
+def project_of(job: Job) -> str | None:
+    """Return the name of the project that the job counts against."""
+    project = job.config.get("project")
+    return project.get("name") if isinstance(project, dict) else project
 
 
 def outcome(job: Job) -> str:

@@ -82,7 +82,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Job:
-    """What the user submitted: the config as loaded, the bundle and the folder's git state at that moment."""
+    """What the user submitted: the config as loaded, the bundle and the folder's git state at that moment.
+
+    `seq` counts the submits of this home; 0 before it is journalled.
+    """
 
     id: str
     name: str
@@ -93,6 +96,7 @@ class Job:
     bundle: dict[str, Any]
     attempt: Attempt
     idempotency_key: str | None = None
+    seq: int = 0
 
     @property
     def active(self) -> bool:

@@ -11,7 +11,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,10 @@ class Registry:
         only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
         return self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
 
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        """Return the jobs that were submitted as these, the newest first."""
+        return self._select(f"AND jobs.seq IN ({', '.join('?' * len(seqs))}) ORDER BY jobs.seq DESC", *seqs)
+
     def with_key(self, key: str) -> Job | None:
         """Return the job that has the idempotency key."""
         return next(iter(self._select("AND jobs.idempotency_key = ?", key)), None)
@@ -284,6 +288,7 @@ def _job(row: sqlite3.Row) -> Job:
         config_file=row["config_file"],
         bundle=json.loads(row["bundle"]),
         idempotency_key=row["idempotency_key"],
+        seq=row["seq"],
         attempt=_attempt(row, row["id"]),
     )
 

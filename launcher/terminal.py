@@ -14,6 +14,7 @@ import click
 from cloudtrain.launcher import columns
 
 __all__ = [
+    "RANK_COLOURS",
     "ReaderGoneError",
     "coloured",
     "confirm",
@@ -25,7 +26,7 @@ __all__ = [
     "when",
 ]
 
-_RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
 def say(message: str) -> None:
@@ -70,7 +71,7 @@ def coloured(text: str, number: int) -> str:
     """Return the text in a colour of its own for each number, on a terminal that wants colour."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
-    return click.style(text, fg=_RANK_COLOURS[number % len(_RANK_COLOURS)])
+    return click.style(text, fg=RANK_COLOURS[number % len(RANK_COLOURS)])
 
 
 def confirm(question: str, *, yes: bool) -> bool:
@@ -84,11 +85,11 @@ def confirm(question: str, *, yes: bool) -> bool:
     return click.confirm(question, err=True)
 
 
-def when(time_s: float | None) -> str:
+def when(time_s: float | None, now_s: float | None = None) -> str:
     """Return how long ago, in the largest whole unit."""
     if time_s is None:
         return "-"
-    ago = max(0, int(time.time() - time_s))
+    ago = max(0, int((time.time() if now_s is None else now_s) - time_s))
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if ago >= 2 * size:
             return f"{ago // size}{unit} ago"

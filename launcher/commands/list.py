@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import table, width
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say, when
+from cloudtrain.launcher.terminal import print_lines, say, when
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.listed import Choice, Listing
     from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command"]
 
 SHOWN = 20
+STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
 CUT = {"STATE": 17, "PROGRESS": 13}
 DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is narrow
@@ -28,80 +30,131 @@ DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
 @click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="How many.")
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
+)
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only jobs of this backend; repeatable.")
+@click.option("--since", metavar="DURATION", help="Only jobs submitted within: `90m`, `7d`.")
+@click.option("--project", metavar="NAME", help="Only jobs that count against this project.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="Only jobs with this tag; repeatable.")
 @json_option
-def command(active: bool, everything: bool, limit: int | None, as_json: bool) -> None:
-    """List jobs, the newest first. Those that may be running are asked for their state."""
-    from cloudtrain.launcher.describe import as_json as describe
+def command(
+    active: bool,
+    everything: bool,
+    limit: int | None,
+    states: tuple[str, ...],
+    backends: tuple[str, ...],
+    since: str | None,
+    project: str | None,
+    tags: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """List jobs, the newest first. Those that may be running are asked for their state, all at once.
+
+    What has not answered after ten seconds is listed as it was last seen.
+    """
+    from cloudtrain.launcher import listed
+    from cloudtrain.launcher.job import ACTIVE
     from cloudtrain.launcher.registry import Registry
 
-    registry = Registry()
-    jobs = registry.jobs(active=active, limit=limit or (None if everything or as_json else SHOWN))
-    jobs = [_seen(registry, job) for job in jobs]
-    if active:
-        jobs = [job for job in jobs if job.active]
+    if active and states:
+        raise UsageError("--active and --state both choose states", hint="give one of them")
+    choice = listed.Choice(
+        states=frozenset(ACTIVE if active else states),
+        backends=frozenset(backends),
+        project=project,
+        tags=tuple(_tag(each) for each in tags),
+        since_s=_since_s(since),
+        limit=limit or (None if everything or as_json else SHOWN),
+    )
+    registry, faults = Registry(), dict[str, str]()
+
+    def ask(jobs: list[Job]) -> list[Job]:
+        from cloudtrain.launcher.asking import ask
+
+        answers = ask(registry, jobs)
+        faults.update(answers.faults)
+        return answers.jobs
+
+    found = listed.chosen(registry, choice, ask, described=as_json)
     if as_json:
-        told = [describe(job, _attempts(registry, job)) for job in jobs]
-        rates = [each["burn_usd_per_hour"] for each in told if each["exit_code"] is None]
-        running = sum(each["state"] in ("running", "stopping") for each in told)
-        burn = None if None in rates else round(sum(rates), 6)
-        print_json({"jobs": told, "running": running, "burn_usd_per_hour": burn})
-        return
-    if not jobs:
-        say("no jobs" + (" are active" if active else " yet: cloudtrain submit"))
-        return
-    _print(registry, jobs)
+        _print_json(registry, found, faults)
+    elif found.lines:
+        _print(registry, found)
+    else:
+        say(_none(registry, choice, active=active))
+    for job_id, fault in faults.items():
+        say(f"{job_id} is listed as it was last seen: {fault}")
 
 
-def _print(registry: Registry, jobs: list[Job]) -> None:
-    """Print the table; below it, on standard error, what the running ones cost an hour, and whose limit is near."""
-    from cloudtrain.entrypoints.figures import amount, dollars
-    from cloudtrain.launcher.describe import limit_words, outcome
+def _print_json(registry: Registry, found: Listing, faults: dict[str, str]) -> None:
+    """Print one object; most jobs' JSON is kept as text, and is passed on as such."""
+    import json
+
+    from cloudtrain.launcher.listed import attempts_of
     from cloudtrain.launcher.money.outlook import outlook
-    from cloudtrain.launcher.progress import shown
+    from cloudtrain.launcher.money.words import as_usd
 
-    now_s, rows, notes = time.time(), [], []
-    running, unknown, burn_micro_h = 0, 0, 0
-    for job in jobs:
-        money = outlook(job, _attempts(registry, job), now_s)
-        share = ""
-        if money.limit_micro and money.spent_micro is not None:
-            share = f" {100 * money.spent_micro // money.limit_micro}%"
-        rows.append(
-            [
-                job.id,
-                job.backend,
-                f"{job.attempt.plan['instances']} x {job.attempt.plan['nproc_per_node']}",
-                outcome(job),
-                shown(job.attempt.progress) or "-",
-                "?" if money.spent_micro is None else amount(money.spent_micro) + share,
-                when(job.created_s),
-            ]
-        )
-        if job.active:
-            running += job.attempt.state.state != "pending"
-            unknown += money.burn_micro_h is None
-            burn_micro_h += money.burn_micro_h or 0
-        if job.active and money.hits_limit:
-            notes.append(f"{job.id}: {limit_words(job, money)}")
+    now_s = time.time()
+    rates = [outlook(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
+    running = sum(job.attempt.state.state != "pending" for job in found.active)
+    burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
+    more = json.dumps({"running": running, "burn_usd_per_hour": burn, "not_answered": faults}, ensure_ascii=False)
+    print_lines([f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}'])
+
+
+def _print(registry: Registry, found: Listing) -> None:
+    """Print the table; below it, on standard error, what the running ones cost an hour, and whose limit is near."""
+    now_s = time.time()
+    rows = [
+        (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money, when(line.created_s, now_s))
+        for line in found.lines
+    ]
     print_lines(table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width()))
-    if running:
+    if found.active:
+        _print_notes(registry, found.active, now_s)
+
+
+def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
+    from cloudtrain.entrypoints.figures import dollars
+    from cloudtrain.launcher.describe import limit_words
+    from cloudtrain.launcher.listed import attempts_of
+    from cloudtrain.launcher.money.outlook import outlook
+
+    money = {job.id: outlook(job, attempts_of(registry, job), now_s) for job in jobs}
+    if running := sum(job.attempt.state.state != "pending" for job in jobs):
+        unknown = sum(each.burn_micro_h is None for each in money.values())
         least = f", and {unknown} without a price" if unknown else ""
-        say(f"{running} running, {dollars(burn_micro_h)}/h{least}")
-    for note in notes:
-        say(note)
+        say(f"{running} running, {dollars(sum(each.burn_micro_h or 0 for each in money.values()))}/h{least}")
+    for job in jobs:
+        if money[job.id].hits_limit:
+            say(f"{job.id}: {limit_words(job, money[job.id])}")
+        if job.attempt.unreachable_since_s is not None:
+            since = when(job.attempt.unreachable_since_s, now_s)
+            say(f"{job.id} is listed as it was last seen: {job.backend} does not answer, first {since}")
 
 
-def _seen(registry: Registry, job: Job) -> Job:
-    """Return the job as it is now, or as it was last seen where it cannot be asked; the others are listed as well."""
-    from cloudtrain.launcher.refresh import refresh
+def _none(registry: Registry, choice: Choice, *, active: bool) -> str:
+    """Return why there is nothing to list."""
+    if active and not (choice.backends or choice.project or choice.tags or choice.since_s):
+        return "no jobs are active"
+    if choice.is_narrow and registry.jobs(limit=1):
+        return "no job is like that: cloudtrain list --all shows every job"
+    return "no jobs yet: cloudtrain submit"
+
+
+def _tag(text: str) -> tuple[str, str | None]:
+    """Return a tag's name and value, None for any value."""
+    key, sign, value = text.partition("=")
+    if not key:
+        raise UsageError(f"--tag {text}: expected KEY or KEY=VALUE")
+    return key, value if sign else None
+
+
+def _since_s(text: str | None) -> float | None:
+    from cloudtrain.launcher.units import parse_duration
 
     try:
-        return refresh(registry, job)
-    except CloudtrainError as error:
-        say(f"{job.id} is listed as it was last seen: {error.message}")
-        return job
-
-
-def _attempts(registry: Registry, job: Job) -> list[Attempt]:
-    """Return all attempts; of most jobs that is the one which is known already."""
-    return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
+        return None if text is None else time.time() - parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--since {text}: expected {error}") from error
