@@ -1,0 +1,174 @@
+"""What a page shows, done as its reader would do it: files written, commands typed into bash, output compared.
+
+Of a page's fenced blocks two kinds are done, from top to bottom, in one folder:
+
+- one whose first line is a comment that names a file (`# cloudtrain.yaml`) is that file, written as it stands;
+- ```console has commands behind `$ ` (and `> ` where they go on) and, below each, what is shown.
+
+All other blocks are for the eye. `cd` and `export` last from command to command. A command has to end with 0, unless
+`echo $?` comes next and shows another code.
+
+What is shown holds for what comes if all of it comes, in its order, nothing between two lines that stand together:
+
+- `...` alone on a line is any lines, also none; within a line it is any text;
+- a figure with a decimal point or a unit (`0.1827`, `3.1k`, `12s`, `45%`) is any such figure; whole numbers, as steps
+  and ranks have, are those very ones;
+- the five letters of a job's id (`spirals-x7k2m`) are any five.
+
+`python tests/docs/console.py PAGE` prints a page's commands with what they print here, to write it from.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Session", "Step", "Written", "missing", "steps"]
+
+FENCE = re.compile(r"^```(\w*)\s*$")
+FILE_NAMED = re.compile(r"^# ([\w./-]+\.\w+)$")
+UNIT = r"(?:ms|s|m|h|d|k|M|G|kB|MB|GB|%)"
+FIGURE = re.compile(rf"\d+\.\d+(?:e-?\d+)?{UNIT}?\b|\d+(?:ms|[smhd](?: \d+[smhd])*|k|M|kB|MB|GB|%)(?![\w-])")
+ANY_FIGURE = rf"\d[\d.]*(?:e-?\d+)?{UNIT}?(?: \d+[smhd])*"
+ID = "-[2-9b-df-hjkmnp-tv-xz]{5}(?![\\w])"  # launcher.job's alphabet
+COMMAND_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that the page has the reader write."""
+
+    line: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the lines that the page shows below it; `line` is where it stands, from 1."""
+
+    line: int
+    command: str
+    shown: tuple[str, ...]
+
+
+def steps(page: str) -> Iterator[Written | Step]:
+    """Yield what the page has its reader do, in its order."""
+    lines = page.splitlines()
+    number = 0
+    while number < len(lines):
+        fence = FENCE.match(lines[number])
+        number += 1
+        if fence is None:
+            continue
+        end = lines.index("```", number)
+        block = lines[number:end]
+        named = FILE_NAMED.match(block[0]) if block else None
+        if fence[1] == "console":
+            yield from _commands(block, number + 1)
+        elif named:
+            yield Written(number + 1, named[1], "\n".join(block) + "\n")
+        number = end + 1
+
+
+def _commands(block: list[str], first: int) -> Iterator[Step]:
+    at = [index for index, line in enumerate(block) if line.startswith("$ ")]
+    for begin, end in zip(at, [*at[1:], len(block)], strict=True):
+        command, shown = [block[begin][2:]], block[begin + 1 : end]
+        while shown and shown[0].startswith("> "):
+            command.append(shown.pop(0)[2:])
+        yield Step(first + begin, "\n".join(command), tuple(shown))
+
+
+class Session:
+    """A reader's terminal: a folder, variables, and the last command's exit code."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.top, self.folder, self.environment, self.code = folder, folder, environment, 0
+        self._state = Path(tempfile.mkdtemp(dir=folder.parent)) / "state"
+        self._state.write_text("")
+
+    def write(self, file: Written) -> None:
+        """Write a file where the reader is."""
+        (self.folder / file.name).write_text(file.text)
+
+    def run(self, command: str) -> list[str]:
+        """Return the lines that the command prints; what it exports and where it goes last."""
+        script = f'source "{self._state}"; (exit {self.code})\n{command}\ncode=$?; export -p > "{self._state}"\n'
+        script += f'pwd > "{self._state}.folder"; exit $code'
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_LIMIT_S,
+        )
+        self.code = done.returncode
+        self.folder = Path((self._state.parent / "state.folder").read_text().strip())
+        return done.stdout.splitlines()
+
+
+def missing(shown: tuple[str, ...], printed: list[str]) -> str | None:
+    """Return the first line of the page that was not printed in its place, None where all is as shown.
+
+    A page that shows nothing below a command says nothing of what it prints.
+    """
+    if not shown:
+        return None
+    text = "".join(f"{line.rstrip()}\n" for line in printed)
+    patterns = [_pattern(line) for line in shown]
+    if re.fullmatch("".join(patterns), text):
+        return None
+    for count in range(1, len(patterns) + 1):
+        if not re.match("".join(patterns[:count]), text):
+            return shown[count - 1]
+    return "(an end: more was printed)"
+
+
+def _pattern(line: str) -> str:
+    """Return the expression that a printed line has to match, its newline included."""
+    if line.strip() == "...":
+        return "(?:.*\n)*?"
+    return "".join(".*?" if part == "..." else _varying(part) for part in re.split(r"(\.\.\.)", line.rstrip())) + "\n"
+
+
+def _varying(text: str) -> str:
+    """Return the expression of a text without dots: its figures and ids are any, all else is itself."""
+    parts, at = [], 0
+    for found in re.finditer(rf"(?P<id>{ID})|{FIGURE.pattern}", text):
+        parts += [re.escape(text[at : found.start()]), ID if found["id"] else ANY_FIGURE]
+        at = found.end()
+    return "".join([*parts, re.escape(text[at:])])
+
+
+def _record(path: Path) -> None:
+    """Print every command of a page with what it prints here."""
+    import os
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "reader"
+        folder.mkdir()
+        own = {"CLOUDTRAIN_HOME": f"{name}/home", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        session = Session(folder, {**os.environ, **own})
+        for step in steps(path.read_text(encoding="utf-8")):
+            if isinstance(step, Written):
+                session.write(step)
+                continue
+            print("$ " + step.command.replace("\n", "\n> "))
+            printed = session.run(step.command)
+            print("\n".join(printed))
+            if lacking := missing(step.shown, printed):
+                print(f"!!! line {step.line}: not as shown: {lacking}")
+
+
+if __name__ == "__main__":
+    _record(Path(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""What holds the tutorials to what is printed: it has to find what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.console import Session, Step, Written, missing, steps
+
+PAGE = """\
+text
+
+```yaml
+# job.yaml
+name: x
+```
+
+```yaml
+name: not a file
+```
+
+```console
+$ cat job.yaml
+# job.yaml
+name: x
+$ cat <<'END'
+> two
+> END
+two
+```
+"""
+
+
+def test_page_is_files_and_commands_in_order() -> None:
+    """Blocks for the eye are passed over; a command may go on behind `> `."""
+    assert list(steps(PAGE)) == [
+        Written(4, "job.yaml", "# job.yaml\nname: x\n"),
+        Step(13, "cat job.yaml", ("# job.yaml", "name: x")),
+        Step(16, "cat <<'END'\ntwo\nEND", ("two",)),
+    ]
+
+
+def test_session_keeps_folder_variables_and_code(tmp_path: Path) -> None:
+    """As a terminal does."""
+    (tmp_path / "reader").mkdir()
+    session = Session(tmp_path / "reader", {"PATH": "/usr/bin:/bin"})
+    session.run("mkdir sub; cd sub; export WORD='a b'")
+    assert session.run("pwd; echo $WORD; exit 3") == [str(tmp_path / "reader/sub"), "a b"]
+    assert session.run("echo $?") == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed"),
+    [
+        (["loss 0.1827 eta 9s"], ["loss 12.5 eta 1m 4s"]),
+        (["sent: spirals-x7k2m"], ["sent: spirals-b3d4f"]),
+        (["a", "...", "c"], ["a", "b", "b", "c"]),
+        (["a", "...", "c"], ["a", "c"]),
+        (["...", "b"], ["a", "b"]),
+        (["a", "..."], ["a", "b"]),
+        (["at ... here"], ["at /a/b here"]),
+        (["3.1k samples/s, 45% of 2.0GB"], ["512 samples/s, 7% of 1.25GB"]),
+        (["step 200/200"], ["step 200/200  "]),
+    ],
+)
+def test_what_varies_may_vary(shown: list[str], printed: list[str]) -> None:
+    """Figures that are measured, ids, and what dots stand for."""
+    assert missing(tuple(shown), printed) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "lacking"),
+    [
+        (["step 200/200"], ["step 100/200"], "step 200/200"),
+        (["a", "c"], ["a", "b", "c"], "c"),
+        (["a", "b"], ["a"], "b"),
+        (["a"], ["a", "b"], "(an end: more was printed)"),
+        (["...", "x"], ["a", "b"], "x"),
+        (["2 ranks"], ["4 ranks"], "2 ranks"),
+        (["error: no"], [], "error: no"),
+        (["sent: spirals-x7k2m"], ["sent: spirals-aeiou"], "sent: spirals-x7k2m"),
+    ],
+)
+def test_what_differs_is_found(shown: list[str], printed: list[str], lacking: str) -> None:
+    """The first line that is not there, in its place."""
+    assert missing(tuple(shown), printed) == lacking
