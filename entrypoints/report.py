@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,20 @@ def say_start(job: Job, progress: Progress) -> None:
         step=progress.step,
         max_steps=progress.max_steps,
         **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
+        **_machine(job.place.device),
     )
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """Return what rank 0 computes on: versions, and of a GPU its name and memory. All nodes are taken to be alike."""
+    found: dict[str, Any] = {"python": platform.python_version(), "nodes": int(os.environ.get("GROUP_WORLD_SIZE") or 1)}
+    if device.type != "cuda":
+        return found
+    card = torch.cuda.get_device_properties(device)
+    found |= {"gpu": card.name, "memory_total_bytes": card.total_memory, "cuda": torch.version.cuda}
+    if dist.get_backend() == "nccl":
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
 
 
 def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.Tensor | None) -> None:

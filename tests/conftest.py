@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from browser import browser, open_page, page_seen  # noqa: F401 - fixtures
 from cloudtrain.entrypoints import processes
 from doubles import warmpython
 from doubles.fixtures import (  # noqa: F401 - fixtures

@@ -1,0 +1,170 @@
+"""What the charts of a job are drawn from: one JSON object, the same in the report, in a comparison and on the page."""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.figures import span
+from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.words import as_usd
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.series import Point, Series
+
+__all__ = ["chart_data", "spend_curve", "spent_at"]
+
+# What the trainer tells with each step; a script's own figures come after them.
+_COLUMNS = (
+    *("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", "data_s", "compute_s"),
+    *("communication_s", "checkpoint_s", "memory_bytes", "epoch", "samples"),
+)
+_UNDRAWN = frozenset({"eta_s", "tokens", "scale", "skipped", "seconds"})
+_MOST_OWN = 8  # columns of a script's own
+_DIGITS = 6  # of a figure in the file
+
+
+def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
+    """Return the job's series in columns, as they are at `now_s`; money in US dollars, times in unix seconds.
+
+    A number that is absent is null, one that is not finite is text (`nan`, `inf`). `usd` is what the whole job had
+    cost at that moment; null, and `spend` empty, where a price is unknown. `attempts` are all of the job's.
+    """
+    spend = spend_curve(attempts, now_s)
+    return {
+        "job": as_json(job, attempts),
+        "as_of_s": round(now_s, 3),
+        "attempts": [_attempt(attempt, series, now_s) for attempt in attempts],
+        "steps": _columns(series.steps, spend),
+        "evals": [
+            _placed(point, spend) | {"metrics": _short(point.fields.get("metrics", {}))}
+            for point in series.marks
+            if point.kind == "eval" and point.fields.get("metrics")
+        ],
+        "marks": [
+            {"kind": point.kind} | _placed(point, spend) | {"text": mark_text(point)}
+            for point in series.marks
+            if point.kind != "eval"
+        ],
+        "spend": spend,
+        "limit_usd": as_usd(limit_micro(job)),
+    }
+
+
+def spend_curve(attempts: Sequence[Attempt], now_s: float) -> list[list[float]]:
+    """Return the corners of what the job had cost over time: `[time_s, usd]`; empty where a price is unknown.
+
+    Between two corners money goes evenly, as it is metered.
+    """
+    legs = [leg for leg in meter.legs_of(attempts) if leg.started_s is not None or leg.ended_s is not None]
+    if not legs or meter.spent_micro(legs, now_s) is None:
+        return []
+    corners = sorted({time for leg in legs for time in (leg.started_s, leg.end_s(now_s)) if time is not None})
+    found = []
+    for time_s in corners:
+        parts = [meter.part_micro(leg, 0.0, time_s, now_s) or 0 for leg in legs]
+        found.append([round(time_s, 3), round(sum(parts) / 1e6, 6)])
+    return found
+
+
+def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None]:
+    """Return a function from a time to what had been spent by then; None where that is unknown."""
+    times = [corner[0] for corner in spend]
+
+    def at(time_s: float) -> float | None:
+        if not spend:
+            return None
+        place = bisect.bisect_right(times, time_s)
+        if place in (0, len(times)):
+            return spend[0 if place == 0 else -1][1]
+        (begin_s, before), (end_s, after) = spend[place - 1], spend[place]
+        return round(before + (after - before) * (time_s - begin_s) / (end_s - begin_s), 6)
+
+    return at
+
+
+def mark_text(point: Point) -> str:
+    """Return what a mark says, in a few words."""
+    told = point.fields
+    if point.kind == "start":
+        ranks = told.get("ranks")
+        return f"started, {ranks} ranks" if isinstance(ranks, int) else "started"
+    if point.kind == "restart":
+        return f"went on from step {point.step}" if told.get("path") else "started from step 0"
+    if point.kind == "checkpoint":
+        return _checkpoint_text(point)
+    if point.kind == "preempt":
+        reason = told.get("reason")
+        return f"saved and left ({reason})" if reason else "saved and left"
+    if point.kind == "error":
+        return str(told.get("message") or told.get("kind") or "error")[:300]
+    return point.kind
+
+
+def _checkpoint_text(point: Point) -> str:
+    told = point.fields
+    for key, words in (("failed", "not saved"), ("damaged", "damaged"), ("mirror_fault", "not in the mirror")):
+        if told.get(key):
+            return f"{words}: {told[key]}"[:300]
+    if "mirror_s" in told:
+        return f"step {point.step} is in the mirror"
+    seconds = told.get("seconds")
+    return f"saved step {point.step}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
+
+
+def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:
+    state = attempt.state
+    steps = [point.step for point in series.steps if point.attempt == attempt.number and point.step is not None]
+    origins = [point for point in series.marks if point.attempt == attempt.number and point.kind in ("start", "restart")]
+    began = next((point.step for point in origins if point.step is not None), None)
+    ended_s = state.ended_s if state.state not in ("pending", "running", "stopping") else None
+    took_s = None if state.started_s is None else (ended_s or now_s) - state.started_s
+    return {
+        "number": attempt.number,
+        "state": state.state,
+        "reason": state.reason,
+        "detail": state.detail,
+        "restarts": state.restarts,
+        "began_s": state.started_s,
+        "ended_s": ended_s,
+        "took": None if took_s is None else span(took_s),
+        "first_step": began if began is not None else min(steps, default=None),
+        "last_step": steps[-1] if steps else None,
+        "spent_usd": as_usd(meter.spent_micro(meter.legs_of([attempt]), now_s)),
+    }
+
+
+def _columns(steps: Sequence[Point], spend: list[list[float]]) -> dict[str, list[Any]]:
+    at = spent_at(spend)
+    counts = Counter(name for point in steps for name in point.fields)
+    own = [name for name, _ in counts.most_common() if name not in _COLUMNS and name not in _UNDRAWN]
+    names = [name for name in _COLUMNS if name in counts] + sorted(own[:_MOST_OWN])
+    found: dict[str, list[Any]] = {
+        "attempt": [point.attempt for point in steps],
+        "time_s": [round(point.time_s, 3) for point in steps],
+        "step": [point.step for point in steps],
+        "usd": [at(point.time_s) for point in steps],
+    }
+    return found | {name: [_rounded(point.fields.get(name)) for point in steps] for name in names}
+
+
+def _placed(point: Point, spend: list[list[float]]) -> dict[str, Any]:
+    return {
+        "attempt": point.attempt,
+        "time_s": round(point.time_s, 3),
+        "step": point.step,
+        "usd": spent_at(spend)(point.time_s),
+    }
+
+
+def _short(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: _rounded(value) for name, value in metrics.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,140 @@
+"""A real Chromium for tests of pages: one a test file, a fresh profile for each test, and what went wrong in it.
+
+    def test_page_opens(open_page):
+        page = open_page(path.as_uri())
+        assert page.locator("h1").inner_text() == "digits"
+
+A test ends with a failure if the page has written an error to the console, has raised one, or has asked the network
+for anything but loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+__all__ = ["Seen", "browser", "contrast", "open_page", "page_seen"]
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
+    *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
+]
+
+# The least contrast (WCAG 2.1, 1.4.3) of the texts that match, each against what is painted behind it.
+_CONTRAST = """
+(selector) => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const channels = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = (rgb) => rgb.slice(0, 3).map((value) => value / 255)
+    .map((value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, value, i) => sum + value * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = channels(getComputedStyle(at).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = [];
+  for (const element of document.querySelectorAll(selector)) {
+    const isOwn = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!isOwn || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element), isSvg = element.namespaceURI.endsWith("svg");
+    const text = luminance(channels(isSvg ? style.fill : style.color)), back = luminance(behind(element));
+    const ratio = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
+    found.push([Math.round(100 * ratio) / 100, element.textContent.trim().slice(0, 40)]);
+  }
+  return found.sort((one, other) => one[0] - other[0]).slice(0, 5);
+}
+"""
+
+
+@dataclass
+class Seen:
+    """What a test's pages have done: `requests` are all addresses that were asked for, `errors` what went wrong."""
+
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        """Note what this page does from now on."""
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(f"raised: {error}"))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+
+    @property
+    def far(self) -> list[str]:
+        """The addresses that are neither a file nor on this machine."""
+        near = ("127.0.0.1", "localhost", "::1")
+        return [url for url in self.requests if urlsplit(url).scheme in ("http", "https", "ws", "wss")
+                and urlsplit(url).hostname not in near]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Return the machine's Chromium, headless.
+
+    One a file: while it is open playwright has this thread's event loop running, and other tests want one of their own.
+    """
+    from playwright.sync_api import sync_playwright
+
+    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.fail("there is no chromium on this machine: apt-get install chromium fonts-dejavu-core", pytrace=False)
+    with pytest.MonkeyPatch.context() as patch:  # else it would count as a process that the first test has left
+        for name in [name for name in os.environ if name.startswith("CLOUDTRAIN_")]:
+            patch.delenv(name)
+        driver = sync_playwright().start()
+        found = driver.chromium.launch(executable_path=path, args=FLAGS)
+    yield found
+    found.close()
+    driver.stop()
+
+
+@pytest.fixture
+def page_seen() -> Seen:
+    """Return what this test's pages have done."""
+    return Seen()
+
+
+@pytest.fixture
+def open_page(browser: Browser, page_seen: Seen) -> Iterator[Callable[..., Page]]:
+    """Return a function that opens an address in a fresh profile: `open_page(url, width=400, color_scheme="dark")`.
+
+    Further names are playwright's for a context. After the test its console must be clean and nothing far asked for.
+    """
+    contexts: list[BrowserContext] = []
+
+    def open_one(url: str, *, width: int = 1200, height: int = 900, **more: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": height}, **more)
+        contexts.append(context)
+        page = context.new_page()
+        page_seen.watch(page)
+        page.goto(url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert page_seen.errors == []
+    assert page_seen.far == []
+
+
+def contrast(page: Page, selector: str = "body *") -> list[tuple[float, str]]:
+    """Return the lowest contrasts of the texts that match, and the texts: 4.5 is the least that people read well."""
+    return [(ratio, text) for ratio, text in page.evaluate(_CONTRAST, selector)]
