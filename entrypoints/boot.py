@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from cloudtrain.entrypoints import durable, events, heartbeat, processes
+from cloudtrain.entrypoints import durable, events, heartbeat, lastlines, processes
 from cloudtrain.entrypoints import node as nodes
 
 __all__ = [
@@ -255,7 +255,8 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
     if processes.waits_in_kernel(hang.pid):
         where = "it waits for a disk or a network share, and cannot print its stack"
     message = f"made no step for {hang.silent_s:.0f} s; {where}"
-    return {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
+    told = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
+    return {**told, "lines": lastlines.of_rank(hang.rank)}
 
 
 def _torchrun_log() -> AbstractContextManager[TextIO | None]:
@@ -277,7 +278,8 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
         return code, []
     by_rank = {f["rank"]: f for path in sorted(folder.glob("rank-*.json")) if (f := durable.read_json(path))}
     for failure in durable.read_json(folder / "torchrun.json") or []:
-        by_rank.setdefault(failure["rank"], failure)  # a rank's own account says more than its exit code
+        if failure["rank"] not in by_rank:  # a rank's own account says more than its exit code
+            by_rank[failure["rank"]] = _with_lines(failure)
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
     outcome = durable.read_json(folder / "outcome.json") or {}
     failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
@@ -297,6 +299,11 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
     return EXIT_FAILED, [
         {"rank": None, "kind": kind, "message": f"torchrun ended with code {ended.code}{_last_words()}"}
     ]
+
+
+def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure of a rank that could not speak for itself, with what it printed last."""
+    return failure if failure["rank"] is None else {**failure, "lines": lastlines.of_rank(failure["rank"])}
 
 
 def _last_words() -> str:

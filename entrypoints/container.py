@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,12 @@ from cloudtrain.entrypoints.usedtime import Note
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
 
-FAILURE_BYTES, MESSAGE_BYTES, TYPE_BYTES = 1000, 300, 80  # SageMaker passes on the first 1024 characters
+FAILURE_BYTES, MESSAGE_BYTES, TYPE_BYTES, LINES_BYTES = (
+    1000,
+    300,
+    80,
+    200,
+)  # SageMaker passes on the first 1024 characters
 LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
@@ -118,12 +124,23 @@ def account(verdict: dict[str, Any]) -> str:
     message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), MESSAGE_BYTES)
     fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
-    fields |= {"message": message, "traceback": ""}
+    fields |= {"message": message, "traceback": "", "lines": []}
     room = FAILURE_BYTES - len(events.format_line("ended", f"{who}{kind}{message}", fields).encode())
-    frames = str(error.get("traceback") or "").split("\n")
-    while frames and len(json.dumps("\n".join(frames))) > room:  # from its top: at its end stands the user's own line
-        frames.pop(0)
-    return events.format_line("ended", f"{who}{kind}{message}", {**fields, "traceback": "\n".join(frames)})
+    told = [str(line) for line in error.get("lines") or ()]
+    # Of both the end: there stands the user's own line, and what was printed last.
+    kept = len(json.dumps(_last(told, LINES_BYTES)))
+    frames = _last(str(error.get("traceback") or "").split("\n"), room - kept, "\n".join)
+    told = _last(told, room - len(json.dumps("\n".join(frames))))
+    return events.format_line(
+        "ended", f"{who}{kind}{message}", {**fields, "traceback": "\n".join(frames), "lines": told}
+    )
+
+
+def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:
+    """Return the last of the parts whose JSON, together, has at most so many bytes."""
+    while parts and len(json.dumps(joined(parts))) > size:
+        parts = parts[1:]
+    return parts
 
 
 def _short(text: str, size: int) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain.entrypoints import durable, heartbeat, processes
+from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -152,6 +152,9 @@ def _open_log() -> None:
 
 def _record(error: BaseException) -> int:
     """Write what happened where boot looks; print the traceback, without our own frames; return the exit code."""
+    for stream in (sys.stdout, sys.stderr):  # what the rank has said before comes before it
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     is_config = type(error).__name__ == "TaskError"
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -163,6 +166,7 @@ def _record(error: BaseException) -> int:
             "type": type(error).__name__,
             "message": f"{str(error)[:4000]}{_full_disk(error)}",
             "traceback": "".join(_without_ours(error))[-16000:],
+            "lines": lastlines.of_rank(rank),
             "peer_lost": _is_echo(error),
             "time_s": time.time(),
         }
@@ -172,7 +176,6 @@ def _record(error: BaseException) -> int:
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
-        sys.stdout.flush()
         os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
 

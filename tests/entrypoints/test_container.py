@@ -164,13 +164,16 @@ def test_account_is_an_event_that_fits(message: str) -> None:
     """What SageMaker cuts at 1024 characters must be whole: words first, then data, the traceback's end in it."""
     frames = "".join(f'  File "train.py", line {n}, in f{n}\n    call()\n' for n in range(100))
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": frames + "the end"}
-    line = account({**FAILED, "error": error})
+    lines = [f"loading shard {n} of the training set, é" for n in range(10)]
+    line = account({**FAILED, "error": {**error, "lines": lines}})
     text, fields = events.parse(line)
     assert fields is not None
     assert len(line.encode()) <= FAILURE_BYTES
     assert text.startswith("rank 5: ValueError: " + message[:8].replace("\n", " "))
     assert (fields["rank"], fields["state"], fields["resumable"]) == (5, "failed", True)
     assert fields["traceback"].endswith("the end")
+    assert fields["lines"]
+    assert fields["lines"] == lines[-len(fields["lines"]) :]
 
 
 def test_account_without_an_error_says_why() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cloudtrain.entrypoints import container
 from cloudtrain.launcher import account
 
-BOOM = {"rank": 1, "kind": "error", "type": "ValueError", "message": "boom", "traceback": "train.py:3"}
+BOOM = {"rank": 1, "kind": "error", "type": "ValueError", "message": "boom", "traceback": "train.py:3", "lines": ["a"]}
 
 
 def words(state: str, reason: str, error: dict[str, Any] | None = None, restarts: int = 0) -> str:

@@ -1,0 +1,40 @@
+"""What a rank printed last, before what ended it: the cause often stands there, and not in the exception."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cloudtrain.entrypoints import events
+
+__all__ = ["MOST", "of_rank", "of_text"]
+
+MOST, LINE_CHARACTERS = 10, 200
+_READ_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
+
+
+def of_rank(rank: int) -> list[str]:
+    """Return the last lines of that rank's log on this node, as people read them; none where there is no log."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    if not folder:
+        return []
+    try:
+        with (Path(folder) / f"rank-{rank}.log").open("rb") as log:
+            begin = max(0, log.seek(0, os.SEEK_END) - _READ_BYTES)
+            log.seek(begin)
+            text = log.read(_READ_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    return of_text(text.partition("\n")[2] if begin and "\n" in text else text)
+
+
+def of_text(text: str, most: int = MOST) -> list[str]:
+    """Return the last lines, event tails off, progress bars in their last state, long lines cut, without empty ones."""
+    found: list[str] = []
+    for line in reversed(text.split("\n")):
+        shown = events.parse(line.rstrip("\r").rpartition("\r")[2])[0].rstrip()
+        if shown:
+            found.append(shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 1]}…")
+        if len(found) == most:
+            break
+    return found[::-1]
