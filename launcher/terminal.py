@@ -16,6 +16,7 @@ from cloudtrain.launcher import columns
 __all__ = [
     "RANK_COLOURS",
     "ReaderGoneError",
+    "aside",
     "coloured",
     "confirm",
     "is_terminal",
@@ -24,6 +25,7 @@ __all__ = [
     "print_text",
     "say",
     "when",
+    "write",
 ]
 
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
@@ -34,15 +36,27 @@ def say(message: str) -> None:
     click.echo("\n".join(columns.wrapped([message], columns.width(sys.stderr))), err=True)
 
 
+def aside(message: str) -> None:
+    """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
+    lines = columns.wrapped([message], _beside(len(_MARK)))
+    dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    click.echo("\n".join(click.style(f"{_MARK}{line}", dim=True) if dim else f"{_MARK}{line}" for line in lines), err=True)
+
+
+def _beside(room: int) -> int | None:
+    width = columns.width(sys.stderr)
+    return None if width is None else width - room
+
+
 def print_json(value: Any) -> None:
     """Print one JSON object on one line."""
-    _write(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print data, in one write."""
     if lines:
-        _write("\n".join(lines))
+        write("\n".join(lines) + "\n")
 
 
 def print_text(lines: Sequence[str]) -> None:
@@ -54,9 +68,14 @@ class ReaderGoneError(Exception):
     """Whoever reads standard output has closed it (`cloudtrain logs | head`)."""
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Write the text to standard output as it is. Raises ReaderGoneError."""
     try:
-        sys.stdout.write(text + "\n")
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:  # a terminal that has not all characters, or half a character of a platform's
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError as error:
         raise ReaderGoneError from error

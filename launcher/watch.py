@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import struct
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import retry
 from cloudtrain.launcher.describe import outcome
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.logs import keeping
 from cloudtrain.launcher.money.outlook import Outlook
 from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.notices.herald import RECENT_S, Herald
@@ -23,22 +25,27 @@ from cloudtrain.launcher.progress import shown
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 
-__all__ = ["Seen", "chosen", "line", "look"]
+__all__ = ["Seen", "chosen", "keep", "line", "look"]
 
 RETRY_S = 3600.0  # a job that ended longer ago is not begun anew by surprise
 LOCK = "watch.lock"
 MOST_JOBS = 500  # the newest, of which those that have ended are looked at once
+KEEP_S = 30.0  # that bringing a log home takes at most, at each look
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look has found. `fault`: why there was none, or not a whole one."""
+    """What one look has found. `fault`: why there was none, or not a whole one.
+
+    `ended` is the attempt that has ended, though the job may go on with another one.
+    """
 
     job: Job
     outlook: Outlook | None = None
     notices: tuple[Notice, ...] = ()
     is_again: bool = False
     fault: str = ""
+    ended: Attempt | None = None
 
 
 def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
@@ -66,6 +73,18 @@ def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
             return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
 
 
+def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
+    """Bring home the log of an attempt that has ended of late, while its machines, or their platform, still have it.
+
+    To be called once the end has been told: it may take its time. What cannot be kept now hides no end.
+    """
+    attempt = seen.ended
+    if attempt is None or (attempt.state.ended_s or 0.0) < time.time() - RECENT_S:
+        return
+    with suppress(CloudtrainError, OSError):
+        keeping.keep(registry, seen.job, attempt, within_s=within_s)
+
+
 def line(seen: Seen) -> str:
     """Return what was found, for people, on one line."""
     job, clock = seen.job, time.strftime("%H:%M:%S")
@@ -90,7 +109,8 @@ def _look(registry: Registry, herald: Herald, job: Job) -> Seen:
     notices, again = herald.look(job), None
     if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
         again = retry.earned(registry, job)
-    return Seen(again or job, herald.outlook(again or job, time.time()), tuple(notices), again is not None)
+    money = herald.outlook(again or job, time.time())
+    return Seen(again or job, money, tuple(notices), again is not None, ended=None if job.active else job.attempt)
 
 
 def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
@@ -106,8 +126,19 @@ def _alone(folder: Path, job_id: str) -> Iterator[bool]:
     """
     with (folder / LOCK).open("a") as lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, zlib.crc32(job_id.encode()))
+            _lock(lock.fileno(), zlib.crc32(job_id.encode()))
         except BlockingIOError:
             yield False
             return
         yield True
+
+
+def _lock(file: int, byte: int) -> None:
+    """Lock the byte for this open file. Raises BlockingIOError.
+
+    A process's own lock would be no lock between its threads, and all of them would go with the first file closed.
+    """
+    if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is None:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        return
+    fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock, from the start

@@ -1,7 +1,9 @@
-"""`cloudtrain watch`: look at jobs again and again, and tell people what is due."""
+"""`cloudtrain watch`: look at jobs again and again, show them live, and tell people what is due."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,44 +20,73 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-LEAST_S = 1
+EVERY, LEAST_S = "60s", 1
 
 
 @click.command("watch")
 @click.argument("jobs", nargs=-1, shell_complete=completes("jobs"))
 @click.option("--all", "everything", is_flag=True, help="All jobs that are active; the default without JOBS.")
 @click.option("--once", is_flag=True, help="One look at each, as for cron.")
-@click.option("--every", default="60s", show_default=True, metavar="DURATION", help="Time between two looks.")
+@click.option("--plain", is_flag=True, help="Lines also on a terminal, instead of the live view.")
+@click.option(
+    "--every",
+    metavar="DURATION",
+    help="Time between two looks, 60s without it; the live view looks as often as its backend takes it, or so seldom.",
+)
 @click.option("--install", is_flag=True, help="Write a unit for the user's systemd; else print a line for cron.")
 @click.option("--uninstall", is_flag=True, help="Remove that unit.")
 @json_option
 def command(
-    jobs: tuple[str, ...], everything: bool, once: bool, every: str, install: bool, uninstall: bool, as_json: bool
+    jobs: tuple[str, ...],
+    everything: bool,
+    once: bool,
+    plain: bool,
+    every: str | None,
+    install: bool,
+    uninstall: bool,
+    as_json: bool,
 ) -> int:
     """Watch jobs: bring them up to date, send alerts, and the further attempts that their `retry` asks for.
 
-    It ends when the JOBS that are named have, with the first exit code of theirs that is not 0; without any never.
-    With --json it prints one object a job and look.
+    On a terminal it shows them live, one with its curves and its log, many in a table; the keys are on the screen. Else
+    it prints a line a job and look. It ends when the JOBS that are named have, with the first exit code of theirs that
+    is not 0; without any never. With --json it prints one object a job and look.
     """
-    from cloudtrain.launcher.units import parse_duration
-
-    try:
-        every_s = parse_duration(every)
-    except ValueError as error:
-        raise UsageError(f"--every {every}: expected {error}") from error
-    if every_s < LEAST_S:
-        raise UsageError(f"--every {every}: too often", hint=f"at least {LEAST_S}s")
+    every_s = _every_s(every or EVERY)
     if jobs and everything:
         raise UsageError("name jobs, or take --all")
     if install or uninstall:
         if install and uninstall:
             raise UsageError("--install and --uninstall exclude each other")
-        return _install(every) if install else _uninstall()
+        return _install(every or EVERY) if install else _uninstall()
+    if not (once or plain or as_json) and _is_live():
+        from cloudtrain.launcher.live.show import show
+
+        return show(jobs, every_s if every else 0.0)
     try:
         return _watch(jobs, every_s, once=once, as_json=as_json)
     except KeyboardInterrupt:
         say("no longer watching; the jobs run on")
         return 130
+
+
+def _every_s(text: str) -> float:
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        every_s = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--every {text}: expected {error}") from error
+    if every_s < LEAST_S:
+        raise UsageError(f"--every {text}: too often", hint=f"at least {LEAST_S}s")
+    return every_s
+
+
+def _is_live() -> bool:
+    """Return whether there is a terminal that can show a picture, and a person at its keys."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
@@ -88,6 +119,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 _print(registry, seen, as_json=as_json)
             if not seen.job.active:
                 over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))
+            watching.keep(registry, seen)
         is_over = bool(names) and all(job.id in over for job in jobs)
         if once or is_over:
             herald.close()

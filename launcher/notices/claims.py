@@ -13,7 +13,19 @@ from cloudtrain.entrypoints.notices.sending import LIMIT_S
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.money.alerts import untold
 
-__all__ = ["MOST_TRIES", "TERMINAL", "Claim", "claim", "give_up", "mark_failed", "mark_told", "pending", "told"]
+__all__ = [
+    "MOST_TRIES",
+    "TERMINAL",
+    "Claim",
+    "Told",
+    "claim",
+    "give_up",
+    "mark_failed",
+    "mark_told",
+    "pending",
+    "sent",
+    "told",
+]
 
 LEASE_S = LIMIT_S + 12.0  # longer than any try, and than a busy machine takes to mark it
 MOST_TRIES = 40  # about two and a half hours with back-off
@@ -27,6 +39,15 @@ class Claim:
     verdict: str
     tries: int = 0
     next_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """A notice that was delivered: what it is about, when it was told first, and to which kinds of channel."""
+
+    key: str
+    told_s: float
+    channels: tuple[str, ...]
 
 
 def claim(
@@ -100,6 +121,22 @@ def told(database: Database, job_id: str, channel: str) -> set[str]:
         "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NOT NULL", (job_id, channel)
     )
     return {row["key"] for row in rows}
+
+
+def sent(database: Database, job_id: str) -> list[Told]:
+    """Return what has been told of the job, the first one first."""
+    found: dict[str, Told] = {}
+    rows = database.execute(
+        "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s", (job_id,)
+    )
+    for row in rows:
+        kind = row["channel"].partition("-")[0]
+        first = found.get(row["key"])
+        kinds = () if first is None else first.channels
+        found[row["key"]] = Told(
+            row["key"], row["told_s"] if first is None else first.told_s, tuple(dict.fromkeys([*kinds, kind]))
+        )
+    return list(found.values())
 
 
 def pending(database: Database, since_s: float) -> list[str]:

@@ -1,0 +1,129 @@
+"""What the user has chosen to see, and what a key makes of that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.logs.view import parse_ranks
+
+__all__ = ["Action", "Choice", "steer"]
+
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
+_SCROLLS = {"up": 1, "k": 1, "down": -1, "j": -1}
+_LONGEST = 40  # what is typed for ranks
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`opened` is the job in view, None for the table; `chosen` the table's marked one.
+
+    `is_single`: one job is watched, and there is no table. `held` is the log as it was when it was paused, `back` how
+    many lines of it below the view. `typing` is what is being typed for `ranks`; `asks` the job that is to be stopped.
+    """
+
+    chosen: str = ""
+    opened: str | None = None
+    is_single: bool = False
+    is_large: bool = False
+    ranks: str = ""
+    typing: str | None = None
+    asks: str | None = None
+    held: tuple[LogLine, ...] | None = None
+    back: int = 0
+    word: str = ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is to be done: `quit`, `redraw`, `stop` of the job, `open` of the job in view with the ranks as chosen."""
+
+    kind: str
+    job: str = ""
+
+
+def steer(
+    choice: Choice, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10
+) -> tuple[Choice, Action | None]:
+    """Return the choice after the key, and what is to be done besides.
+
+    `jobs` are the table's rows from the top, `lines` the log's, of which `page` are in view.
+    """
+    if key == "redraw":
+        return choice, Action("redraw")
+    choice = replace(choice, word="")
+    if choice.asks is not None:
+        asked = choice.asks
+        return replace(choice, asks=None), Action("stop", asked) if key in ("y", "Y") else None
+    if choice.typing is not None:
+        return _typed(choice, key)
+    if choice.opened is None:
+        return _in_table(choice, key, jobs)
+    return _in_job(choice, key, lines, page)
+
+
+def _typed(choice: Choice, key: str) -> tuple[Choice, Action | None]:
+    text = choice.typing or ""
+    if key == "enter":
+        try:
+            if text.strip():
+                parse_ranks(text)
+        except UsageError as error:
+            return replace(choice, word=f"{error.message}; {error.hint}"), None
+        chosen = replace(choice, typing=None, ranks=text.strip(), held=None, back=0)
+        return chosen, Action("open", choice.opened or "")
+    if key == "escape":
+        return replace(choice, typing=None), None
+    if key == "back":
+        return replace(choice, typing=text[:-1]), None
+    if len(key) == 1 and key in "0123456789,- " and len(text) < _LONGEST:
+        return replace(choice, typing=text + key), None
+    return choice, None
+
+
+def _in_table(choice: Choice, key: str, jobs: Sequence[str]) -> tuple[Choice, Action | None]:
+    if key == "q":
+        return choice, Action("quit")
+    if not jobs:
+        return choice, None
+    place = jobs.index(choice.chosen) if choice.chosen in jobs else 0
+    if key in _MOVES or key in ("home", "end", "page up", "page down"):
+        steps = {"home": -len(jobs), "end": len(jobs), "page up": -10, "page down": 10}
+        place = min(max(place + (_MOVES.get(key) or steps.get(key, 0)), 0), len(jobs) - 1)
+        return replace(choice, chosen=jobs[place]), None
+    if key == "enter":
+        opened = replace(choice, chosen=jobs[place], opened=jobs[place], ranks="", held=None, back=0)
+        return opened, Action("open", jobs[place])
+    if key == "s":
+        return replace(choice, chosen=jobs[place], asks=jobs[place]), None
+    return choice, None
+
+
+def _in_job(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> tuple[Choice, Action | None]:
+    if key == "q" and choice.is_single:
+        return choice, Action("quit")
+    if key in ("q", "escape") and not choice.is_single:
+        return replace(choice, opened=None, held=None, back=0), Action("open", "")
+    if key == "l":
+        return replace(choice, is_large=not choice.is_large), None
+    if key == "r":
+        return replace(choice, typing=choice.ranks), None
+    if key == "s":
+        return replace(choice, asks=choice.opened), None
+    if key in ("p", " "):
+        is_held = choice.held is not None
+        return replace(choice, held=None if is_held else tuple(lines), back=0), None
+    if key == "end":
+        return replace(choice, held=None, back=0), None
+    return _scrolled(choice, key, lines, page), None
+
+
+def _scrolled(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> Choice:
+    """Return the choice with the log moved; whoever looks back looks at lines that stay where they are."""
+    steps = {"page up": page, "page down": -page, "home": len(lines)} | _SCROLLS
+    if key not in steps or (choice.held is None and steps[key] < 0):
+        return choice
+    held = tuple(lines) if choice.held is None else choice.held
+    return replace(choice, held=held, back=min(max(choice.back + steps[key], 0), max(0, len(held) - page)))

@@ -1,0 +1,108 @@
+"""From a job's points to what the live view draws of them. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cloudtrain.launcher.live.sight import Curves, Track
+from cloudtrain.launcher.series import Point, Series
+
+__all__ = ["BINS", "curves_of"]
+
+BINS = 256  # stretches of a track: as many as the widest sparkline has columns
+_PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
+_NEWEST = 20  # step events that the split is the mean of: a save is in few of them
+
+
+def curves_of(series: Series) -> Curves:
+    """Return what the points tell."""
+    steps, marks = series.steps, series.marks
+    loss = _track("loss", steps, lambda point: point.fields.get("loss"))
+    split, step_s = _split(steps[-_NEWEST:])
+    memory = next((value for point in reversed(steps) if _is_size(value := point.fields.get("memory_bytes"))), None)
+    start = next((point.fields for point in reversed(marks) if point.kind == "start"), {})
+    total = start.get("memory_total_bytes")
+    saved = max((mark for mark in marks if mark.kind == "checkpoint"), key=lambda mark: mark.time_s, default=None)
+    return Curves(
+        loss=loss,
+        rate=_rate(steps),
+        step_s=step_s,
+        split=split,
+        memory_bytes=memory,
+        memory_total_bytes=total if _is_size(total) else None,
+        is_gpu=str(start.get("device", "")).startswith("cuda"),
+        checkpoint=None if saved is None else (saved.step, saved.time_s),
+    )
+
+
+def _rate(steps: Sequence[Point]) -> Track | None:
+    """Return the throughput: as the job tells it, else steps in time."""
+    for name, label in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
+        track = _track(label, steps, lambda point, name=name: point.fields.get(name))  # type: ignore[misc]
+        if track is not None:
+            return track
+    paces: dict[int, float] = {}
+    for before, after in itertools.pairwise(steps):
+        is_next = before.attempt == after.attempt and before.step is not None and after.step is not None
+        if is_next and after.step > before.step and after.time_s > before.time_s:  # type: ignore[operator]
+            paces[id(after)] = (after.step - before.step) / (after.time_s - before.time_s)  # type: ignore[operator]
+    return _track("steps/s", steps, lambda point: paces.get(id(point)))
+
+
+def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) -> Track | None:
+    """Return the figure over the steps, or over the events where they have no steps; None where none is told.
+
+    A step that came again after a resume counts as its last attempt told it.
+    """
+    told = [(point, value) for point in steps if (value := value_of(point)) is not None]
+    if not told:
+        return None
+    by_place: dict[int, float] = {}
+    for place, (point, value) in enumerate(told):
+        if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
+            by_place[place if point.step is None else point.step] = float(value)
+    newest = told[-1][1]
+    if not by_place:
+        return Track(name, (), _shown(newest), None, None)
+    return Track(name, _binned(by_place), _shown(newest), min(by_place.values()), max(by_place.values()))
+
+
+def _binned(by_place: dict[int, float]) -> tuple[float | None, ...]:
+    """Return the means over equal stretches; a stretch in which nothing came has what came before it."""
+    low, high = min(by_place), max(by_place)
+    count = min(BINS, len(by_place))
+    sums, counts = [0.0] * count, [0] * count
+    for place, value in by_place.items():
+        here = min(count - 1, (place - low) * count // max(1, high - low))
+        sums[here] += value
+        counts[here] += 1
+    found: list[float | None] = []
+    for total, many in zip(sums, counts, strict=True):
+        found.append(total / many if many else (found[-1] if found else None))
+    return tuple(found)
+
+
+def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float | None]:
+    """Return the mean seconds of the parts that were told, and of the whole step with its saves."""
+    newest = [point.fields for point in steps]
+    sums = {
+        label: [float(fields[name]) for fields in newest if isinstance(fields.get(name), float | int)]
+        for name, label in _PARTS
+    }
+    split = tuple((label, sum(values) / len(values)) for label, values in sums.items() if values)
+    whole = sum(seconds for _, seconds in split)
+    if not split or whole <= 0:
+        told = [float(fields["step_s"]) for fields in newest if isinstance(fields.get("step_s"), float | int)]
+        return (), sum(told) / len(told) if told else None
+    return split, whole
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _shown(value: Any) -> float | str:
+    return float(value) if isinstance(value, float | int) else str(value)

@@ -1,0 +1,240 @@
+"""What gathers the picture: threads that look at jobs, one a backend, so that a slow one holds up nothing else.
+
+Each thread has a registry of its own. Nothing here draws, and what draws asks no backend.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import stopping
+from cloudtrain.launcher import watch as watching
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.live.curves import curves_of
+from cloudtrain.launcher.live.sight import Scene, Sight
+from cloudtrain.launcher.money.outlook import outlook
+from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.series import read as read_series
+
+__all__ = ["Feed", "pause_s"]
+
+_LEAST_S = 1.0  # between two looks at a job: figures change no quicker
+_AT_ONCE = 5  # jobs of one backend that are looked at as often as each could be alone; more share that
+_SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # between two looks at one whose backend does not answer
+_REST = 12.0  # times the processor time that a look took, at least: 8 % of a core, however many jobs there are
+_CHOOSE_S = 1.0
+_CLOSE_S = 3.0  # for what is being told, or sent
+
+
+def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> float:
+    """Return how long after a look the next one at the same job comes, of `jobs` on its backend.
+
+    `silences`: how often in a row the backend did not answer.
+    """
+    usual_s = max(_LEAST_S, least_s, pace_s * max(1.0, jobs / _AT_ONCE))
+    if silences:
+        return max(usual_s, min(_SILENT_S * 2.0 ** min(silences - 1, 8), _MOST_SILENT_S))
+    return usual_s
+
+
+class Feed:
+    """All that is watched: the jobs of these names, without any what `watch.chosen` finds. `close` it."""
+
+    def __init__(self, names: Sequence[str], least_s: float = 0.0, folder: Path | None = None) -> None:
+        """Raises NoSuchJobError where a name is none, ConfigError where the registry cannot be used."""
+        self._names, self._least_s = tuple(names), least_s
+        registry = Registry(folder)
+        self.folder = registry.folder
+        self._sights = {job.id: Sight(job) for job in watching.chosen(registry, names, time.time())}
+        registry.close()
+        self._lock = threading.Lock()
+        self._lanes: dict[str, _Lane] = {}
+        self._opened = ""
+        self._notes: list[tuple[float, str]] = []
+        self.is_closing = threading.Event()
+        self._chooser = threading.Thread(target=self._choose, name="registry", daemon=True)
+        self._chooser.start()
+
+    def scene(self, now_s: float) -> Scene:
+        """Return the picture as it is: active jobs first, each kind by when it was submitted, the newest first."""
+        with self._lock:
+            sights = list(self._sights.values())
+            notes = tuple(self._notes)
+        if not self._names:
+            sights.sort(key=lambda sight: (not sight.job.active, -sight.job.created_s))
+        return Scene(tuple(sights), now_s, notes)
+
+    def open(self, job_id: str) -> None:
+        """Gather one job's curves and alerts, too; none's with an empty id."""
+        self._opened = job_id
+
+    def note(self, words: str) -> None:
+        """Keep what our own parts said, for the view."""
+        with self._lock:
+            self._notes = [*self._notes[-99:], (time.time(), words)]
+
+    def stop(self, job_id: str) -> None:
+        """Ask the job to save and stop, in a thread of its own; what came of it is noted."""
+        threading.Thread(target=self._stop, args=(job_id,), name=f"stop {job_id}", daemon=True).start()
+
+    def close(self, wait_s: float = _CLOSE_S) -> None:
+        """End the looks; what is being told or sent just now has a little time."""
+        self.is_closing.set()
+        end_s = time.monotonic() + wait_s
+        for lane in self._lanes.values():
+            lane.thread.join(max(0.0, end_s - time.monotonic()))
+
+    # -- for the threads ----------------------------------------------------------------------------------------------
+
+    def put(self, job_id: str, **changes: object) -> None:
+        """Change what is seen of a job that is watched."""
+        with self._lock:
+            if (before := self._sights.get(job_id)) is not None:
+                self._sights[job_id] = replace(before, **changes)  # type: ignore[arg-type]
+
+    def _choose(self) -> None:
+        registry = Registry(self.folder)
+        known: object = None
+        drawn: object = None
+        try:
+            while not self.is_closing.is_set():
+                try:
+                    known = self._look_through(registry, known)
+                    drawn = self._gather(registry, drawn)
+                except (CloudtrainError, OSError) as error:
+                    self.note(str(error).splitlines()[0])
+                self.is_closing.wait(_CHOOSE_S)
+        finally:
+            registry.close()
+
+    def _look_through(self, registry: Registry, known: object) -> object:
+        """See which jobs there are, where any was added or resumed, or the minute is over; give each to its lane."""
+        counted = registry.database.execute("SELECT (SELECT MAX(seq) FROM jobs), (SELECT COUNT(*) FROM attempts)")[0]
+        now_s = time.time()
+        is_new = (tuple(counted), int(now_s // 60))
+        if is_new == known:
+            return known
+        for job in watching.chosen(registry, self._names, now_s):
+            before = self._sights.get(job.id)
+            if before is None or before.job.attempt.number != job.attempt.number or before.outlook is None:
+                attempts = tuple(registry.attempts(job))
+                with self._lock:
+                    self._sights[job.id] = Sight(job, attempts, outlook(job, attempts, now_s))
+            lane = self._lanes.get(job.backend)
+            if lane is None:
+                lane = self._lanes[job.backend] = _Lane(self, self._least_s)
+            lane.take(job)
+        return is_new
+
+    def _gather(self, registry: Registry, drawn: object) -> object:
+        """Read the opened job's curves, where there is more of them, and its alerts."""
+        job_id = self._opened
+        sight = self._sights.get(job_id)
+        if sight is None:
+            return None
+        database = registry.database
+        row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
+        newest = (job_id, *row, sight.job.attempt.progress.get("step"))
+        self.put(job_id, alerts=tuple(claims.sent(database, job_id)))
+        if newest != drawn or sight.curves is None:
+            self.put(job_id, curves=curves_of(read_series(database, job_id)))
+        return newest
+
+    def _stop(self, job_id: str) -> None:
+        try:
+            registry = Registry(self.folder)
+            try:
+                self.note(stopping.ask(registry, job_id).words)
+            finally:
+                registry.close()
+        except (CloudtrainError, OSError) as error:
+            self.note(f"{job_id} was not asked to stop: {str(error).splitlines()[0]}")
+        except Exception as error:
+            self.note(f"{job_id} was not asked to stop: cloudtrain itself failed: {type(error).__name__}: {error}")
+
+
+class _Lane:
+    """One backend's jobs, looked at one after the other by one thread."""
+
+    def __init__(self, feed: Feed, least_s: float) -> None:
+        self._feed, self._least_s = feed, least_s
+        self._jobs: dict[str, Job] = {}
+        self._due_s: dict[str, float] = {}
+        self._silences: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.thread = threading.Thread(target=self._run, name="looks", daemon=True)
+        self.thread.start()
+
+    def take(self, job: Job) -> None:
+        """Look at the job from now on, until it has ended and was seen so."""
+        with self._lock:
+            before = self._jobs.get(job.id)
+            if before is None or before.attempt.number != job.attempt.number:
+                self._jobs[job.id] = job
+                self._due_s[job.id] = 0.0
+
+    def _run(self) -> None:
+        try:
+            registry = Registry(self._feed.folder)
+        except CloudtrainError as error:
+            self._feed.note(str(error).splitlines()[0])
+            return
+        herald = Herald(registry)
+        try:
+            while not self._feed.is_closing.is_set():
+                now_s = time.monotonic()
+                job = self._next(now_s)
+                if job is None:
+                    self._feed.is_closing.wait(0.1)
+                    continue
+                used_s = time.thread_time()
+                self._look(registry, herald, job)
+                self._feed.is_closing.wait(_REST * (time.thread_time() - used_s))
+        finally:
+            herald.close()
+            registry.close()
+
+    def _next(self, now_s: float) -> Job | None:
+        """Return the job whose look is overdue the longest."""
+        with self._lock:
+            due = [(due_s, job_id) for job_id, due_s in self._due_s.items() if due_s <= now_s]
+            return self._jobs[min(due)[1]] if due else None
+
+    def _look(self, registry: Registry, herald: Herald, job: Job) -> None:
+        self._feed.put(job.id, asks_since_s=time.time())
+        seen = watching.look(registry, herald, job)
+        if seen is None:  # another watcher looks just now, and stores what it sees
+            self._show(registry, registry.find(job.id), watching.Seen(job))
+            self._plan(job)
+            return
+        self._show(registry, seen.job, seen)
+        self._plan(seen.job, is_over=not seen.fault and not seen.job.active)
+        watching.keep(registry, seen)
+
+    def _show(self, registry: Registry, job: Job, seen: watching.Seen) -> None:
+        attempts = tuple(registry.attempts(job))
+        now_s = time.time()
+        money = seen.outlook or outlook(job, attempts, now_s)
+        self._feed.put(
+            job.id, job=job, attempts=attempts, outlook=money, fault=seen.fault, seen_s=now_s, asks_since_s=None
+        )
+
+    def _plan(self, job: Job, *, is_over: bool = False) -> None:
+        """Say when the job is due again; never, once its end was seen."""
+        is_silent = job.attempt.unreachable_since_s is not None
+        with self._lock:
+            self._jobs[job.id] = job
+            if is_over:
+                self._due_s.pop(job.id, None)
+                return
+            silences = self._silences[job.id] = self._silences.get(job.id, 0) + 1 if is_silent else 0
+            pace_s = backends.load(job.backend).pace(job.attempt.ref).state_s if job.attempt.ref else _LEAST_S
+            self._due_s[job.id] = time.monotonic() + pause_s(pace_s, len(self._due_s), silences, self._least_s)

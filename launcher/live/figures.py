@@ -1,0 +1,288 @@
+"""The sections of a job's screen: each a few rows, or none where there is nothing to tell. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.launcher.describe import limit_words, next_step, outcome
+from cloudtrain.launcher.live import spark
+from cloudtrain.launcher.live.cleaning import cleaned
+from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
+from cloudtrain.launcher.live.sight import Curves, Sight, Track
+from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.money.outlook import Outlook
+from cloudtrain.launcher.money.words import clock, of_limit
+
+__all__ = [
+    "alerts",
+    "attempts",
+    "checkpoint",
+    "error",
+    "following",
+    "heading",
+    "limit",
+    "memory",
+    "percent",
+    "place",
+    "progress",
+    "quantity",
+    "share_done",
+    "spend",
+    "split",
+    "track",
+    "trouble",
+]
+
+SLOW_S = 5.0  # a look that takes longer is told
+_LEAST_BAR = 6  # columns; a shorter one says nothing
+_MOST_BAR = 60
+_PART_COLOURS = ("green", "magenta", "yellow", "blue")
+_ALERTS = {
+    "projected": "will reach its limit first",
+    "deadline": "soon saves and leaves",
+    "stalled": "no progress",
+    "unreachable": "backend silent",
+    "restarted": "ranks started again",
+}
+_ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
+
+
+def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return who it is, its state and reason, and for how long it has run."""
+    job, state = sight.job, sight.job.attempt.state
+    left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(state.state, "bold"))]
+    took = ""
+    if state.started_s is not None:
+        took = span((state.ended_s or now_s) - state.started_s)
+        took += f" of at most {span(job.attempt.plan['cap_s'])}" if job.active else ""
+    return [sides(width, signs, left, [(took, QUIET)] if took else [])]
+
+
+def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return what keeps the picture from being today's."""
+    backend, since_s = sight.job.backend, sight.job.attempt.unreachable_since_s
+    if sight.fault:
+        return [row(width, signs, (f"! {cleaned(sight.fault)}", WARNS))]
+    if since_s is not None:
+        ago = span(now_s - since_s)
+        words = f"! {backend} has not answered for {ago}; this is what it said last, and the job is not touched"
+        return [row(width, signs, (words, WARNS))]
+    if sight.asks_since_s is not None and now_s - sight.asks_since_s > SLOW_S:
+        return [
+            row(width, signs, (f"! {backend} was asked {span(now_s - sight.asks_since_s)} ago, no answer yet", WARNS))
+        ]
+    return []
+
+
+def place(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return where it runs and on how much."""
+    attempt, plan = sight.job.attempt, sight.job.attempt.plan
+    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    again = attempt.state.restarts
+    more = f", {again} restart{'s' if again != 1 else ''}" if again else ""
+    return [labelled(width, signs, "backend", f"{sight.job.backend}, {ranks}, attempt {attempt.number}{more}")]
+
+
+def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return how far it is, with a bar where its end is known, and when it will be done."""
+    job, told = sight.job, sight.job.attempt.progress
+    if "step" not in told:
+        detail = cleaned(job.attempt.state.detail or "")
+        if not job.active:
+            return [labelled(width, signs, "progress", detail or "no step was told")]
+        words = {"pending": "waiting to begin"}.get(job.attempt.state.state, "no step told yet")
+        return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
+    share = share_done(sight)
+    if share is None:
+        return [labelled(width, signs, "progress", f"step {told['step']}")]
+    left = f"step {told['step']}/{told['max_steps']} "
+    right = f" {percent(share)}"
+    finish_s = sight.outlook.finish_at_s if sight.outlook is not None else None
+    if job.active and finish_s is not None:
+        right += f", done in {span(finish_s - now_s)}, at {clock(finish_s, now_s)}"
+    room = min(_MOST_BAR, width - LABEL - len(left) - len(right))
+    drawn = spark.bar(share, room, signs) if room >= _LEAST_BAR else ""
+    return [labelled(width, signs, "progress", left, (drawn, "cyan"), right)]
+
+
+def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return the first failing rank's exception."""
+    told = sight.job.attempt.state.error
+    if not told:
+        return []
+    who = f"rank {told['rank']}: " if told.get("rank") is not None else ""
+    kind = f"{told['type']}: " if told.get("type") else ""
+    words = [cleaned(line) for line in f"{who}{kind}{told.get('message', '')}".splitlines() if line.strip()]
+    rows = [labelled(width, signs, "error", (words[0] if words else "unknown", BAD))]
+    return [*rows, *(labelled(width, signs, "", (line, BAD)) for line in words[1:3])]
+
+
+def following(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return what the user may want to do about a job that has ended."""
+    if sight.job.active:
+        return []
+    commands = next_step(sight.job, sight.attempts)
+    return [labelled(width, signs, "" if place else "next", command) for place, command in enumerate(commands)]
+
+
+def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
+    """Return a curve with its newest, least and largest values."""
+    if told is None:
+        return []
+    newest = quantity(told.newest) if isinstance(told.newest, float) else told.newest.upper()
+    style = "bold" if isinstance(told.newest, float) else BAD
+    range_words = ""
+    if told.least is not None and told.largest is not None:
+        range_words = f"  least {quantity(told.least):<6} largest {quantity(told.largest):<6}"
+    words = f"{newest:>8}"
+    room = width - LABEL - len(words) - len(range_words) - 1
+    if room < _LEAST_BAR:
+        range_words, room = "", width - LABEL - len(words) - 1
+    drawn = spark.chart(told.values, max(0, room), height, signs)
+    first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
+    return [
+        labelled(width, signs, told.name, *first),
+        *(labelled(width, signs, "", (each, "cyan")) for each in drawn[1:]),
+    ]
+
+
+def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
+    """Return a step's time, and which part of it went where."""
+    if curves.step_s is None:
+        return []
+    took = f"{_seconds(curves.step_s)} "
+    if not curves.split:
+        return [labelled(width, signs, "step time", took)]
+    shares = [seconds / curves.step_s for _, seconds in curves.split]
+    legend: list[Part] = []
+    for place, ((name, _), share) in enumerate(zip(curves.split, shares, strict=True)):
+        sign = signs.parts[place % len(signs.parts)]
+        legend += [" ", (sign, _PART_COLOURS[place % 4]), f"{name} {percent(share)}"]
+    used = sum(len(part if isinstance(part, str) else part[0]) for part in legend)
+    room = min(_MOST_BAR, width - LABEL - len(took) - used)
+    runs = spark.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
+    drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
+    return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
+
+
+def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
+    """Return the most memory that rank 0 has used: of its GPU, as a share where the whole is known."""
+    if curves.memory_bytes is None:
+        return []
+    label = "GPU memory" if curves.is_gpu else "memory"
+    total = curves.memory_total_bytes
+    if total is None:
+        return [labelled(width, signs, label, f"{_bytes(curves.memory_bytes)} at most so far, on rank 0")]
+    share = curves.memory_bytes / total
+    words = f" {percent(share)}, {_bytes(curves.memory_bytes)} of {_bytes(total)} at most so far, on rank 0"
+    room = min(_MOST_BAR, width - LABEL - len(words))
+    drawn = spark.bar(share, room, signs) if room >= _LEAST_BAR else ""
+    return [
+        labelled(width, signs, label, (drawn, WARNS if share > 0.9 else "cyan"), words if drawn else words.lstrip())
+    ]
+
+
+def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return what was spent of the limit, what an hour costs, and what it will have cost."""
+    found = sight.outlook
+    if found is None:
+        return []
+    words = of_limit(found.spent_micro, found.limit_micro)
+    if sight.job.active and found.burn_micro_h:
+        words += f"; {dollars(found.burn_micro_h)}/h"
+    if sight.job.active and found.total_micro:
+        words += f"; {dollars(found.total_micro)} when done"
+    if not found.limit_micro or found.spent_micro is None:
+        return [labelled(width, signs, "spend", words)]
+    share = found.spent_micro / found.limit_micro
+    room = min(_MOST_BAR, width - LABEL - len(words) - 1)
+    if room < _LEAST_BAR:
+        return [labelled(width, signs, "spend", words)]
+    style = BAD if share >= 1 else WARNS if share >= 0.8 else GOOD
+    return [labelled(width, signs, "spend", (spark.bar(share, room, signs), style), f" {words}")]
+
+
+def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return when it saves and leaves, and which limit comes before its finish."""
+    found: Outlook | None = sight.outlook
+    if found is None or found.cap_at_s is None or not sight.job.active:
+        return []
+    ended = f"is ended at {clock(found.cap_at_s, now_s)}"
+    leaves = "" if found.deadline_at_s is None else f"saves and leaves at {clock(found.deadline_at_s, now_s)}, "
+    parts: list[Part] = [f"{leaves}{ended}"]
+    if found.hits_limit:
+        parts.append((f"; ! {limit_words(sight.job, found)}", WARNS))
+    return [labelled(width, signs, "limit", *parts)]
+
+
+def checkpoint(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return the newest checkpoint and its age."""
+    saved = sight.curves.checkpoint if sight.curves is not None else None
+    step = sight.outlook.checkpoint_step if sight.outlook is not None else None
+    if saved is not None:
+        at = "" if saved[0] is None else f"step {saved[0]}, "
+        return [labelled(width, signs, "checkpoint", f"{at}{span(now_s - saved[1])} ago")]
+    if step is not None:
+        return [labelled(width, signs, "checkpoint", f"step {step}")]
+    return []
+
+
+def alerts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return the alerts that were sent, the newest first, and where to."""
+    words: list[str] = []
+    for told in reversed(sight.alerts):
+        kind, _, rest = told.key.partition(":")
+        if kind in _ENDS:
+            continue
+        what = f"{rest.partition('@')[0]} % of the budget" if kind == "budget" else _ALERTS.get(kind, kind)
+        where = ", ".join(channel for channel in told.channels if channel != "terminal")
+        words.append(f"{clock(told.told_s, now_s)} {cleaned(what)}{f' ({where})' if where else ''}")
+    return [labelled(width, signs, "alerts", ("; ".join(words), WARNS))] if words else []
+
+
+def attempts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+    """Return how the attempts before this one ended, the newest first."""
+    before = [each for each in sight.attempts if each.number < sight.job.attempt.number]
+    words = []
+    for each in reversed(before):
+        state = each.state
+        reason = f" ({state.reason})" if state.reason else ""
+        took = ""
+        if state.started_s is not None and state.ended_s is not None:
+            took = f" after {span(state.ended_s - state.started_s)}"
+        words.append(f"{each.number} {state.state}{reason}{took}")
+    return [labelled(width, signs, "before", f"attempt {'; '.join(words)}")] if words else []
+
+
+def share_done(sight: Sight) -> float | None:
+    """Return how much of the steps is done, 0 to 1; None where it is not known."""
+    told = sight.job.attempt.progress
+    step, most = told.get("step"), told.get("max_steps")
+    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
+        return None
+    return min(1.0, max(0.0, step / most))
+
+
+def percent(share: float) -> str:
+    """Return `12 %`; 100 only for the whole, and `<1 %` for what is not nothing."""
+    if 0 < share < 0.01:
+        return "<1 %"
+    return f"{99 if 0.99 < share < 1 else round(100 * share)} %"
+
+
+def quantity(value: float) -> str:
+    """Return the number in four digits: `0.1234`, `8.123k`, `1.2e-05`."""
+    size = abs(value)
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= unit:
+            return f"{value / (unit if letter != 'k' else 1e3):.3g}{letter}"
+    return f"{value:.4g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def _bytes(value: int) -> str:
+    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"

@@ -1,0 +1,56 @@
+"""The last row: which keys do what here, or the question that waits for an answer. Pure."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
+from cloudtrain.launcher.live.sight import Sight
+from cloudtrain.launcher.live.signs import Signs
+
+__all__ = ["of_job", "of_table"]
+
+
+def of_job(choice: Choice, sight: Sight, width: int, signs: Signs) -> Text:
+    """Return the keys of a job's view."""
+    if (asked := _asked(choice, width, signs)) is not None:
+        return asked
+    keys = [
+        ("q", "quit" if choice.is_single else "back"),
+        ("l", "figures" if choice.is_large else "larger log"),
+        ("r", "ranks"),
+        ("p", "go on" if choice.held is not None else "pause"),
+        ("up/down", "scroll"),
+    ]
+    return _keys([*keys, ("s", "stop the job")] if sight.job.active else keys, width, signs)
+
+
+def of_table(choice: Choice, width: int, signs: Signs) -> Text:
+    """Return the keys of the table."""
+    if (asked := _asked(choice, width, signs)) is not None:
+        return asked
+    return _keys([("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit")], width, signs)
+
+
+def _asked(choice: Choice, width: int, signs: Signs) -> Text | None:
+    if choice.asks is not None:
+        return row(width, signs, (f"Stop {choice.asks} after saving? [y/N] ", f"bold {WARNS}"))
+    if choice.typing is not None:
+        fault = f"   {choice.word}" if choice.word else "   as 0 or 0,3-5; nothing for all"
+        return row(width, signs, ("ranks: ", "bold"), f"{choice.typing}_", (fault, WARNS if choice.word else QUIET))
+    return row(width, signs, (choice.word, "bold")) if choice.word else None
+
+
+def _keys(keys: list[tuple[str, str]], width: int, signs: Signs) -> Text:
+    """Return as many as fit, whole."""
+    parts: list[Part] = []
+    used = 0
+    for key, what in keys:
+        words = f" {what}"
+        gap = "  " if parts else ""
+        used += len(gap) + len(key) + len(words)
+        if used > width:
+            break
+        parts += [gap, (key, "bold"), (words, QUIET)]
+    return row(width, signs, *parts)

@@ -1,0 +1,126 @@
+"""One job on a screen: how it is, its curves, its money, and the end of its log. Pure: a picture in, rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.live import figures, footer
+from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.cleaning import cleaned
+from cloudtrain.launcher.live.rows import QUIET, Part, row
+from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
+from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.terminal import RANK_COLOURS
+
+__all__ = ["log_page", "view"]
+
+_LOG_SHARE = 3  # of the screen, at the least, is the log's: one part of so many
+_LEAST_LOG = 2
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that stand or go together: those of the highest rank go first where the screen is low."""
+
+    rank: int
+    rows: list[Text]
+
+
+def view(
+    sight: Sight, tail: TailShot, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
+) -> list[Text]:
+    """Return the screen's rows, `size` columns wide and rows high; `note` is the newest word of ours."""
+    width, height = size
+    sections = _sections(sight, (width, height), signs, now_s)
+    room = height - 2 - bool(note)  # the log's title, the keys
+    kept = _kept(sections, room - _least_log(height, choice))
+    head = [each for section in kept for each in section.rows]
+    log = _log(tail, choice, width, max(0, room - len(head)), signs)
+    notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
+    rows = [*head, _log_title(tail, choice, width, signs), *log]
+    rows += [Text("")] * (height - 1 - len(notes) - len(rows))
+    return [*rows[: max(0, height - 1 - len(notes))], *notes, footer.of_job(choice, sight, width, signs)][:height]
+
+
+def log_page(sight: Sight, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = "") -> int:
+    """Return how many lines of the log are in view."""
+    room = size[1] - 2 - bool(note)
+    kept = _kept(_sections(sight, size, signs, now_s), room - _least_log(size[1], choice))
+    return max(1, room - sum(len(section.rows) for section in kept))
+
+
+def _least_log(height: int, choice: Choice) -> int:
+    return max(_LEAST_LOG, height - 8 if choice.is_large else height // _LOG_SHARE)
+
+
+def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[Section]:
+    """Return what is told of the job, in the order of the screen."""
+    width, height = size
+    curves = sight.curves or Curves()
+    tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
+    ranked = (
+        (0, figures.heading(sight, width, signs, now_s)),
+        (1, figures.trouble(sight, width, signs, now_s)),
+        (11, figures.place(sight, width, signs)),
+        (2, figures.progress(sight, width, signs, now_s)),
+        (1, figures.error(sight, width, signs)),
+        (5, figures.following(sight, width, signs)),
+        (4, figures.track(curves.loss, width, tall, signs)),
+        (6, figures.track(curves.rate, width, max(1, tall - 1), signs)),
+        (8, figures.split(curves, width, signs)),
+        (10, figures.memory(curves, width, signs)),
+        (3, figures.spend(sight, width, signs)),
+        (7, figures.limit(sight, width, signs, now_s)),
+        (8, figures.checkpoint(sight, width, signs, now_s)),
+        (6, figures.alerts(sight, width, signs, now_s)),
+        (9, figures.attempts(sight, width, signs, now_s)),
+    )
+    return [Section(rank, rows) for rank, rows in ranked if rows]
+
+
+def _kept(sections: Sequence[Section], room: int) -> list[Section]:
+    """Return those that fit, the least important left out; the heading stays."""
+    kept = list(sections)
+    while len(kept) > 1 and sum(len(section.rows) for section in kept) > room:
+        kept.remove(max(reversed(kept), key=lambda section: section.rank))
+    return kept
+
+
+def _log_title(tail: TailShot, choice: Choice, width: int, signs: Signs) -> Text:
+    rule = signs.rule
+    words = f"log of rank {choice.ranks}" if choice.ranks else "log"
+    if choice.held is not None:
+        words += f", {choice.back} lines below" if choice.back else ""
+        words += ", PAUSED"
+    elif tail.fault:
+        words += f", which cannot be read for now: {cleaned(tail.fault)}"
+    elif tail.is_over:
+        words += ", to its end"
+    text = row(width, signs, (f"{rule}{rule} ", QUIET), words, " ")
+    text.append(rule * (width - text.cell_len), QUIET)
+    return text
+
+
+def _log(tail: TailShot, choice: Choice, width: int, height: int, signs: Signs) -> list[Text]:
+    """Return the last lines, or those before them where the user has gone back."""
+    lines = tail.lines if choice.held is None else choice.held
+    if not lines:
+        words = "no lines yet" if tail.is_read else "reading the log" if not tail.fault else ""
+        return [row(width, signs, (words, QUIET))][:height]
+    end = len(lines) - choice.back
+    return [_line(line, tail, width, signs) for line in lines[max(0, end - height) : end]]
+
+
+def _line(line: LogLine, tail: TailShot, width: int, signs: Signs) -> Text:
+    text, _ = events.parse(line.text)
+    parts: list[Part] = []
+    if tail.is_prefixed:
+        number = line.node if line.rank is None else line.rank
+        who = f"node{line.node}" if line.rank is None else f"r{line.rank}"
+        parts.append((f"[{who}] ", RANK_COLOURS[number % len(RANK_COLOURS)]))
+    return row(width, signs, *parts, cleaned(text))

@@ -1,0 +1,56 @@
+"""From rows to the bytes that bring a terminal from the last picture to the next: only rows that have changed."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.text import Text
+
+__all__ = ["Painter"]
+
+# A terminal that knows it shows what comes between the two at once; others pass it over.
+_TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
+
+
+class Painter:
+    """Knows what the terminal shows. With NO_COLOR there is none, but bold stays, which is no colour."""
+
+    def __init__(self, encoding: str, *, is_coloured: bool | None = None) -> None:
+        self._encoding = encoding
+        self._is_coloured = not os.environ.get("NO_COLOR") if is_coloured is None else is_coloured
+        self._console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+        self._shown: list[Text] = []
+
+    def forget(self) -> None:
+        """Take the terminal's picture for unknown: the next one is painted whole."""
+        self._shown = []
+
+    def paint(self, rows: Sequence[Text]) -> bytes:
+        """Return what to write; nothing where nothing has changed."""
+        changed: list[str] = []
+        if not self._shown:
+            changed.append("\x1b[0m\x1b[2J")
+        for place, text in enumerate(rows):
+            if place >= len(self._shown) or self._shown[place] != text:
+                changed.append(f"\x1b[{place + 1};1H\x1b[0m\x1b[K{self._ansi(text)}")
+        if len(rows) < len(self._shown):
+            changed.append(f"\x1b[{len(rows) + 1};1H\x1b[0m\x1b[J")
+        self._shown = list(rows)
+        if not changed:
+            return b""
+        return f"{_TOGETHER}{''.join(changed)}{_DONE}".encode(self._encoding, errors="replace")
+
+    def _ansi(self, text: Text) -> str:
+        parts: list[str] = []
+        for segment in text.render(self._console):
+            style = segment.style
+            if style is not None and not self._is_coloured:
+                style = style.without_color
+            parts.append(
+                segment.text if style is None else style.render(segment.text, color_system=ColorSystem.STANDARD)
+            )
+        return "".join(parts)

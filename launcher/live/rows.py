@@ -1,0 +1,74 @@
+"""Rows of a screen: rich text that is one row high and no wider than it may be. What a job says is never markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cloudtrain.launcher.live.signs import Signs
+
+__all__ = [
+    "LABEL",
+    "GOOD",
+    "BAD",
+    "QUIET",
+    "STATE_STYLES",
+    "WARNS",
+    "Part",
+    "filled",
+    "fitted",
+    "labelled",
+    "row",
+    "sides",
+]
+
+Part = str | tuple[str, str]  # text, or text and its style
+
+LABEL = 11  # columns of what stands before a value
+QUIET, GOOD, WARNS, BAD = "bright_black", "green", "yellow", "bold red"
+STATE_STYLES = {
+    "pending": "bold yellow",
+    "running": "bold cyan",
+    "stopping": "bold yellow",
+    "succeeded": "bold green",
+    "failed": BAD,
+    "stopped": "bold magenta",
+}
+
+
+def row(width: int, signs: Signs, *parts: Part) -> Text:
+    """Return the parts one after the other, cut at the width with a sign that tells so."""
+    return fitted(Text.assemble(*parts, no_wrap=True, end=""), width, signs)
+
+
+def fitted(text: Text, width: int, signs: Signs) -> Text:
+    """Return the text cut to the width."""
+    if text.cell_len <= width:
+        return text
+    text.truncate(max(0, width - 1), overflow="crop")
+    text.append(signs.cut, QUIET)
+    return text
+
+
+def sides(width: int, signs: Signs, left: Sequence[Part], right: Sequence[Part]) -> Text:
+    """Return a row with one part at each end; the right one gives way where both do not fit."""
+    text = Text.assemble(*left, no_wrap=True, end="")
+    other = Text.assemble(*right, no_wrap=True, end="")
+    gap = width - text.cell_len - other.cell_len
+    if gap < 2 and other.cell_len:
+        return fitted(text, width, signs)
+    text.append(" " * gap)
+    text.append_text(other)
+    return text
+
+
+def labelled(width: int, signs: Signs, label: str, *parts: Part) -> Text:
+    """Return a value with its name before it, all names as wide."""
+    return row(width, signs, (f"{label:<{LABEL}}", QUIET), *parts)
+
+
+def filled(text: str, width: int) -> str:
+    """Return the text with blanks up to the width, in columns of a terminal."""
+    return text + " " * max(0, width - cell_len(text))

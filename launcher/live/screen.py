@@ -1,0 +1,183 @@
+"""The terminal while a live view has it: keys come as they are pressed, nothing else writes, it is always given back.
+
+Whatever else in this process, or a child of it, writes to standard output or error meanwhile goes to a file of ours: it
+can be shown as a note, and does not fall into the picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import tempfile
+import termios
+import time
+import tty
+from types import FrameType, TracebackType
+from typing import Any
+
+from cloudtrain.launcher.live.keys import decode
+
+__all__ = ["Ended", "Screen"]
+
+# The alternate screen, no cursor, no wrapping at the right edge: what is wider than it looks then stays in its row.
+_ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
+_LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
+_ESCAPE_S = 0.05  # by then the rest of a key's sequence has come, also over ssh
+_LEAST = (20, 4)
+
+
+class Ended(Exception):
+    """A signal ends the watch; its number, with 128 added, is the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class Screen:
+    """A context manager, for the main thread: there, signals that end it are raised as Ended."""
+
+    def __init__(self) -> None:
+        self.is_stale = True  # the picture is to be painted whole: another size, or back from the shell
+        self._before: dict[int, Any] = {}
+        self._typed = b""
+        self._read = 0
+
+    def __enter__(self) -> Screen:
+        self._in = sys.stdin.fileno()
+        self._modes = termios.tcgetattr(self._in)
+        self._woken, self._waker = os.pipe()
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._out, self._err = os.dup(1), os.dup(2)
+        self._said = tempfile.TemporaryFile(buffering=0)
+        for number, handler in (
+            (signal.SIGTERM, self._end),
+            (signal.SIGHUP, self._end),
+            (signal.SIGWINCH, self._resize),
+            (signal.SIGTSTP, self._suspend),
+            (signal.SIGCONT, self._go_on),
+        ):
+            self._before[number] = signal.signal(number, handler)
+        self._wakeup_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        os.dup2(self._said.fileno(), 1)
+        os.dup2(self._said.fileno(), 2)
+        try:
+            self._take()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Until the terminal is given back no signal may raise in here, but none is lost: what ends us is on its way.
+        for ends in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            self._before.setdefault(ends, signal.getsignal(ends))
+            signal.signal(ends, signal.SIG_IGN)
+        self._give_back()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os.dup2(self._out, 1)
+        os.dup2(self._err, 2)
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        for end in (self._woken, self._waker, self._out, self._err):
+            os.close(end)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, now."""
+        try:
+            found = os.get_terminal_size(self._out)
+        except OSError:
+            return 80, 24
+        if not found.columns or not found.lines:  # a terminal whose size nobody has set
+            return 80, 24
+        return max(_LEAST[0], found.columns), max(_LEAST[1], found.lines)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it. Raises Ended where the terminal has gone."""
+        try:
+            while data:
+                data = data[os.write(self._out, data) :]
+        except OSError as error:
+            raise Ended(signal.SIGHUP) from error
+
+    def keys(self, wait_s: float) -> list[str]:
+        """Return what was pressed, after at most so long, or at a signal. Raises Ended where the terminal has gone."""
+        ready, _, _ = select.select([self._in, self._woken], [], [], max(0.0, wait_s))
+        if self._woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 1024)
+        if self._in not in ready:
+            return []
+        self._typed += self._typing()
+        keys, self._typed = decode(self._typed)
+        end_s = time.monotonic() + _ESCAPE_S
+        while self._typed and time.monotonic() < end_s:
+            if select.select([self._in], [], [], max(0.0, end_s - time.monotonic()))[0]:
+                self._typed += self._typing()
+                more, self._typed = decode(self._typed)
+                keys += more
+        more, self._typed = decode(self._typed, is_all=True)
+        return keys + more
+
+    def said(self) -> list[str]:
+        """Return the lines that something wrote to standard output or error since the last call."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+            sys.stdout.flush()
+        data = os.pread(self._said.fileno(), 1 << 16, self._read)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def _typing(self) -> bytes:
+        try:
+            data = os.read(self._in, 1024)
+        except OSError as error:
+            raise Ended(signal.SIGHUP) from error
+        if not data:
+            raise Ended(signal.SIGHUP)
+        return data
+
+    def _take(self) -> None:
+        tty.setcbreak(self._in, termios.TCSANOW)  # not raw: Ctrl-C and Ctrl-Z stay what they are
+        self.write(_ENTER)
+        self.is_stale = True
+
+    def _give_back(self) -> None:
+        """Leave the terminal as it was; where it has gone there is nothing to leave."""
+        with contextlib.suppress(OSError):
+            data = _LEAVE
+            while data:
+                data = data[os.write(self._out, data) :]
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(self._in, termios.TCSANOW, self._modes)
+            termios.tcflush(self._in, termios.TCIFLUSH)  # keys meant for us are not the shell's
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        raise Ended(number)
+
+    def _resize(self, number: int, frame: FrameType | None) -> None:
+        self.is_stale = True
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # here everything stands still until `fg`
+        signal.signal(signal.SIGTSTP, self._suspend)
+
+    def _go_on(self, number: int, frame: FrameType | None) -> None:
+        # From the background this stops us anew, until `fg`, as it does every program that wants the terminal.
+        with contextlib.suppress(termios.error):
+            self._take()

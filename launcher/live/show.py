@@ -1,0 +1,188 @@
+"""The live view itself: keys in, pictures out, until the user leaves, the jobs have ended, or the terminal goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rich.text import Text
+
+from cloudtrain.launcher.describe import as_lines
+from cloudtrain.launcher.job import exit_code
+from cloudtrain.launcher.live import jobview, tableview
+from cloudtrain.launcher.live.choice import Choice, steer
+from cloudtrain.launcher.live.feed import Feed
+from cloudtrain.launcher.live.painter import Painter
+from cloudtrain.launcher.live.screen import Ended, Screen
+from cloudtrain.launcher.live.sight import Scene, TailShot
+from cloudtrain.launcher.live.signs import Signs, signs_of
+from cloudtrain.launcher.live.tail import Tail
+from cloudtrain.launcher.logs.view import parse_ranks
+from cloudtrain.launcher.terminal import print_text, say
+from cloudtrain.launcher.watch import Seen
+from cloudtrain.launcher.watch import line as plain_line
+
+__all__ = ["show"]
+
+FRAME_S = 0.25  # between two pictures, at the least
+BYTES_PER_S = 8000  # that a slow line has for them: after a large picture the next one waits
+LEAVE_S = 10.0  # after the end of all that was named: somebody may want to read on
+NOTE_S = 30.0  # that a word of ours stays in a job's view
+_KEYS_AT_ONCE = 64
+
+
+@dataclass
+class State:
+    """What the view holds between two pictures."""
+
+    choice: Choice
+    signs: Signs
+    tail: Tail | None = None
+    over_s: float | None = None  # since when all that was named has ended
+    stays: bool = False  # somebody has pressed a key since
+    said: list[str] = field(default_factory=list)
+    page: int = 10
+
+
+def show(names: Sequence[str], least_s: float = 0.0) -> int:
+    """Show the jobs of these names, without any all, until the user leaves; return the exit code.
+
+    That of jobs that have ended is theirs; 130 where some that were named still run. Raises NoSuchJobError.
+    """
+    feed = Feed(names, least_s)
+    jobs = [sight.job.id for sight in feed.scene(time.time()).sights]
+    is_single = len(names) > 0 and len(jobs) == 1
+    opened = jobs[0] if is_single else None
+    state = State(Choice(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
+    code: int | None = None
+    try:
+        with Screen() as screen:
+            _open(feed, state)
+            code = _run(screen, feed, state, bool(names))
+    except Ended as ended:
+        code = ended.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        feed.close(0.0 if code is None or code >= 128 else 3.0)
+        if state.tail is not None:
+            state.tail.close()
+        if code != 129:  # then there is no terminal to tell it to
+            _leave(feed, state)
+    return code
+
+
+def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
+    """Paint and read keys until the user leaves; return the exit code."""
+    painter = Painter(state.signs.encoding)
+    next_s = 0.0
+    while True:
+        for words in screen.said():
+            feed.note(words)
+            state.said.append(words)
+        scene = feed.scene(time.time())
+        code = _ended(scene, state, is_named)
+        if code is not None:
+            return code
+        if screen.is_stale:
+            screen.is_stale = False
+            painter.forget()
+        if time.monotonic() >= next_s:
+            began_s = time.monotonic()
+            data = painter.paint(_picture(scene, state, screen.size))
+            screen.write(data)
+            next_s = began_s + max(FRAME_S, len(data) / BYTES_PER_S)
+        for key in screen.keys(next_s - time.monotonic())[:_KEYS_AT_ONCE]:
+            next_s = 0.0
+            state.stays = state.stays or state.over_s is not None
+            if _press(key, feed, state, screen) == "quit":
+                return _code_of(feed.scene(time.time()), is_named)
+
+
+def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
+    """Take one key in; return what is to be done that the view cannot do by itself."""
+    ids = [sight.job.id for sight in feed.scene(time.time()).sights]
+    lines = state.tail.shot().lines if state.tail is not None else ()
+    before = state.choice
+    state.choice, action = steer(before, key, ids, lines, state.page)
+    kind = action.kind if action is not None else ""
+    if kind == "redraw":
+        screen.is_stale = True
+    elif action is not None and kind == "open":
+        _open(feed, state)
+    elif action is not None and kind == "stop":
+        state.choice = replace(state.choice, word=f"asking {action.job} to stop")
+        feed.stop(action.job)
+    return kind
+
+
+def _open(feed: Feed, state: State) -> None:
+    """Begin to read the log of the job in view, and end with that of another."""
+    if state.tail is not None:
+        state.tail.close()
+        state.tail = None
+    opened = state.choice.opened
+    feed.open(opened or "")
+    if opened is not None:
+        ranks = parse_ranks(state.choice.ranks) if state.choice.ranks else None
+        state.tail = Tail(feed.folder, opened, ranks)
+
+
+def _picture(scene: Scene, state: State, size: tuple[int, int]) -> list[Text]:
+    choice = state.choice
+    sight = scene.of(choice.opened) if choice.opened is not None else None
+    note = _note(scene, state)
+    if sight is None:
+        words = "all jobs that are active or have ended of late" if not choice.is_single else ""
+        rows = tableview.view(scene, choice, size, state.signs, note or words)
+    else:
+        shot = state.tail.shot() if state.tail is not None else TailShot()
+        state.page = jobview.log_page(sight, choice, size, state.signs, scene.now_s, note)
+        rows = jobview.view(sight, shot, choice, size, state.signs, scene.now_s, note)
+    return rows
+
+
+def _note(scene: Scene, state: State) -> str:
+    """Return the newest word of ours, as long as it is new; at the end of all, that the view is about to leave."""
+    if state.over_s is not None and not state.stays:
+        left_s = max(0, round(state.over_s + LEAVE_S - scene.now_s))
+        return f"ended; this view leaves in {left_s} s, unless you press a key"
+    if scene.notes and scene.now_s - scene.notes[-1][0] < NOTE_S:
+        return scene.notes[-1][1]
+    return ""
+
+
+def _ended(scene: Scene, state: State, is_named: bool) -> int | None:
+    """Return the exit code once all that was named has ended, and nobody has asked to stay."""
+    is_over = is_named and all(not sight.job.active and sight.seen_s is not None for sight in scene.sights)
+    if not is_over:
+        state.over_s = None
+        return None
+    state.over_s = state.over_s or scene.now_s
+    if state.stays or scene.now_s - state.over_s < LEAVE_S:
+        return None
+    return _code_of(scene, is_named)
+
+
+def _code_of(scene: Scene, is_named: bool) -> int:
+    """Return the first bad code of those that were named; 130 while one of them runs."""
+    if not is_named:
+        return 0
+    if any(sight.job.active for sight in scene.sights):
+        return 130
+    return next((code for sight in scene.sights if (code := exit_code(sight.job.attempt.state))), 0)
+
+
+def _leave(feed: Feed, state: State) -> None:
+    """Print what is to be read after the picture has gone: what was said meanwhile, and how the jobs are."""
+    for words in state.said[-20:]:
+        say(words)
+    scene = feed.scene(time.time())
+    if state.choice.is_single and scene.sights:
+        sight = scene.sights[0]
+        print_text(as_lines(sight.job, sight.attempts))
+    else:
+        print_text([plain_line(Seen(sight.job, sight.outlook)) for sight in scene.sights])
+    if any(sight.job.active for sight in scene.sights):
+        say("no longer watching; the jobs run on")

@@ -1,0 +1,38 @@
+"""Which signs a terminal can show: bars and sparklines of blocks, or of ASCII where the locale promises no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["ASCII", "UNICODE", "Signs", "signs_of"]
+
+
+@dataclass(frozen=True)
+class Signs:
+    """`levels` from low to high, none of them a blank; `parts` are told apart without colour."""
+
+    levels: str
+    full: str
+    empty: str
+    parts: str
+    rule: str
+    cut: str
+    pointer: str
+    encoding: str
+
+
+UNICODE = Signs("▁▂▃▄▅▆▇█", "█", "░", "█▓▒░", "─", "…", "▶", "utf-8")
+ASCII = Signs("_.-:=+*#", "#", ".", "#=:.", "-", "~", ">", "ascii")
+
+
+def signs_of(environ: Mapping[str, str] = os.environ) -> Signs:
+    """Return what this locale can show.
+
+    LC_CTYPE=C.UTF-8 alone says nothing: Python itself sets it at its start where the locale is C (PEP 538).
+    """
+    asked = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
+    if not environ.get("LC_ALL") and environ.get("LC_CTYPE") == "C.UTF-8":
+        asked = environ.get("LANG") or "C"
+    return UNICODE if "utf" in asked.lower() else ASCII

@@ -1,0 +1,158 @@
+"""Many jobs on a screen: a row each, what they cost together, and what our own parts said. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from cloudtrain.entrypoints.figures import amount, dollars, span
+from cloudtrain.launcher.live import figures, footer, spark
+from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.cleaning import cleaned
+from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
+from cloudtrain.launcher.live.sight import Scene, Sight
+from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.money import curve
+
+__all__ = ["view"]
+
+_HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "SPENT")
+_DROPPED = ("DONE", "STEP", "LEFT", "LOSS", "SPENT")  # in this order, where the screen is narrow
+_LEAST_NAME = 8
+_LEAST_SPARK, _MOST_SPARK = 6, 48
+_GAP = 2
+_NOTES = 6  # of what was said, at most
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How wide the columns are, by their heads in order, and how wide the curves; 0: there is no room for any."""
+
+    widths: dict[str, int]
+    spark: int
+
+
+def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
+    """Return the screen's rows, `size` columns wide and rows high; `words` say what is watched."""
+    width, height = size
+    texts = [_texts(sight, scene.now_s) for sight in scene.sights]
+    shape = _shape(texts, width)
+    notes = _notes(scene, len(texts), width, height, signs)
+    room = max(1, height - 4 - len(notes))
+    ids = [sight.job.id for sight in scene.sights]
+    chosen = ids.index(choice.chosen) if choice.chosen in ids else 0
+    begin = min(max(0, chosen - room // 2), max(0, len(ids) - room))
+    rows = [
+        sides(width, signs, [("cloudtrain watch", "bold"), f"  {words}"], [(_clock(scene.now_s), QUIET)]),
+        _head(shape, width, signs, above=begin, below=max(0, len(ids) - begin - room)),
+    ]
+    for place in range(begin, min(len(ids), begin + room)):
+        rows.append(_row(scene.sights[place], texts[place], shape, width, signs, is_chosen=place == chosen))
+    if not ids:
+        rows.append(row(width, signs, ("no job is active, and none has ended of late: cloudtrain submit", QUIET)))
+    rows += [Text("")] * (height - 2 - len(notes) - len(rows))
+    rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.sights, width, signs)]
+    return [*rows, footer.of_table(choice, width, signs)][:height]
+
+
+def _texts(sight: Sight, now_s: float) -> dict[str, str]:
+    """Return what stands in each column."""
+    job, state, told = sight.job, sight.job.attempt.state, sight.job.attempt.progress
+    share = figures.share_done(sight)
+    loss = told.get("loss")
+    finish_s = sight.outlook.finish_at_s if sight.outlook is not None and job.active else None
+    is_silent = job.attempt.unreachable_since_s is not None
+    reason = "no answer" if is_silent else state.reason
+    return {
+        "JOB": job.id,
+        "STATE": cleaned(f"{state.state} ({reason})" if reason else state.state),
+        "STEP": ""
+        if "step" not in told
+        else f"{told['step']}" + (f"/{told['max_steps']}" if share is not None else ""),
+        "DONE": "" if share is None else figures.percent(share),
+        "LOSS": figures.quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
+        "LEFT": "" if finish_s is None else span(finish_s - now_s),
+        "SPENT": _spent(sight),
+    }
+
+
+def _spent(sight: Sight) -> str:
+    found = sight.outlook
+    if found is None:
+        return ""
+    if found.spent_micro is None:
+        return "unknown"
+    share = f", {100 * found.spent_micro // found.limit_micro} %" if found.limit_micro else ""
+    return f"{amount(found.spent_micro)} USD{share}"
+
+
+def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
+    """Return the columns that fit: names cut first, then columns left out; what is left over is the curves'."""
+    natural = {head: max([len(head), *(cell_len(each[head]) for each in texts)]) for head in _HEADS}
+    kept = list(_HEADS)
+    for head in (None, *_DROPPED):
+        kept = [each for each in kept if each != head]
+        rest = width - 2 - sum(natural[each] for each in kept if each != "JOB") - _GAP * (len(kept) - 1)
+        if rest >= min(natural["JOB"], 2 * _LEAST_NAME):
+            break
+    widths = {head: natural[head] for head in kept}
+    widths["JOB"] = max(_LEAST_NAME, min(natural["JOB"], rest))
+    over = rest - widths["JOB"] - 1
+    has_curve = "LOSS" in kept and over >= _LEAST_SPARK
+    return Shape(widths, min(_MOST_SPARK, over) if has_curve else 0)
+
+
+def _head(shape: Shape, width: int, signs: Signs, *, above: int, below: int) -> Text:
+    parts = []
+    for head, columns in shape.widths.items():
+        here = columns + (shape.spark + 1 if head == "LOSS" and shape.spark else 0)
+        parts.append(filled(head, here))
+    hidden = ", ".join(f"{count} {where}" for count, where in ((above, "above"), (below, "below")) if count)
+    text = "  " + (" " * _GAP).join(parts)
+    return sides(width, signs, [(text.rstrip(), QUIET)], [(hidden, WARNS)] if hidden else [])
+
+
+def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool) -> Text:
+    state = sight.job.attempt.state.state
+    parts: list[Part] = [(signs.pointer + " ", "bold") if is_chosen else "  "]
+    for place, (head, columns) in enumerate(shape.widths.items()):
+        parts.append(" " * _GAP if place else "")
+        if head == "LOSS" and shape.spark:
+            values = [each.loss for each in curve.load(sight.job.attempt.progress.get("curve")).bins]
+            parts += [(filled(spark.chart(values, shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
+        text = texts[head]
+        if cell_len(text) > columns:
+            text = text[: columns - 1] + signs.cut
+        style = {"STATE": STATE_STYLES.get(state, ""), "JOB": "bold" if is_chosen else ""}.get(head, "")
+        parts.append((filled(text, columns), style))
+    return row(width, signs, *parts)
+
+
+def _notes(scene: Scene, jobs: int, width: int, height: int, signs: Signs) -> list[Text]:
+    """Return the newest of what was said, as far as there is room below the jobs."""
+    room = min(_NOTES, max(height - 4 - jobs - 1, 0 if height < 12 else 1), len(scene.notes))
+    newest = scene.notes[len(scene.notes) - room :]
+    return [row(width, signs, (f"{_clock(time_s)} {cleaned(text)}", WARNS)) for time_s, text in newest]
+
+
+def _totals(sights: Sequence[Sight], width: int, signs: Signs) -> Text:
+    active = sum(sight.job.active for sight in sights)
+    burn = sum((sight.outlook.burn_micro_h or 0) for sight in sights if sight.outlook is not None)
+    spent = sum((sight.outlook.spent_micro or 0) for sight in sights if sight.outlook is not None)
+    unknown = sum(sight.outlook is not None and sight.outlook.spent_micro is None for sight in sights)
+    count = f"{len(sights)} job{'s' if len(sights) != 1 else ''}"
+    words = f"{count}, {active} active: {dollars(burn)}/h, {dollars(spent)} spent"
+    words += f", and {unknown} at an unknown price" if unknown else ""
+    silent = sum(sight.job.attempt.unreachable_since_s is not None for sight in sights)
+    parts: list[Part] = [(words, "bold")]
+    if silent:
+        parts.append((f"; no answer about {silent}", WARNS))
+    return row(width, signs, *parts)
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))

@@ -1,0 +1,114 @@
+"""The end of one job's log, read by a thread of its own: a backend that is slow holds up neither picture nor keys."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.live.sight import TailShot
+from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.registry import Registry
+
+__all__ = ["MOST", "Tail"]
+
+MOST = 2000  # lines that one can go back
+_LEAST_PAUSE_S = 0.2  # between two looks: no eye reads quicker
+_MANY = 500  # lines that came at once: there are more to catch up with
+_STATE_S = 1.0  # between two looks at the registry: who looks at the job stores there how it is
+_BACK_OFF_S = 5.0
+
+
+class Tail:
+    """Begins to read at once; `close` it. `ranks`: only theirs."""
+
+    def __init__(self, folder: Path, job_id: str, ranks: frozenset[int] | None = None) -> None:
+        self.job_id = job_id
+        self._folder, self._ranks = folder, ranks
+        self._lines: deque[LogLine] = deque(maxlen=MOST)
+        self._running: dict[tuple[int, int | None], LogLine] = {}  # progress bars, as they are now
+        self._shot = TailShot()
+        self._lock = threading.Lock()
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"log of {job_id}", daemon=True)
+        self._thread.start()
+
+    def shot(self) -> TailShot:
+        """Return the lines as they are now."""
+        with self._lock:
+            return replace(self._shot, lines=(*self._lines, *self._running.values()))
+
+    def close(self) -> None:
+        """Have the thread end; it is not waited for."""
+        self._is_closing.set()
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            try:
+                self._follow()
+            except (CloudtrainError, OSError) as error:
+                self._tell(fault=str(error).splitlines()[0])
+            except Exception as error:
+                self._tell(fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+            else:
+                return
+            self._is_closing.wait(_BACK_OFF_S)
+
+    def _follow(self) -> None:
+        """Read one attempt after the other, until the view is closed."""
+        registry = Registry(self._folder)
+        try:
+            while not self._is_closing.is_set():
+                job = registry.find(self.job_id)
+                with self._lock:
+                    self._lines.clear()
+                    self._running.clear()
+                self._tell(is_prefixed=job.attempt.plan["ranks"] > 1, is_read=False, is_over=False)
+                stream = Stream(registry, job, job.attempt, ranks=self._ranks)
+                try:
+                    self._take(stream.tail(MOST // 4))
+                    self._tell(is_read=True)
+                    self._read(registry, stream, job.attempt.number)
+                finally:
+                    stream.close()
+        finally:
+            registry.close()
+
+    def _read(self, registry: Registry, stream: Stream, number: int) -> None:
+        """Read on until there is a further attempt."""
+        looked_s = 0.0
+        while not self._is_closing.is_set():
+            if time.monotonic() - looked_s >= _STATE_S:
+                looked_s = time.monotonic()
+                attempt = registry.find(self.job_id).attempt
+                if attempt.number != number:
+                    return
+                stream.update(attempt)
+            try:
+                lines = stream.read()
+            except UnreachableError as error:
+                self._tell(fault=error.message)
+                self._is_closing.wait(_BACK_OFF_S)
+                continue
+            self._take(lines)
+            self._tell(fault="", is_over=stream.is_over)
+            if len(lines) < _MANY:
+                self._is_closing.wait(_STATE_S if stream.is_over else max(_LEAST_PAUSE_S, stream.pace.lines_s))
+
+    def _take(self, lines: list[LogLine]) -> None:
+        with self._lock:
+            for line in lines:
+                source = (line.node, line.rank)
+                self._running.pop(source, None)
+                if line.text.endswith("\r"):
+                    self._running[source] = line
+                else:
+                    self._lines.append(line)
+
+    def _tell(self, **changes: object) -> None:
+        with self._lock:
+            self._shot = replace(self._shot, **changes)  # type: ignore[arg-type]
