@@ -1,0 +1,35 @@
+"""`cloudtrain ui`: jobs, their lines and curves, and what they cost, on a page in the browser."""
+
+from __future__ import annotations
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.terminal import say
+
+__all__ = ["command"]
+
+_EXTRA = ("starlette", "uvicorn", "anyio", "h11")
+
+
+@click.command("ui")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port; without it a free one.")
+@click.option("--no-open", is_flag=True, help="Do not open the browser.")
+@click.option("--read-only", is_flag=True, help="Without buttons: stop and resume nothing, send no alerts.")
+def command(port: int | None, no_open: bool, read_only: bool) -> int:
+    """Show jobs, their lines, curves and costs on a page that only this machine reaches, until Ctrl-C.
+
+    While it runs it also watches: it sends alerts and the further attempts that `retry` asks for, as `watch` does.
+    """
+    try:
+        from cloudtrain.launcher.ui.server import serve
+
+        serve(port=port or 0, opens=not no_open, is_read_only=read_only)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        raise UsageError(f"`{error.name}` is not installed", hint='pip install "cloudtrain[ui]"') from None
+    except KeyboardInterrupt:
+        pass
+    say("the page is closed; the jobs run on")
+    return 0

@@ -1,0 +1,108 @@
+"""What the buttons do: the same as `cloudtrain stop` and `cloudtrain resume`, by the same functions and rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints.figures import dollars, up
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
+from cloudtrain.launcher.refresh import refresh
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["Offer", "offer", "resume", "stop"]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a resume would send, in the words that `resume` prints before it asks.
+
+    `attempt` and `worst_micro` (None: nobody knows) are what the person agrees to: with others nothing is sent.
+    `refusal`: why it would not be sent.
+    """
+
+    attempt: int
+    lines: list[str]
+    cost: str
+    worst_micro: int | None
+    refusal: str = ""
+
+
+def stop(registry: Registry, job_id: str, *, now: bool) -> str:
+    """Ask the job to save and stop, or with `now` to end at once; return what to tell. Raises CloudtrainError."""
+    job = refresh(registry, registry.find(job_id))
+    if not job.active:
+        return f"{job.id} has ended already"
+    if job.attempt.ref is None:
+        raise UsageError(f"{job.id} is just being submitted", hint="try again in a moment")
+    backend = backends.load(job.backend)
+    kills = now and backend.pace(job.attempt.ref).can_kill
+    backend.stop(job.attempt.ref, now=now)
+    if now and not kills:
+        return f"stopping {job.id} after saving: {job.backend} always lets a job save first"
+    return f"stopping {job.id} {'at once, without saving' if kills else 'after saving'}"
+
+
+def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
+    """Return what the next attempt would be, with the budget raised by `+50` or set to `200 USD`.
+
+    Raises CloudtrainError where there can be none, or it cannot be said what it would be.
+    """
+    from cloudtrain.launcher import submit
+
+    job = refresh(registry, registry.find(job_id))
+    number = job.attempt.number + 1
+    try:
+        prepared = _prepared(registry, job, budget)
+        submit.require_room(registry, prepared, is_first=False)
+    except BudgetError as error:
+        return Offer(number, [], "", None, refusal=str(error))
+    lines = list(prepared.lines())
+    if not job.attempt.state.resumable:
+        lines.insert(0, "nothing was saved to go on from: it starts from step 0")
+    return Offer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
+
+
+def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
+    """Send the next attempt, if it is the one that was offered; return what to tell. Raises CloudtrainError."""
+    from cloudtrain.launcher import submit
+
+    job = refresh(registry, registry.find(job_id))
+    prepared = _prepared(registry, job, budget)
+    if job.attempt.number + 1 != attempt:
+        raise UsageError(f"{job.id} was resumed meanwhile", hint="look at the job")
+    now_micro = prepared.plan.worst_case_micro
+    if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
+        raise UsageError(f"it may now cost {_cost(prepared)}, which is more than was shown", hint="look at it again")
+    submit.require_room(registry, prepared, is_first=False)
+    job = submit.resend(registry, job, prepared)
+    return f"sent: {job.id}, attempt {job.attempt.number}"
+
+
+def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
+    from cloudtrain.launcher.commands.resume import budget_setting
+    from cloudtrain.launcher.retry import prepare_next
+
+    if job.active:
+        raise UsageError(f"{job.id} has not ended")
+    if job.attempt.state.state == "succeeded":
+        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    if registry.never_ran(job):
+        raise UsageError(f"{job.id} was never sent", hint="submit it again")
+    if not Path(job.config_file).parent.is_dir():
+        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it anew")
+    return prepare_next(registry, job, [budget_setting(job, budget)] if budget else [])
+
+
+def _cost(prepared: Prepared) -> str:
+    """Return what it may cost on top of what was spent, in the words of the question on the command line."""
+    worst = prepared.plan.worst_case_micro
+    if worst is None:
+        return "at a price that is not known"
+    return "nothing" if worst == 0 else f"up to {dollars(up(worst))}"

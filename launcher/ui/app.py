@@ -1,0 +1,306 @@
+"""The page's addresses, and what answers at each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlencode
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
+from cloudtrain.launcher.logs.view import parse_ranks
+from cloudtrain.launcher.ui import actions, jobpage, joblist, spendpage
+from cloudtrain.launcher.ui.download import lines_of
+from cloudtrain.launcher.ui.feeds import Wanted
+from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
+from cloudtrain.launcher.ui.streams import Shown, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cloudtrain.launcher.ui.site import Site
+
+__all__ = ["make"]
+
+MOST_COMPARED = 8
+# A report is a whole page with a script of its own: it runs apart from ours, reaches nothing, and no form of it is taken.
+_REPORT_POLICY = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Starlette:
+    """Return the application for a server on that port of the loopback."""
+    handlers = _Handlers(site)
+    routes = [
+        Route("/", handlers.jobs),
+        Route("/stream", handlers.jobs_stream),
+        Route("/compare", handlers.compare),
+        Route("/spend", handlers.spend),
+        Route("/static/{name}", handlers.static),
+        Route("/jobs/{job}", handlers.job),
+        Route("/jobs/{job}/stream", handlers.job_stream),
+        Route("/jobs/{job}/curves", handlers.curves),
+        Route("/jobs/{job}/log", handlers.download),
+        Route("/jobs/{job}/report", handlers.report),
+    ]
+    if not site.is_read_only:
+        routes += [
+            Route("/jobs/{job}/stop", handlers.stop, methods=["POST"]),
+            Route("/jobs/{job}/resume", handlers.offer, methods=["GET"]),
+            Route("/jobs/{job}/resume", handlers.resume, methods=["POST"]),
+        ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, keys=site.keys, port=port, used=used)],
+        exception_handlers={CloudtrainError: handlers.refused, 404: handlers.missing, 500: handlers.broken},
+        lifespan=site.running,
+    )
+
+
+class _Handlers:
+    """One for each address; what reads or asks runs in a thread."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def jobs(self, request: Request) -> Response:
+        """The list, a page of it."""
+        choice = joblist.Choice.of(request.query_params)
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                values = joblist.choices(registry)
+                table = self._table(choice).parts["jobs"]
+            return self.site.pages.render(
+                "jobs.html", choice=choice, table=table, states=joblist.STATES, stream=f"/stream{choice.query()}", **values
+            )
+
+        return await self._page(work)
+
+    async def jobs_stream(self, request: Request) -> Response:
+        """The list's changes."""
+        choice = joblist.Choice.of(request.query_params)
+        return stream(self.site, request, lambda: self._table(choice), None)
+
+    def _table(self, choice: joblist.Choice) -> Shown:
+        with self.site.pool.one() as registry:
+            found = joblist.listed(registry, choice)
+        is_live = any(job["exit_code"] is None for job in found.jobs)
+        html = self.site.pages.render("_jobs.html", choice=choice, listed=found, faults=self.site.refresher.faults())
+        return Shown({"jobs": html}, is_live=is_live)
+
+    async def compare(self, request: Request) -> Response:
+        """Chosen jobs' curves in the same charts, and their figures side by side."""
+        names = list(dict.fromkeys(request.query_params.getlist("job")))
+        if not 2 <= len(names) <= MOST_COMPARED:
+            raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                found = [jobpage.facts(registry, name) for name in names]
+            return self.site.pages.render("compare.html", jobs=found)
+
+        return await self._page(work)
+
+    # -- a job --------------------------------------------------------------------------------------------------------
+
+    async def job(self, request: Request) -> Response:
+        """One job."""
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                values = jobpage.facts(registry, _name(request))
+                shown = jobpage.shown(self.site.pages, registry, values["job"]["job"], self._fault(values))
+            return self.site.pages.render("job.html", parts=shown.parts, **values)
+
+        return await self._page(work)
+
+    async def job_stream(self, request: Request) -> Response:
+        """The job's changes, and its lines."""
+        wanted = await self.site.thread(self._wanted, request)
+
+        def show() -> Shown:
+            with self.site.pool.one() as registry:
+                fault = self.site.refresher.faults().get(wanted.job, "")
+                return jobpage.shown(self.site.pages, registry, wanted.job, fault)
+
+        return stream(self.site, request, show, wanted)
+
+    async def curves(self, request: Request) -> Response:
+        """What the job's charts are drawn from."""
+        self.site.asked()
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                return json.dumps(jobpage.curves(registry, _name(request)), allow_nan=False)
+
+        return Response(await self.site.thread(work), media_type="application/json")
+
+    async def download(self, request: Request) -> Response:
+        """All lines that are wanted, as a file."""
+        wanted = await self.site.thread(self._wanted, request)
+        return await self.site.thread(lines_of, self.site.pool, wanted)
+
+    async def report(self, request: Request) -> Response:
+        """The page that `cloudtrain report` writes."""
+        from cloudtrain.launcher.report.page import html
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                return html(registry, [registry.find(_name(request))])
+
+        text = await self.site.thread(work)
+        return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
+
+    # -- what the buttons do ------------------------------------------------------------------------------------------
+
+    async def stop(self, request: Request) -> Response:
+        """Have the job save and stop."""
+        form = await self._form(request)
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                return actions.stop(registry, _name(request), now=form.get("now") == "1")
+
+        return await self._done(request, work)
+
+    async def offer(self, request: Request) -> Response:
+        """What a resume would send, and the button that sends it."""
+        budget = request.query_params.get("budget", "").strip()
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                values = jobpage.facts(registry, _name(request))
+                offered = actions.offer(registry, values["job"]["job"], budget)
+            return self.site.pages.render("resume.html", offer=offered, budget=budget, **values)
+
+        return await self._page(work)
+
+    async def resume(self, request: Request) -> Response:
+        """Send the attempt that was offered."""
+        form = await self._form(request)
+        numbers = {name: form.get(name, "") for name in ("attempt", "worst_micro")}
+        if not numbers["attempt"].isdecimal() or not (numbers["worst_micro"] or "0").isdecimal():
+            raise UsageError("the form lacks what it was about")
+        worst_micro = int(numbers["worst_micro"]) if numbers["worst_micro"] else None
+        attempt, budget = int(numbers["attempt"]), form.get("budget", "").strip()
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                return actions.resume(
+                    registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget
+                )
+
+        return await self._done(request, work)
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the form's fields. Raises UsageError where our own page has not made it."""
+        import hmac
+
+        fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+        form = {name: values[0] for name, values in fields.items()}
+        given = request.headers.get(CSRF_HEADER) or form.get(CSRF_FIELD, "")
+        if not hmac.compare_digest(given.encode(), self.site.keys.csrf.encode()):
+            raise _ForgedError("this form is not of our own page, or of before the server was begun anew")
+        return form
+
+    async def _done(self, request: Request, work: Callable[[], str]) -> Response:
+        """Return what was done, to our script as JSON, else as the way back to the job."""
+        words = await self.site.thread(work)
+        self.site.refresher.wake()
+        if _wants_json(request):
+            return JSONResponse({"said": words})
+        return RedirectResponse(f"/jobs/{_name(request)}", 303)
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    async def spend(self, request: Request) -> Response:
+        """What jobs have cost."""
+        month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
+
+        def work() -> str:
+            with self.site.pool.one() as registry:
+                values = spendpage.spend(registry.database, month, by)
+            return self.site.pages.render("spend.html", urlencode=urlencode, **values)
+
+        return await self._page(work)
+
+    async def static(self, request: Request) -> Response:
+        """A file of the page's own."""
+        found = self.site.assets.get(request.path_params["name"])
+        if found is None:
+            return PlainTextResponse("There is no such file.", 404)
+        content, kind = found
+        headers = {"cache-control": "private, max-age=31536000, immutable"} if "v" in request.query_params else {}
+        return Response(content, headers=headers, media_type=kind)
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """What is refused, in words."""
+        status = {2: 400, 8: 404}.get(getattr(error, "exit_code", 1), 409)
+        return self._error(request, str(error), 403 if isinstance(error, _ForgedError) else status)
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        """An address that there is not."""
+        return self._error(request, "There is no such page.", 404)
+
+    async def broken(self, request: Request, error: Exception) -> Response:
+        """A fault of ours."""
+        return self._error(request, f"cloudtrain itself failed: {type(error).__name__}: {error}", 500)
+
+    def _error(self, request: Request, words: str, status: int) -> Response:
+        if _wants_json(request):
+            return JSONResponse({"error": words}, status)
+        return HTMLResponse(_encoded(self.site.pages.render("error.html", words=words)), status)
+
+    async def _page(self, work: Callable[[], str]) -> Response:
+        self.site.asked()
+        return HTMLResponse(_encoded(await self.site.thread(work)))
+
+    def _fault(self, values: dict[str, Any]) -> str:
+        return self.site.refresher.faults().get(values["job"]["job"], "")
+
+    def _wanted(self, request: Request) -> Wanted:
+        """Return which lines the address asks for. Raises UsageError, NoSuchJobError."""
+        query = request.query_params
+        with self.site.pool.one() as registry:
+            job = registry.find(_name(request))
+        attempt, node = query.get("attempt", ""), query.get("node", "")
+        if any(word and not (word.isascii() and word.isdecimal() and len(word) < 8) for word in (attempt, node)):
+            raise UsageError("an attempt and a node are numbers")
+        if attempt and not 1 <= int(attempt) <= job.attempt.number:
+            raise NoSuchJobError(f"`{job.id}` has no attempt {attempt}")
+        ranks = query.get("ranks", "").strip()
+        return Wanted(
+            job.id,
+            int(attempt) if attempt else job.attempt.number,
+            parse_ranks(ranks) if ranks else None,
+            int(node) if node else None,
+            query.get("grep", ""),
+        )
+
+
+class _ForgedError(ConfigError):
+    """A form that our own page has not made."""
+
+
+def _name(request: Request) -> str:
+    name: str = request.path_params["job"]
+    return name
+
+
+def _wants_json(request: Request) -> bool:
+    return "application/json" in request.headers.get("accept", "")
+
+
+def _encoded(text: str) -> bytes:
+    """Return the page's bytes; what no encoding holds, as a job's broken characters, becomes a question mark."""
+    return text.encode("utf-8", "replace")

@@ -1,0 +1,236 @@
+"""A job's lines for all pages that show them: read once, numbered, the last of them kept.
+
+A page that was away, as behind a lid that was closed, says which line it had last, and gets what has come since: none
+is lost, and none comes twice. What it had may be of a feed that is no more: then it begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.registry import Registry
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import LogLine
+    from cloudtrain.launcher.logs.stream import Stream
+
+__all__ = ["KEPT_LINES", "Feed", "Feeds", "Wanted", "plain"]
+
+KEPT_LINES = 5_000
+KEPT_CHARS = 4_000_000  # of a feed's lines together
+MOST_CHARS = 4_000  # of a line; the download has it whole
+MOST_FEEDS = 12
+LINGER_S = 30.0  # that a feed stays without a page: one that is loaded anew finds it
+WAIT_S = 0.1
+BACK_OFF_S = 5.0
+MOST_PATTERN = 200
+# Colours and cursor movements (ECMA-48), titles and links (OSC), and all else that is not to be seen.
+_ESCAPES = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[@-_])")
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines: of which job and attempt, of which ranks and node, with which words."""
+
+    job: str
+    attempt: int
+    ranks: frozenset[int] | None = None
+    node: int | None = None
+    grep: str = ""
+
+    def test(self) -> Callable[[LogLine], bool]:
+        """Return what says whether a line is wanted. Raises UsageError for a pattern that is none."""
+        if len(self.grep) > MOST_PATTERN:
+            raise UsageError(f"the pattern is longer than {MOST_PATTERN} characters")
+        try:
+            pattern = re.compile(self.grep) if self.grep else None
+        except re.error as error:
+            raise UsageError(f"`{self.grep}` is no regular expression: {error}") from None
+
+        def wants(line: LogLine) -> bool:
+            if self.node is not None and line.node != self.node:
+                return False
+            return pattern is None or bool(pattern.search(line.text[:MOST_CHARS]))
+
+        return wants
+
+
+def plain(text: str) -> str:
+    """Return a line without its event's tail, colours and what cannot be seen, of a progress bar the last state."""
+    text = events.parse(text)[0].rstrip("\r\n")
+    if "\r" in text:
+        text = text.rpartition("\r")[2]
+    return _UNSEEN.sub("", _ESCAPES.sub("", text))
+
+
+@dataclass
+class Feed:
+    """One reading of the lines that are wanted; a thread fills it until nobody has asked for it for a while."""
+
+    wanted: Wanted
+    folder: Path | None
+    tell: Callable[[], None]
+    name: str = field(default_factory=lambda: secrets.token_hex(4))
+    pages: int = 0
+    most: int = KEPT_LINES
+    is_ready: bool = False  # what was there at first has been passed over
+    is_over: bool = False
+    is_closed: bool = False
+    trouble: str = ""
+    last: int = 0  # the newest line's number; the first is 1
+    left_s: float = field(default_factory=time.monotonic)
+    attempt_changed: threading.Event = field(default_factory=threading.Event)
+    _lines: deque[tuple[int, list[Any]]] = field(default_factory=deque)
+    _chars: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def since(self, number: int) -> tuple[list[list[Any]], int]:
+        """Return the lines after that number that are kept, and the newest one's number.
+
+        A line is [rank or null, node, unix seconds, text].
+        """
+        with self._lock:
+            count = self.last - max(number, self._lines[0][0] - 1) if self._lines else 0
+            if count <= 0:
+                return [], self.last
+            start = len(self._lines) - count
+            return [self._lines[index][1] for index in range(start, len(self._lines))], self.last
+
+    def start(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._run, name=f"log-{self.wanted.job}", daemon=True).start()
+
+    def _run(self) -> None:
+        registry = Registry(self.folder)
+        try:
+            self._read(registry)
+        except CloudtrainError as error:
+            self.trouble = error.message
+        except Exception as error:
+            self.trouble = f"cloudtrain itself failed: {type(error).__name__}: {error}"
+        finally:
+            self.is_ready = True
+            registry.close()
+            self.tell()
+
+    def _read(self, registry: Registry) -> None:
+        """Read the last lines that are there, then what comes."""
+        from cloudtrain.launcher.logs.stream import Stream
+
+        wants = self.wanted.test()
+        job = registry.find(self.wanted.job)
+        attempt = registry.attempt(job, self.wanted.attempt)
+        while attempt.ref is None and attempt.phase == "intent" and not self._is_left():
+            self.attempt_changed.wait(1.0)
+            self.attempt_changed.clear()
+            attempt = registry.attempt(job, self.wanted.attempt)
+        if attempt.ref is None:
+            self.is_over = True
+            return
+        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks)
+        try:
+            self._follow(registry, job.id, stream, wants)
+        finally:
+            stream.close()
+
+    def _follow(self, registry: Registry, job_id: str, stream: Stream, wants: Callable[[LogLine], bool]) -> None:
+        wait_s = min(max(WAIT_S, stream.pace.lines_s), BACK_OFF_S)
+        while not self._is_left():
+            if self.attempt_changed.is_set():
+                self.attempt_changed.clear()
+                stream.update(registry.attempt(registry.find(job_id), self.wanted.attempt))
+            try:
+                # What is there already is passed over quickly, but where each line has to be looked at.
+                is_first = not self.is_ready and self.wanted.node is None and not self.wanted.grep
+                lines, trouble = stream.tail(KEPT_LINES) if is_first else stream.read(), ""
+            except UnreachableError as error:
+                lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}"
+            self._add([line for line in lines if wants(line)])
+            if trouble != self.trouble or (not self.is_ready and not stream.is_behind):
+                self.trouble, self.is_ready = trouble, self.is_ready or not stream.is_behind
+                self.tell()
+            if stream.is_over:
+                self.is_over = True
+                return
+            if not stream.is_behind:
+                self.attempt_changed.wait(BACK_OFF_S if trouble else wait_s)
+
+    def _add(self, lines: list[LogLine]) -> None:
+        if not lines:
+            return
+        with self._lock:
+            for line in lines[-KEPT_LINES:]:
+                self.last += 1
+                text = plain(line.text)
+                if len(text) > MOST_CHARS:
+                    text = f"{text[:MOST_CHARS]} ... {len(text) - MOST_CHARS} characters more"
+                self._chars += len(text)
+                self._lines.append((self.last, [line.rank, line.node, round(line.time_s, 3), text]))
+            while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):
+                self._chars -= len(self._lines.popleft()[1][3])
+        if self.is_ready:
+            self.tell()
+
+    def _is_left(self) -> bool:
+        """Return whether nobody has wanted it for a while."""
+        return self.is_closed or (self.pages <= 0 and time.monotonic() - self.left_s > LINGER_S)
+
+
+class Feeds:
+    """All that are read now, each once."""
+
+    def __init__(self, tell: Callable[[Feed], None], folder: Path | None = None) -> None:
+        self._tell = tell
+        self._folder = folder
+        self._feeds: dict[Wanted, Feed] = {}
+        self._lock = threading.Lock()
+
+    def enter(self, wanted: Wanted) -> Feed:
+        """Return the feed, begun if need be; each `enter` wants its `leave`. Raises UsageError, CapacityError."""
+        wanted.test()
+        with self._lock:
+            feed = self._feeds.get(wanted)
+            if feed is None or feed.is_closed or (feed.pages <= 0 and not feed.is_over and feed._is_left()):
+                feed = self._feeds[wanted] = self._new(wanted)
+            feed.pages += 1
+            return feed
+
+    def leave(self, feed: Feed) -> None:
+        """A page no longer shows it."""
+        with self._lock:
+            feed.pages -= 1
+            feed.left_s = time.monotonic()
+
+    def attempts_changed(self) -> None:
+        """Have all look how their attempts are: the registry has changed."""
+        for feed in list(self._feeds.values()):
+            feed.attempt_changed.set()
+
+    def close(self) -> None:
+        """End all."""
+        for feed in list(self._feeds.values()):
+            feed.is_closed = True
+            feed.attempt_changed.set()
+
+    def _new(self, wanted: Wanted) -> Feed:
+        """Begin a feed; the oldest that no page shows make room."""
+        idle = sorted((each for each in self._feeds.values() if each.pages <= 0), key=lambda each: each.left_s)
+        for each in idle[: max(0, len(self._feeds) + 1 - MOST_FEEDS)]:
+            each.is_closed = True
+            del self._feeds[each.wanted]
+        if len(self._feeds) >= MOST_FEEDS:
+            raise CapacityError(f"{MOST_FEEDS} logs are open already", hint="close a page, or take a filter away")
+        feed = Feed(wanted, self._folder, lambda: self._tell(feed))
+        feed.start()
+        return feed

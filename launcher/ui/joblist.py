@@ -1,0 +1,126 @@
+"""Which jobs a list shows: filtered and paged by the database, so that only a page of them is read whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from cloudtrain.launcher.describe import as_json
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["PAGE", "STATES", "Choice", "Listed", "choices", "listed"]
+
+PAGE = 50
+STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
+MOST_WORD = 200
+_FROM = (
+    "FROM jobs JOIN attempts a ON a.job_id = jobs.id"
+    " AND a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)"
+)
+_HAS_TAG = (
+    "EXISTS (SELECT 1 FROM json_each(jobs.config, '$.tags') t WHERE CAST(t.key AS TEXT) = ? AND"
+    " (? OR CAST(t.value AS TEXT) = ?))"
+)
+_TEXT = (
+    "(instr(lower(jobs.id), ?1) OR instr(lower(jobs.config_file), ?1) OR instr(lower(a.outcome), ?1)"
+    " OR instr(lower(COALESCE(json_extract(jobs.config, '$.tags'), '')), ?1))"
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for; empty words choose all. `tag`: `NAME`, or `NAME=VALUE`. `page` counts from 1."""
+
+    state: str = ""
+    backend: str = ""
+    tag: str = ""
+    text: str = ""
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Choice:
+        """Return what an address asks for; what makes no sense there is left out."""
+        state, page = query.get("state", ""), query.get("page", "1")
+        return cls(
+            state if state in STATES else "",
+            query.get("backend", "")[:MOST_WORD],
+            query.get("tag", "").strip()[:MOST_WORD],
+            query.get("text", "").strip()[:MOST_WORD],
+            min(int(page), 10**6) if page.isascii() and page.isdecimal() and 0 < len(page) < 9 and int(page) else 1,
+        )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether anything is left out."""
+        return bool(self.state or self.backend or self.tag or self.text)
+
+    def query(self, **changes: Any) -> str:
+        """Return the address's words for it: `?state=failed&page=2`, or nothing."""
+        now = replace(self, **changes)
+        words = {"state": now.state, "backend": now.backend, "tag": now.tag, "text": now.text}
+        given = {name: word for name, word in words.items() if word} | ({"page": now.page} if now.page > 1 else {})
+        return f"?{urlencode(given)}" if given else ""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A page of jobs, each as `status --json` tells it and with its `tags`; `count` of them in all."""
+
+    jobs: list[dict[str, Any]]
+    count: int
+    pages: int
+
+
+def listed(registry: Registry, choice: Choice) -> Listed:
+    """Return a page of the chosen jobs, the newest first."""
+    where, values = _where(choice)
+    database = registry.database
+    if choice.is_narrow:
+        count = database.execute(f"SELECT COUNT(*) {_FROM} {where}", values)[0][0]
+    else:
+        count = database.execute("SELECT COUNT(*) FROM jobs")[0][0]
+    order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
+    ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
+    return Listed([_told(registry, job_id) for job_id in ids], count, max(1, -(-count // PAGE)))
+
+
+def choices(registry: Registry) -> dict[str, list[str]]:
+    """Return the backends and the tags (`NAME=VALUE`, the most used first) that there are, for a filter to offer."""
+    backends = [row[0] for row in registry.database.execute("SELECT DISTINCT backend FROM jobs ORDER BY backend")]
+    tags = registry.database.execute(
+        "SELECT t.key || '=' || t.value AS tag, COUNT(*) FROM"
+        " (SELECT config FROM jobs ORDER BY seq DESC LIMIT 1000) j, json_each(j.config, '$.tags') t"
+        " GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 100"
+    )
+    return {"backends": backends, "tags": [str(row[0]) for row in tags]}
+
+
+def _told(registry: Registry, job_id: str) -> dict[str, Any]:
+    job = registry.find(job_id)
+    attempts = [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
+    return as_json(job, attempts) | {"tags": job.config.get("tags") or {}}
+
+
+def _where(choice: Choice) -> tuple[str, list[Any]]:
+    parts: list[str] = []
+    values: list[Any] = []
+    if choice.text:  # first: it is used several times, by its number
+        parts.append(_TEXT)
+        values.append(choice.text.lower())
+    if choice.state == "active":
+        parts.append("a.state IN ('pending', 'running', 'stopping')")
+    elif choice.state:
+        parts.append("a.state = ?")
+        values.append(choice.state)
+    if choice.backend:
+        parts.append("jobs.backend = ?")
+        values.append(choice.backend)
+    if choice.tag:
+        name, sign, value = choice.tag.partition("=")
+        parts.append(_HAS_TAG)
+        values += [name.strip(), not sign, value.strip()]
+    return (f"WHERE {' AND '.join(parts)}" if parts else ""), values

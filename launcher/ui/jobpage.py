@@ -1,0 +1,95 @@
+"""A job's page: what `status` says of it in parts that change by themselves, and what its curves are drawn from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.describe import as_json, limit_words, next_step
+from cloudtrain.launcher.money import achieved
+from cloudtrain.launcher.money.meter import legs_of, spent_micro
+from cloudtrain.launcher.money.outlook import outlook
+from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.ui.streams import Shown
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.ui.words import Pages
+
+__all__ = ["curves", "facts", "shown"]
+
+PARTS = ("head", "actions", "facts", "error", "attempts")
+
+
+def shown(pages: Pages, registry: Registry, job_id: str, fault: str) -> Shown:
+    """Return the page's parts as they are now; `fault`: what went wrong at the last look at it."""
+    values = facts(registry, job_id, fault)
+    parts = {name: pages.render(f"_job_{name}.html", **values) for name in PARTS}
+    marks = registry.database.execute(
+        "SELECT COUNT(*), MAX(attempt), MAX(time_s) FROM points WHERE job_id = ?", (values["job"]["job"],)
+    )[0]
+    return Shown(parts, is_live=values["is_active"], curves=tuple(marks))
+
+
+def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
+    """Return what the templates show of a job. Raises NoSuchJobError."""
+    now_s = time.time()
+    job = registry.find(job_id)
+    attempts = registry.attempts(job)
+    money = outlook(job, attempts, now_s)
+    state, plan = job.attempt.state, job.attempt.plan
+    began_s = state.started_s
+    return {
+        "job": as_json(job, attempts),
+        "tags": job.config.get("tags") or {},
+        "config_file": job.config_file,
+        "is_active": job.active,
+        "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
+        "can_kill": job.active and job.attempt.ref is not None,
+        "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
+        "plan": plan,
+        "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,
+        "limit_words": limit_words(job, money) if job.active and money.hits_limit else "",
+        "bought": "" if job.active else achieved.in_words(achieved.achieved(attempts, now_s)),
+        "next_steps": next_step(job, attempts),
+        "attempts": [_attempt(attempt, now_s) for attempt in reversed(attempts)],
+        "trace": _trace(state.error),
+        "fault": fault,
+    }
+
+
+def curves(registry: Registry, job_id: str) -> dict[str, Any]:
+    """Return what the charts of a job are drawn from."""
+    from cloudtrain.launcher import series
+    from cloudtrain.launcher.report.data import chart_data
+
+    job: Job = registry.find(job_id)
+    attempts: Sequence[Attempt] = registry.attempts(job)
+    return chart_data(job, attempts, series.read(registry.database, job.id), time.time())
+
+
+def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
+    state = attempt.state
+    return {
+        "number": attempt.number,
+        "state": state.state,
+        "reason": state.reason,
+        "detail": state.detail,
+        "restarts": state.restarts,
+        "began_s": state.started_s or attempt.created_s,
+        "ended_s": state.ended_s,
+        "took_s": None if state.started_s is None else (state.ended_s or now_s) - state.started_s,
+        "step": attempt.progress.get("step"),
+        "spend_usd": as_usd(spent_micro(legs_of([attempt]), now_s)) if attempt.phase == "sent" else 0.0,
+        "ranks": attempt.plan["ranks"],
+        "url": state.url,
+    }
+
+
+def _trace(error: dict[str, Any] | None) -> str:
+    """Return the traceback, where it says more than the message."""
+    if not error or error.get("kind") == "config":
+        return ""
+    return str(error.get("traceback") or "")[:20_000]

@@ -1,0 +1,174 @@
+"""The one part that asks backends while the page is up: each at its own pace, for all pages that are open.
+
+A thread for each backend, so that one that is slow or gone delays only what is its own. It takes the look that `watch`
+takes: alerts are sent and the attempts that `retry` asks for, by one watcher of all there are; with `is_quiet` it only
+brings the registry up to date.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.registry import Registry
+
+__all__ = ["Refresher"]
+
+LEAST_S = 0.5  # between two looks at a job, however often its backend may be asked
+UNSEEN_S = 60.0  # while no page is open: as `watch` looks
+BACK_OFF_S = 5.0
+ROUND_S = 0.5
+MANY = 20  # active jobs of a backend from which on each is looked at more seldom
+
+
+class Refresher:
+    """Runs until it is closed. `is_seen` says whether a page is open."""
+
+    def __init__(self, is_seen: Callable[[], bool], *, is_quiet: bool, folder: Path | None = None) -> None:
+        self._is_seen = is_seen
+        self._is_quiet = is_quiet
+        self._folder = folder
+        self._news = threading.Event()
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._workers: dict[str, _Worker] = {}
+        self._thread = threading.Thread(target=self._run, name="refresher", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at everything soon: something was done, or a page was opened."""
+        for worker in list(self._workers.values()):
+            worker.hurry()
+        self._news.set()
+
+    def faults(self) -> dict[str, str]:
+        """Return what went wrong at the last look at each job."""
+        return {job: words for worker in list(self._workers.values()) for job, words in worker.faults.items()}
+
+    def close(self) -> None:
+        """End; what is being asked is not waited for."""
+        self._is_closed = True
+        self._news.set()
+        for worker in list(self._workers.values()):
+            worker.close()
+
+    def _run(self) -> None:
+        """Have a worker for each backend that has an active job."""
+        registry = Registry(self._folder)
+        seen = None
+        while not self._is_closed:
+            version = registry.database.execute("PRAGMA data_version")[0][0]
+            if version != seen:
+                seen = version
+                for name in {row[0] for row in registry.database.execute(_ACTIVE_BACKENDS)} - set(self._workers):
+                    self._workers[name] = _Worker(name, self._is_seen, is_quiet=self._is_quiet, folder=self._folder)
+                    self._workers[name].start()
+            self._news.wait(ROUND_S if self._is_seen() else BACK_OFF_S)
+            self._news.clear()
+        registry.close()
+
+
+_ACTIVE_BACKENDS = (
+    "SELECT DISTINCT jobs.backend FROM attempts a JOIN jobs ON jobs.id = a.job_id"
+    " WHERE a.state IN ('pending', 'running', 'stopping')"
+)
+
+
+class _Worker:
+    """One backend's thread."""
+
+    def __init__(self, name: str, is_seen: Callable[[], bool], *, is_quiet: bool, folder: Path | None) -> None:
+        self._name = name
+        self._is_seen = is_seen
+        self._is_quiet = is_quiet
+        self._folder = folder
+        self._news = threading.Event()
+        self._is_closed = False
+        self._due_s: dict[str, float] = {}
+        self.faults: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._run, name=f"refresher-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hurry(self) -> None:
+        self._due_s = {}
+        self._news.set()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._news.set()
+
+    def _run(self) -> None:
+        from cloudtrain.launcher.notices.herald import Herald
+
+        registry = Registry(self._folder)
+        herald = None if self._is_quiet else Herald(registry)
+        seen, jobs = None, list[Job]()
+        while not self._is_closed:
+            try:
+                version = registry.database.execute("PRAGMA data_version")[0][0]
+                if version != seen or jobs:
+                    seen = version
+                    jobs = [job for job in registry.jobs(active=True) if job.backend == self._name]
+                for job in jobs:
+                    if not self._is_closed and self._due_s.get(job.id, 0.0) <= time.monotonic():
+                        self._look(registry, herald, job, len(jobs))
+            except CloudtrainError as error:  # the registry itself: a full disk
+                self.faults["registry"] = error.message
+            wait_s = BACK_OFF_S
+            if jobs:
+                next_s = min((self._due_s.get(job.id, 0.0) for job in jobs), default=0.0)
+                wait_s = min(max(next_s - time.monotonic(), LEAST_S / 5), BACK_OFF_S)
+            self._news.wait(wait_s)
+            self._news.clear()
+        if herald is not None:
+            herald.close(0.0)
+        registry.close()
+
+    def _look(self, registry: Registry, herald: object, job: Job, many: int) -> None:
+        """Take a look, note what went wrong, and when the next one is due."""
+        begun_s = time.monotonic()
+        found, fault = _seen(registry, herald, job)
+        if fault:
+            self.faults[job.id] = fault
+        else:
+            self.faults.pop(job.id, None)
+        took_s = time.monotonic() - begun_s
+        wait_s = BACK_OFF_S if fault or found.attempt.unreachable_since_s is not None else _pace_s(found)
+        # A look that takes long takes no more than a tenth of the time; of many jobs each waits for its turn.
+        wait_s = max(wait_s, LEAST_S * max(1, many / MANY), 10 * took_s)
+        self._due_s[job.id] = time.monotonic() + (wait_s if self._is_seen() else max(wait_s, UNSEEN_S))
+
+
+def _seen(registry: Registry, herald: object, job: Job) -> tuple[Job, str]:
+    """Return the job as it is now, and what went wrong."""
+    from cloudtrain.launcher import watch
+    from cloudtrain.launcher.notices.herald import Herald
+    from cloudtrain.launcher.refresh import refresh
+
+    if isinstance(herald, Herald):
+        seen = watch.look(registry, herald, job)
+        return (job, "") if seen is None else (seen.job, seen.fault)  # None: another watcher looks at it
+    try:
+        return refresh(registry, job), ""
+    except CloudtrainError as error:
+        return job, str(error)
+    except Exception as error:
+        return job, f"cloudtrain itself failed: {type(error).__name__}: {error}"
+
+
+def _pace_s(job: Job) -> float:
+    try:
+        pace = backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
+    except CloudtrainError:
+        return BACK_OFF_S
+    return pace.state_s

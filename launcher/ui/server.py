@@ -1,0 +1,146 @@
+"""The server: on the loopback alone, its address on the terminal, the browser opened where there is one."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.home import home
+from cloudtrain.launcher.terminal import print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.ui.site import Site
+
+__all__ = ["has_desktop", "serve", "tunnel"]
+
+HOST = "127.0.0.1"
+MOST_HEAD_BYTES = 32_768  # of a request
+MOST_CONNECTIONS = 200
+END_S = 1  # that an answer under way has, once the server ends
+
+
+def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
+    """Serve until Ctrl-C. Raises UsageError where the port is taken, ModuleNotFoundError without the extra."""
+    import uvicorn
+
+    from cloudtrain.launcher.ui.app import make
+    from cloudtrain.launcher.ui.guard import Keys
+    from cloudtrain.launcher.ui.site import Site
+
+    class Server(uvicorn.Server):
+        """Has the open pages' connections end before it waits for them."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            _tell(place, keys.token, opens=opens)
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            site.close()
+            await super().shutdown(sockets)
+
+    listening = _listening(port)
+    place = f"{HOST}:{listening.getsockname()[1]}"
+    keys = Keys()
+    site: Site = Site(keys, is_read_only=is_read_only)
+
+    def used() -> None:
+        _forget_page()
+        say(f"opened; for another browser: {_address(place, keys.token)}")
+
+    config = uvicorn.Config(
+        make(site, listening.getsockname()[1], used),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=END_S,
+    )
+    try:
+        Server(config).run(sockets=[listening])
+    finally:
+        _forget_page()
+        listening.close()
+
+
+def has_desktop(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
+    """Return whether a browser can be opened where the user sees it."""
+    if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
+        return False
+    return platform in ("darwin", "win32") or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
+
+
+def tunnel(environ: Mapping[str, str], port: int) -> str:
+    """Return the command that brings the port to the user's own machine."""
+    client = environ.get("SSH_CONNECTION", "").split()
+    host = client[2] if len(client) == 4 else socket.gethostname()
+    return f"ssh -N -L {port}:{HOST}:{port} {getpass.getuser()}@{host}"
+
+
+def _listening(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((HOST, port))
+    except OSError as error:
+        listening.close()
+        reason = error.strerror or str(error)
+        raise UsageError(f"port {port} cannot be had: {reason}", hint="without --port a free one is taken") from error
+    return listening
+
+
+def _address(place: str, token: str) -> str:
+    return f"http://{place}/?token={token}"
+
+
+def _tell(place: str, token: str, *, opens: bool) -> None:
+    """Print the address, open it, and say how else to get there."""
+    print_lines([_address(place, token)])
+    say("only this machine reaches it, and only with this address, once; Ctrl-C ends it, and no job")
+    if not has_desktop(os.environ):
+        say(f"from another machine, there:\n  {tunnel(os.environ, int(place.rpartition(':')[2]))}")
+        say("then open the address in the browser there")
+    elif opens:
+        _open(_address(place, token))
+
+
+def _page() -> Path:
+    return home() / f"ui-{os.getpid()}.html"
+
+
+def _open(address: str) -> None:
+    """Open the browser on a file of the user's own that leads to the address: a process's arguments are for all to see.
+
+    The browser is started in a process of its own, whose words are not ours.
+    """
+    import subprocess
+
+    page = _page()
+    page.unlink(missing_ok=True)
+    text = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={escape(address)}">'
+    with os.fdopen(os.open(page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(text)
+    program = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(
+        [sys.executable, "-c", program, page.as_uri()],
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        start_new_session=True,
+    )
+
+
+def _forget_page() -> None:
+    _page().unlink(missing_ok=True)

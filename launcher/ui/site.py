@@ -1,0 +1,111 @@
+"""What all pages share while the server runs: registries, the pulse, who asks backends, the feeds, the templates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anyio import to_thread
+
+from cloudtrain.launcher.ui.feeds import Feed, Feeds
+from cloudtrain.launcher.ui.guard import Keys
+from cloudtrain.launcher.ui.pool import Pool
+from cloudtrain.launcher.ui.pulse import Pulse
+from cloudtrain.launcher.ui.refresher import Refresher
+from cloudtrain.launcher.ui.words import Pages, assets
+
+__all__ = ["Site"]
+
+T = TypeVar("T")
+SEEN_S = 20.0  # after the last page was asked for
+
+
+class Site:
+    """One run of the page. `running` holds what lives as long as the server does."""
+
+    def __init__(self, keys: Keys, *, is_read_only: bool, folder: Path | None = None) -> None:
+        self.keys = keys
+        self.is_read_only = is_read_only
+        self.pool = Pool(folder)
+        self.pulse = Pulse(folder)
+        self.assets = assets()
+        self.pages = Pages(self.assets, csrf=keys.csrf, is_read_only=is_read_only)
+        self.feeds = Feeds(self._lines_came, folder)
+        self.refresher = Refresher(self._is_seen, is_quiet=is_read_only, folder=folder)
+        self._asked_s = -SEEN_S
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news: set[asyncio.Event] = set()
+
+    async def thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Return what the work returns that reads, writes or asks: the loop never waits for that."""
+        return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True)
+
+    def asked(self) -> None:
+        """A page was asked for: backends are asked at their own pace from now on."""
+        was_seen = self._is_seen()
+        self._asked_s = time.monotonic()
+        if not was_seen:
+            self.refresher.wake()
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        """Have an event that is set when the registry has changed or lines have come, while a page is open."""
+        news = asyncio.Event()
+        self._news.add(news)
+        self.asked()
+        self.pulse.pages += 1
+        try:
+            yield news
+        finally:
+            self.pulse.pages -= 1
+            self._news.discard(news)
+
+    @asynccontextmanager
+    async def running(self, _: object = None) -> AsyncIterator[None]:
+        """Have it all run."""
+        self._loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(self.pulse.run()), asyncio.create_task(self._spread())]
+        self.refresher.start()
+        try:
+            yield
+        finally:
+            self.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.refresher.close()
+            self.pool.close()
+            self.pulse.release()
+
+    def close(self) -> None:
+        """End what pages wait for."""
+        self.pulse.close()
+        self.feeds.close()
+        self._wake()
+
+    def _is_seen(self) -> bool:
+        return self.pulse.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
+
+    def _lines_came(self, _: Feed) -> None:
+        """Wake the pages; called in a feed's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for news in self._news:
+            news.set()
+
+    async def _spread(self) -> None:
+        """Pass every change of the registry on."""
+        while not self.pulse.is_closing:
+            if self._news and await self.pulse.changed(10.0):
+                self.feeds.attempts_changed()
+                self._wake()
+            elif not self._news:
+                await asyncio.sleep(0.25)

@@ -1,0 +1,186 @@
+"""What an open page is told: its parts that have changed, and a job's lines, over one connection a page.
+
+Browsers open six connections to a host at most, for all tabs: so there is one a page, and a hidden page has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import StreamingResponse
+
+from cloudtrain.launcher.errors import CloudtrainError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from cloudtrain.launcher.ui.feeds import Feed, Wanted
+    from cloudtrain.launcher.ui.site import Site
+
+__all__ = ["Shown", "stream"]
+
+LEAST_S = 0.5  # between two looks at a page's parts
+BEAT_S = 15.0  # a word, so that a connection that is gone is noticed
+BATCH = 500  # lines at once
+GAP_S = 0.05
+
+
+class Shown:
+    """What a page shows: its parts by their names. `is_live`: they change by themselves, as time goes on."""
+
+    def __init__(self, parts: dict[str, str], *, is_live: bool, curves: Any = None) -> None:
+        self.parts = parts
+        self.is_live = is_live
+        self.curves = curves
+
+
+def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None) -> StreamingResponse:
+    """Return the answer that goes on until the page is closed. `show` is called in a thread; CloudtrainError is told.
+
+    Events: `page` {parts}, `curves` (they have changed), `log` {lines} with their number as its id, `begin` where the
+    lines begin anew, `over`, `trouble` {text}.
+    """
+    after = request.headers.get("last-event-id") or request.query_params.get("after", "")
+    return StreamingResponse(
+        _events(site, request, show, wanted, after),
+        media_type="text/event-stream",
+        headers={"x-accel-buffering": "no"},
+    )
+
+
+async def _events(
+    site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None, after: str
+) -> AsyncIterator[str]:
+    feed: Feed | None = None
+    trouble = ""
+    yield "retry: 1000\n\n"
+    if wanted is not None:
+        try:
+            feed = site.feeds.enter(wanted)
+        except CloudtrainError as error:
+            trouble = str(error)
+            yield _event("trouble", {"text": trouble})
+    try:
+        with site.listening() as news:
+            page, log = _Page(site, show), _Log(feed, after)
+            spoke_s = time.monotonic()
+            while not site.pulse.is_closing:
+                news.clear()
+                said = [*await page.news(), *log.news()]
+                for each in said:
+                    yield each
+                if said:
+                    spoke_s = time.monotonic()
+                elif time.monotonic() - spoke_s > BEAT_S:
+                    spoke_s = time.monotonic()
+                    yield ": still here\n\n"
+                if await request.is_disconnected():
+                    return
+                if log.is_behind:
+                    await asyncio.sleep(0)
+                    continue
+                await _either(news, min(page.wait_s(), BEAT_S))
+                await asyncio.sleep(GAP_S)
+    finally:
+        if feed is not None:
+            site.feeds.leave(feed)
+
+
+async def _either(news: asyncio.Event, timeout_s: float) -> None:
+    try:
+        await asyncio.wait_for(news.wait(), max(0.01, timeout_s))
+    except asyncio.TimeoutError:
+        return
+
+
+class _Page:
+    """The parts that the page has, and when to look at them again."""
+
+    def __init__(self, site: Site, show: Callable[[], Shown]) -> None:
+        self._site, self._show = site, show
+        self._had: dict[str, str] = {}
+        self._curves: Any = None
+        self._count = -1
+        self._looked_s = -1e9
+        self._took_s = 0.0
+        self._is_live = True
+        self._trouble = ""
+
+    async def news(self) -> list[str]:
+        """Return the events for what has changed."""
+        if self.wait_s() > 0:
+            return []
+        self._count = self._site.pulse.count
+        began_s = time.monotonic()
+        try:
+            shown = await self._site.thread(self._show)
+        except CloudtrainError as error:
+            self._looked_s = time.monotonic()
+            told, self._trouble = self._trouble, str(error)
+            return [] if told == self._trouble else [_event("trouble", {"text": self._trouble})]
+        self._looked_s = time.monotonic()
+        self._took_s = self._looked_s - began_s
+        self._is_live, self._trouble = shown.is_live, ""
+        parts = {name: html for name, html in shown.parts.items() if self._had.get(name) != html}
+        self._had |= parts
+        found = [_event("page", {"parts": parts})] if parts else []
+        if shown.curves != self._curves:
+            self._curves = shown.curves
+            found.append(_event("curves", {}))
+        return found
+
+    def wait_s(self) -> float:
+        """Return how long until it is worth a look: soon after a change, else as clocks go on."""
+        since_s = time.monotonic() - self._looked_s
+        least_s = max(LEAST_S, 10 * self._took_s)
+        if self._count != self._site.pulse.count:
+            return least_s - since_s
+        return max(least_s, 2.0 if self._is_live else 60.0) - since_s
+
+
+class _Log:
+    """The lines that the page has, by the feed's name and their number."""
+
+    def __init__(self, feed: Feed | None, after: str) -> None:
+        self._feed = feed
+        name, _, number = after.partition(".")
+        is_same = feed is not None and name == feed.name and number.isascii() and number.isdecimal() and number != ""
+        self._number = int(number) if is_same else 0
+        self._has_begun = is_same
+        self._is_over = False
+        self._trouble = ""
+        self.is_behind = False
+
+    def news(self) -> list[str]:
+        """Return the events for the lines that have come since."""
+        feed = self._feed
+        if feed is None:
+            return []
+        found = []
+        if feed.trouble != self._trouble:
+            self._trouble = feed.trouble
+            found.append(_event("trouble", {"text": self._trouble}))
+        if not feed.is_ready:
+            return found
+        if not self._has_begun:
+            self._has_begun = True
+            found.append(_event("begin", {"most": feed.most}))
+        is_over = feed.is_over  # before the lines: those are then the last
+        lines, newest = feed.since(self._number)
+        for start in range(0, len(lines), BATCH):
+            number = newest - len(lines) + min(start + BATCH, len(lines))
+            found.append(_event("log", {"lines": lines[start : start + BATCH]}, f"{feed.name}.{number}"))
+        self._number = newest
+        if is_over and not self._is_over:
+            self._is_over = True
+            found.append(_event("over", {}))
+        return found
+
+
+def _event(kind: str, data: dict[str, Any], number: str = "") -> str:
+    head = f"id: {number}\n" if number else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data)}\n\n"

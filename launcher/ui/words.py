@@ -1,0 +1,89 @@
+"""The page's templates and their words: figures by the rules that all commands share, everything escaped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from cloudtrain.entrypoints.figures import amount, span
+from cloudtrain.launcher.terminal import when
+
+__all__ = ["Pages", "assets"]
+
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+
+
+def assets() -> dict[str, tuple[bytes, str]]:
+    """Return what the page loads: name to content and media type. Nothing else can be asked for."""
+    found = {}
+    for folder, names in (("ui", ("ui.css", "ui.js", "icon.svg")), ("report", ("charts.css", "charts.js"))):
+        for name in names:
+            content = (files("cloudtrain.templates") / folder / name).read_bytes()
+            found[name] = content, _TYPES[name.rpartition(".")[2]]
+    return found
+
+
+class Pages:
+    """The templates, read once."""
+
+    def __init__(self, static: Mapping[str, tuple[bytes, str]], **shared: Any) -> None:
+        folder = files("cloudtrain.templates") / "ui"
+        texts = {item.name: item.read_text() for item in folder.iterdir() if item.name.endswith(".html")}
+        self._templates = Environment(
+            loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        digests = {name: hashlib.sha256(content).hexdigest()[:12] for name, (content, _) in static.items()}
+        self._templates.globals.update(shared, asset=lambda name: f"/static/{name}?v={digests[name]}")
+        self._templates.filters.update(
+            ago=when, span=span, money=_money, clock=_clock, day=_day, number=_number, link=_link, part=_part
+        )
+
+    def render(self, name: str, **values: Any) -> str:
+        """Return the page, or a part of one."""
+        return self._templates.get_template(name).render(**values)
+
+
+def _money(usd: float | None) -> str:
+    """Return dollars, of which the page says `USD` once."""
+    return "?" if usd is None else amount(round(usd * 1e6))
+
+
+def _clock(time_s: float | None) -> Markup:
+    """Return a time by this machine's clock, to the second."""
+    if time_s is None:
+        return Markup("-")
+    text = time.strftime("%d %b %Y %H:%M:%S", time.localtime(time_s))
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s))
+    return Markup('<time datetime="{}">{}</time>').format(stamp, text)
+
+
+def _day(time_s: float | None) -> str:
+    return "-" if time_s is None else time.strftime("%d %b %Y", time.localtime(time_s))
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}".replace(",", "\u202f") if isinstance(value, int) and abs(value) >= 10_000 else str(value)
+
+
+def _link(url: Any) -> str:
+    """Return an address that a browser may go to, nothing for any other: `javascript:` is one too."""
+    text = str(url or "")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return ""
+    return text if parts.scheme in ("http", "https") and parts.netloc else ""
+
+
+def _part(text: Any) -> str:
+    """Return the text as a part of an address's path."""
+    return quote(str(text), safe="")

@@ -1,0 +1,293 @@
+/* What moves on the page. The server makes all HTML of it; a job's lines go in as text alone. */
+(function () {
+  "use strict";
+
+  const MOST_LINES = 5000;
+  const CURVES_MS = 1500; // between two readings of the curves, at least
+  const AWAY_MS = 5000; // that a page is hidden before its connection goes
+  const body = document.body;
+  const one = (id) => document.getElementById(id);
+
+  /* ---- parts that the server has made anew ---- */
+
+  const waiting = new Map(); // parts that came while somebody was choosing text in them
+
+  function show(name, html) {
+    const place = one(`part-${name}`);
+    if (!place) return;
+    const chosen = document.getSelection();
+    if (chosen && !chosen.isCollapsed && place.contains(chosen.anchorNode)) {
+      waiting.set(name, html);
+      return;
+    }
+    waiting.delete(name);
+    const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
+    const ticked = new Set([...place.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.id));
+    const open = place.querySelector("details[open]") !== null, had = place.querySelector("details") !== null;
+    place.innerHTML = html; // of our own templates, which escape what is not ours
+    for (const id of ticked) if (one(id)) one(id).checked = true;
+    if (had) for (const each of place.querySelectorAll("details")) each.open = open;
+    if (focused && one(focused)) one(focused).focus({preventScroll: true});
+    localTimes(place);
+    countTicked();
+  }
+
+  document.addEventListener("selectionchange", () => {
+    for (const [name, html] of [...waiting]) show(name, html);
+  });
+
+  /* The server writes its own clock's time; over ssh the reader's may be another. */
+  function localTimes(place) {
+    for (const each of place.querySelectorAll("time[datetime]")) {
+      const when = new Date(each.dateTime);
+      if (!Number.isNaN(when.getTime())) each.textContent = stamp(when);
+    }
+  }
+
+  const two = (number) => String(number).padStart(2, "0");
+  const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+  function stamp(when) {
+    const day = when.toDateString() === new Date().toDateString() ? "" : `${two(when.getDate())} ${MONTHS[when.getMonth()]} ${when.getFullYear()} `;
+    return `${day}${two(when.getHours())}:${two(when.getMinutes())}:${two(when.getSeconds())}`;
+  }
+
+  function trouble(text) {
+    const place = one("trouble");
+    place.textContent = text;
+    place.hidden = !text;
+  }
+
+  /* ---- the connection: one a page, none while it is hidden ---- */
+
+  let source = null, address = null, after = "", awayTimer = 0, on = {};
+
+  function connect() {
+    disconnect();
+    if (!address) return;
+    const url = new URL(address, location.href);
+    if (after) url.searchParams.set("after", after);
+    source = new EventSource(url);
+    source.onopen = () => { one("link").textContent = ""; };
+    source.onerror = () => {
+      one("link").textContent = "not connected";
+      // A refusal ends an EventSource for good: the server was begun anew, or is gone.
+      if (source && source.readyState === EventSource.CLOSED) { const now = source; setTimeout(() => { if (source === now) connect(); }, 3000); }
+    };
+    for (const [kind, act] of Object.entries(on)) {
+      source.addEventListener(kind, (event) => {
+        if (event.lastEventId) after = event.lastEventId;
+        act(JSON.parse(event.data));
+      });
+    }
+  }
+
+  function disconnect() {
+    if (source) source.close();
+    source = null;
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(awayTimer);
+    if (document.hidden) awayTimer = setTimeout(disconnect, AWAY_MS);
+    else if (address && !source) connect();
+  });
+  window.addEventListener("pagehide", disconnect);
+  window.addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
+
+  on.page = ({parts}) => { trouble(""); for (const [name, html] of Object.entries(parts)) show(name, html); newAttempt(); };
+  on.trouble = ({text}) => trouble(text);
+  on.curves = () => readCurves();
+
+  /* ---- curves ---- */
+
+  const curves = one("curves");
+  let readingCurves = false, curvesDue = false, curvesAt = 0;
+
+  async function readCurves() {
+    if (!curves) return;
+    if (readingCurves || document.hidden) { curvesDue = true; return; }
+    const wait = curvesAt + CURVES_MS - performance.now();
+    readingCurves = true;
+    curvesDue = false;
+    if (wait > 0) await new Promise((done) => setTimeout(done, wait));
+    curvesAt = performance.now();
+    try {
+      const names = curves.dataset.jobs.split(" ").filter(Boolean);
+      const datas = await Promise.all(names.map(async (name) => {
+        const answer = await fetch(`/jobs/${encodeURIComponent(name)}/curves`, {headers: {accept: "application/json"}});
+        if (!answer.ok) throw new Error((await answer.json()).error || answer.statusText);
+        return answer.json();
+      }));
+      CloudtrainCharts.draw(curves, datas, {x: "step"});
+    } catch (error) {
+      if (!(error instanceof TypeError)) trouble(`The curves cannot be drawn: ${error.message}`); // else the server is gone, which is said
+    }
+    readingCurves = false;
+    if (curvesDue && !document.hidden) readCurves();
+  }
+
+  document.addEventListener("visibilitychange", () => { if (!document.hidden && curvesDue) readCurves(); });
+
+  /* ---- a job's lines ---- */
+
+  const log = one("log"), form = one("log-form"), state = one("log-state");
+  let paused = [], isPaused = false, isOver = false, count = 0;
+  const bars = new Map(); // of each rank the progress bar that still runs
+
+  function lineOf([rank, node, time, text, runs]) {
+    const line = document.createElement("div");
+    const when = document.createElement("time"), who = document.createElement("b");
+    when.textContent = stamp(new Date(time * 1000));
+    who.textContent = rank === null ? `node${node}` : `r${rank}`;
+    who.className = rank === null ? "rn" : `r${rank % 8}`;
+    if (rank === null) line.className = "ours";
+    line.append(when, who, text);
+    const key = `${node}/${rank}`, old = bars.get(key);
+    if (old) old.remove();
+    if (runs) bars.set(key, line); else bars.delete(key);
+    return line;
+  }
+
+  function add(lines) {
+    if (isPaused) {
+      paused = paused.concat(lines).slice(-MOST_LINES);
+      tell();
+      return;
+    }
+    const follows = one("log-follow").checked;
+    const batch = document.createDocumentFragment();
+    for (const line of lines.slice(-MOST_LINES)) batch.append(lineOf(line));
+    log.append(batch);
+    const before = log.scrollHeight;
+    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
+    if (follows) log.scrollTop = log.scrollHeight;
+    else if (log.scrollHeight !== before) log.scrollTop -= before - log.scrollHeight; // what is read stays where it is
+    count = log.childElementCount;
+    tell();
+  }
+
+  function tell() {
+    const more = isPaused && paused.length ? `, ${paused.length} more wait` : "";
+    const what = isPaused ? "paused" : isOver ? "the end" : "live";
+    state.textContent = count || more ? `${count === MOST_LINES ? "the last " : ""}${count} line${count === 1 ? "" : "s"}${more}; ${what}` : isOver ? "no lines" : "no lines yet";
+  }
+
+  function wanted() {
+    const query = new URLSearchParams();
+    for (const [name, value] of new FormData(form)) if (value.trim()) query.set(name, value.trim());
+    return query;
+  }
+
+  function openLog() {
+    const path = `/jobs/${encodeURIComponent(body.dataset.job)}`, query = wanted();
+    one("log-download").href = `${path}/log?${query}`;
+    if (!form.checkValidity()) return;
+    after = "";
+    address = `${path}/stream?${query}`;
+    state.textContent = "reading";
+    connect();
+  }
+
+  /* A further attempt is followed, unless somebody reads an earlier one. */
+  function newAttempt() {
+    if (!form) return;
+    const rows = document.querySelectorAll("#part-attempts tbody tr").length;
+    const choice = form.elements.attempt, last = Number(choice.options[0].value);
+    if (rows <= last) return;
+    const follows = Number(choice.value) === last;
+    for (let number = last + 1; number <= rows; number++) choice.prepend(new Option(String(number), String(number)));
+    if (follows) { choice.value = String(rows); openLog(); }
+  }
+
+  on.begin = () => {
+    log.replaceChildren();
+    bars.clear();
+    paused = [];
+    count = 0;
+    isOver = false;
+    tell();
+  };
+  on.log = ({lines}) => add(lines);
+  on.over = () => { isOver = true; tell(); };
+
+  function setUpLog() {
+    let timer = 0;
+    form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(openLog, 350); });
+    form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(timer); openLog(); });
+    one("log-wrap").addEventListener("change", (event) => log.classList.toggle("wrapped", event.target.checked));
+    one("log-times").addEventListener("change", (event) => log.classList.toggle("timed", event.target.checked));
+    one("log-follow").addEventListener("change", (event) => { if (event.target.checked) log.scrollTop = log.scrollHeight; });
+    one("log-pause").addEventListener("click", (event) => {
+      isPaused = !isPaused;
+      event.currentTarget.setAttribute("aria-pressed", String(isPaused));
+      event.currentTarget.textContent = isPaused ? "Go on" : "Pause";
+      if (!isPaused) { const lines = paused; paused = []; add(lines); }
+      tell();
+    });
+    // Whoever scrolls up reads; at the end it follows again.
+    log.addEventListener("wheel", scrolled, {passive: true});
+    log.addEventListener("touchmove", scrolled, {passive: true});
+    log.addEventListener("keydown", scrolled);
+    openLog();
+  }
+
+  function scrolled() {
+    setTimeout(() => { one("log-follow").checked = log.scrollHeight - log.scrollTop - log.clientHeight < 24; }, 60);
+  }
+
+  /* ---- buttons ---- */
+
+  document.addEventListener("click", (event) => {
+    const opener = event.target.closest("[data-open]");
+    if (opener) one(opener.dataset.open).showModal();
+    if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
+  });
+
+  document.addEventListener("submit", async (event) => {
+    const dialog = event.target.closest("dialog");
+    if (!dialog) return;
+    event.preventDefault();
+    const fields = new URLSearchParams(new FormData(event.target, event.submitter));
+    dialog.close();
+    say("asking");
+    try {
+      const answer = await fetch(event.target.action, {
+        method: "POST",
+        body: fields,
+        headers: {accept: "application/json", "x-cloudtrain-csrf": document.querySelector("meta[name=csrf]").content},
+      });
+      const told = await answer.json();
+      say(told.said || told.error, !answer.ok);
+    } catch (error) {
+      say(`That was not sent: ${error.message}`, true);
+    }
+  });
+
+  function say(words, isBad) {
+    const place = one("said");
+    place.textContent = words;
+    place.classList.toggle("bad", Boolean(isBad));
+    place.hidden = !words;
+  }
+
+  /* ---- the list ---- */
+
+  function countTicked() {
+    const button = document.querySelector(".compare");
+    if (!button) return;
+    const many = document.querySelectorAll("input[form=compare]:checked").length;
+    button.disabled = many < 2 || many > 8;
+    button.textContent = many > 1 ? `Compare ${many}` : "Compare";
+  }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("input[form=compare]")) countTicked();
+    if (event.target.matches(".filter[method=get] select") && event.target.form.requestSubmit) event.target.form.requestSubmit();
+  });
+
+  localTimes(document);
+  if (body.dataset.page === "jobs") { address = body.dataset.stream; connect(); countTicked(); }
+  if (body.dataset.page === "job") { setUpLog(); readCurves(); }
+  if (body.dataset.page === "compare") { readCurves(); setInterval(readCurves, 5000); }
+}());
