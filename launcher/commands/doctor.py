@@ -2,57 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
-from cloudtrain.launcher.terminal import print_json, print_text
+from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.checkup.everywhere import Ask
     from cloudtrain.launcher.config.schema import Config
 
 __all__ = ["command"]
 
+HERE = "cloudtrain"  # what is said of this installation
 
-@click.command("doctor")
+
+@click.command(
+    "doctor",
+    epilog="Examples: `cloudtrain doctor` in a project's folder; `cloudtrain doctor sagemaker`, before there is any.",
+)
 @click.argument("backend", required=False, shell_complete=completes("backends"))
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path), help=f"Look at this job.  [default: {DEFAULT_FILE}, if there]"
 )
 @json_option
 def command(backend: str | None, file: Path | None, as_json: bool) -> int:
-    """Check what stands in the way of a job, on one backend or on all; exit code 1 where something does.
+    """Check what stands in the way of a job: here, and on every backend that the config file has a block for.
 
-    Of the clouds without a name only the config's own: each is asked over the network.
+    All are asked at once, each for a minute at most. BACKEND asks that one alone, with or without a file. Nothing is
+    changed and nothing is sent. Exit code 1 where a check fails.
     """
-    configs = _configs(file, backend)
-    wanted = [backend] if backend else list(dict.fromkeys(["local", *configs]))
-    config = next(iter(configs.values()), None)
-    checks = {name: backends.load(name).doctor(configs.get(name, config)) for name in wanted}
-    failed = any(check.verdict == "fail" for found in checks.values() for check in found)
+    path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
+    told: dict[str, list[Check]] = {}
+    for name, checks in _groups(backend, path):
+        told[name] = checks
+        if not as_json:
+            print_text([name, *(line for check in checks for line in _lines(check))])
     if as_json:
-        print_json({name: [asdict(check) for check in found] for name, found in checks.items()})
-        return int(failed)
-    for name, found in checks.items():
-        print_text(
-            [
-                f"{check.verdict:4}  {name}: {check.name}: {check.found}{f'  ({check.cure})' if check.cure else ''}"
-                for check in found
-            ]
-        )
-    return int(failed)
+        print_json({name: [asdict(check) for check in checks] for name, checks in told.items()})
+    else:
+        _sum_up(told, path, backend)
+    return int(any(check.verdict == "fail" for checks in told.values() for check in checks))
 
 
-def _configs(file: Path | None, backend: str | None) -> dict[str, Config]:
-    """Return the job to look at, for each of its backends; none where no file is named and none is there."""
-    if file is None and not Path(DEFAULT_FILE).exists():
-        return {}
+def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
+    """Yield what is said of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
+    from cloudtrain.launcher.checkup import everywhere, here
+
+    asks = {backend: _of_one(backend, path)} if backend else _of_all(path)
+    if not backend:
+        yield HERE, here.checks()
+    yield from everywhere.answers(asks)
+
+
+def _of_one(name: str, path: Path | None) -> Ask:
+    """Return how to ask one backend. Raises ConfigError for a job that its file does not describe."""
+    ask = backends.load(name).doctor
+    return partial(ask, _loaded(path, name) if path else None)
+
+
+def _of_all(path: Path | None) -> dict[str, Ask]:
+    """Return how to ask the local backend, and each that the file configures.
+
+    A fault of the whole file is raised; one that only one of several backends finds is that one's check.
+    """
+    if path is None:
+        return {"local": _of_one("local", None)}
     from cloudtrain.launcher import config
 
-    path = file or Path(DEFAULT_FILE)
-    names = [backend] if backend else config.backends_asked(path)
-    return {name: config.load(path, backend=name if len(names) > 1 else backend) for name in names}
+    names = config.backends_configured(path)
+    asked = config.backends_asked(path)
+    asks: dict[str, Ask] = {}
+    for name in dict.fromkeys(["local", *asked, *names]):
+        try:
+            asks[name] = _of_one(name, path)
+        except ConfigError as error:
+            if name in asked and len(asked) == 1:
+                raise
+            asks[name] = partial(_faults, error)
+    return asks
+
+
+def _loaded(path: Path, name: str) -> Config:
+    from cloudtrain.launcher import config
+
+    return config.load(path, backend=name)
+
+
+def _faults(error: ConfigError) -> list[Check]:
+    return [
+        Check("config", "fail", f"{f'{fault.place}, ' if fault.place else ''}{fault.key}: {fault.message}", fault.hint)
+        for fault in error.faults
+    ]
+
+
+def _lines(check: Check) -> list[str]:
+    lines = [f"  {check.verdict:4}  {check.name}: {check.found}"]
+    if check.cure:
+        lines.append(f"        {check.cure}")
+    return lines
+
+
+def _sum_up(told: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:
+    verdicts = [check.verdict for checks in told.values() for check in checks]
+    failed, warned = verdicts.count("fail"), verdicts.count("warn")
+    words = [f"{failed} fail{'s' * (failed == 1)}"] if failed else []
+    words += [f"{warned} warning{'s' * (warned != 1)}"] if warned else []
+    say(f"{len(verdicts)} checks: {', '.join(words) or 'all is well'}")
+    if backend is None and path is None:
+        say(f"no {DEFAULT_FILE} here: of the other backends each is asked by name, as in `cloudtrain doctor ssh`")

@@ -1,0 +1,124 @@
+"""What `doctor` finds of this installation: versions, the home and its registry, the tools that are called."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.metadata import version
+from pathlib import Path
+
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.home import where
+
+__all__ = ["checks"]
+
+FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # below the first a job's checkpoints may not fit, below the second nothing does
+READ_WHOLE_BYTES = 64_000_000  # a registry up to this is read from end to end, in half a second
+TOOL_LIMIT_S = 5.0
+
+
+def checks() -> list[Check]:
+    """Return the checks, none of which changes anything or asks the network."""
+    return [
+        Check("cloudtrain", "ok", f"{version('cloudtrain')}, no telemetry"),
+        Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
+        *_home(),
+        _tool("git", "git", "--version", "plans do not name the code's commit"),
+        _tool("ssh", "ssh", "-V", "the backend ssh needs it"),
+        *_clock(),
+        _completion(),
+    ]
+
+
+def _home() -> Iterator[Check]:
+    try:
+        path = where()
+    except RuntimeError as error:  # `~nobody` has no home
+        yield Check("home", "fail", str(error), "set CLOUDTRAIN_HOME to a folder that you can write")
+        return
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    is_new = there != path
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        yield Check("home", "fail", f"{there} cannot be written", "set CLOUDTRAIN_HOME to a folder that you can write")
+        return
+    yield Check("home", "ok", f"{path}{', which the first job makes' if is_new else ''}")
+    yield _disk(there)
+    if not is_new:
+        yield _registry(path / "registry.sqlite")
+
+
+def _disk(folder: Path) -> Check:
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    cure = "" if free_gb >= FREE_GB else f"free some; `du -sh {folder}/*` says what takes it"
+    verdict = "ok" if free_gb >= FREE_GB else "warn" if free_gb >= LEAST_FREE_GB else "fail"
+    return Check("disk", verdict, f"{free_gb:.1f} GB free", cure)
+
+
+def _registry(path: Path) -> Check:
+    """Read the file without changing it: not even a newer version's tables are made."""
+    if not path.exists():
+        return Check("registry", "ok", "no job yet")
+    unlike = f"move it away: mv {path} {path}.damaged; or take an older one from a backup"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=TOOL_LIMIT_S)) as database:
+            jobs = database.execute("SELECT COUNT(*) FROM jobs").fetchone()[0]
+            size = path.stat().st_size
+            told = "ok"
+            if size <= READ_WHOLE_BYTES:
+                told = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError as error:
+        return Check("registry", "fail", f"{path}: {error}", f"look who may read it, and who holds it: ls -l {path}")
+    except (sqlite3.Error, OSError) as error:
+        return Check("registry", "fail", f"{path}: {error}", unlike)
+    if told != "ok":
+        return Check("registry", "fail", f"{path}: {told.splitlines()[0]}", unlike)
+    found = f"{jobs} job{'s' * (jobs != 1)}, {size / 1e6:.1f} MB"
+    if not os.access(path, os.W_OK):
+        return Check("registry", "fail", f"{path} cannot be written", f"sudo chown {os.getuid()} {path}*")
+    return Check("registry", "ok", found)
+
+
+def _tool(name: str, program: str, flag: str, without: str) -> Check:
+    command = shutil.which(program)
+    if command is None:
+        return Check(name, "warn", f"there is no `{program}` here: {without}", f"install {program}")
+    try:
+        done = subprocess.run([command, flag], capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(name, "warn", f"{command} does not work: {error}", f"install {program} anew")
+    return Check(name, "ok", (done.stdout or done.stderr).strip().partition(",")[0])
+
+
+def _clock() -> Iterator[Check]:
+    """Say whether something sets the clock, where systemd knows; clouds refuse calls from one that is minutes off."""
+    command = shutil.which("timedatectl")
+    if command is None:
+        return
+    argv = [command, "show", "--property=NTPSynchronized", "--value"]
+    try:
+        told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return
+    if told == "yes":
+        yield Check("clock", "ok", "kept by network time")
+    elif told == "no":
+        yield Check("clock", "warn", "nothing keeps it: tokens and signatures need it", "sudo timedatectl set-ntp true")
+
+
+def _completion() -> Check:
+    from cloudtrain.launcher.commands.completion import SHELLS, installed_at
+
+    shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        return Check("completion", "ok", f"for {', '.join(SHELLS)}", "cloudtrain completion bash --install")
+    started = {"bash": (".bashrc", ".bash_profile"), "zsh": (".zshrc",), "fish": (".config/fish/config.fish",)}[shell]
+    texts = [path.read_text(errors="replace") for name in started if (path := Path.home() / name).is_file()]
+    if installed_at(shell).exists() or any("cloudtrain completion" in text for text in texts):
+        return Check("completion", "ok", f"set up for {shell}")
+    return Check("completion", "ok", f"not set up for {shell}", f"cloudtrain completion {shell} --install")

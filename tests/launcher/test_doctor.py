@@ -1,0 +1,174 @@
+"""What `doctor` says of this installation, and how it asks many backends at once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.checkup import everywhere, here
+from cloudtrain.launcher.errors import CredentialError
+from cloudtrain.launcher.job import Job, State
+
+FILE = """\
+name: x
+script: train.py
+ssh: {hosts: [h0.invalid]}
+sagemaker: {role: no-arn}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a project whose file configures two backends beside the local one."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text(FILE)
+    return tmp_path
+
+
+def named(checks: list[dict[str, str]] | list[Check], name: str) -> Any:
+    """Return the check of that name, as it is in the list."""
+    return next(check for check in checks if (check["name"] if isinstance(check, dict) else check.name) == name)
+
+
+def test_all_that_the_file_configures_are_asked(cli: Any, folder: Path) -> None:
+    """Each in a group of its own, this installation first; what one finds wrong is told there, with a cure."""
+    done = cli("doctor", "--json", cwd=folder, env={"AWS_REGION": "eu-west-1"})
+    assert list(done.json) == ["cloudtrain", "local", "ssh", "sagemaker"]
+    assert done.code == 1
+    failed = [check for checks in done.json.values() for check in checks if check["verdict"] == "fail"]
+    assert failed
+    assert all(check["cure"] for check in failed), failed
+
+
+def test_groups_and_sum_for_people(cli: Any, folder: Path) -> None:
+    """A heading a group, a cure below its check; the sum is talk, not data."""
+    done = cli("doctor", cwd=folder)
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["cloudtrain", "local", "ssh", "sagemaker"]
+    assert done.stderr.splitlines()[-1].endswith(" fail") or " fails" in done.stderr
+
+
+def test_without_a_file_the_local_backend_is_looked_at(cli: Any) -> None:
+    """And how to ask another one is said."""
+    done = cli("doctor")
+    assert (done.code, "cloudtrain doctor ssh" in done.stderr) == (0, True), done.stdout
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["cloudtrain", "local"]
+
+
+def test_one_backend_is_asked_alone(cli: Any, folder: Path) -> None:
+    """By its name; nothing is said of the others, nor of this installation."""
+    assert list(cli("doctor", "local", "--json", cwd=folder).json) == ["local"]
+
+
+def test_fault_of_the_whole_file_is_exit_code_3(cli: Any, folder: Path) -> None:
+    """No backend can be asked for such a job."""
+    (folder / "cloudtrain.yaml").write_text(FILE + "instanecs: 2\n")
+    done = cli("doctor", cwd=folder)
+    assert (done.code, "instanecs" in done.stderr) == (3, True)
+
+
+def test_doctor_makes_no_home(cli: Any) -> None:
+    """To look changes nothing."""
+    cli("doctor")
+    assert not cli.home.exists()
+
+
+def test_slow_backend_holds_up_no_other() -> None:
+    """All are asked at once; one that does not answer in time is told as such, the others as they answered."""
+    both, never = threading.Barrier(2, timeout=30), threading.Event()
+
+    def together(name: str) -> Callable[[], list[Check]]:
+        def ask() -> list[Check]:
+            both.wait()  # passes only where the other is asked meanwhile
+            return [Check(name, "ok", "")]
+
+        return ask
+
+    def stuck() -> list[Check]:
+        never.wait(60)
+        return []
+
+    found = dict(everywhere.answers({"slow": stuck, "a": together("a"), "b": together("b")}, limit_s=1.0))
+    never.set()
+    assert [(name, checks[0].name, checks[0].verdict) for name, checks in found.items()] == [
+        ("slow", "answer", "fail"),
+        ("a", "a", "ok"),
+        ("b", "b", "ok"),
+    ]
+
+
+def test_backend_that_raises_is_a_failed_check() -> None:
+    """Ours with its hint, any other as a fault to report; the rest answer."""
+
+    def refused() -> list[Check]:
+        raise CredentialError("no", hint="log in")
+
+    def broken() -> list[Check]:
+        raise KeyError("x")
+
+    found = dict(everywhere.answers({"a": refused, "b": broken, "c": lambda: [Check("c", "ok", "")]}))
+    assert [(found[name][0].verdict, found[name][0].cure[:9]) for name in "abc"] == [
+        ("fail", "log in"),
+        ("fail", "report it"),
+        ("ok", ""),
+    ]
+
+
+def test_registry_is_counted(seed: Callable[..., Job]) -> None:
+    """Its jobs and its size."""
+    seed("a", State("succeeded"))
+    check = named(here.checks(), "registry")
+    assert (check.verdict, check.found.split(",")[0]) == ("ok", "1 job")
+
+
+@pytest.mark.parametrize("harm", ["no database", "a torn page", "locked"])
+def test_registry_that_is_damaged_or_held_fails(seed: Callable[..., Job], home: Path, harm: str) -> None:
+    """With a cure that names the file."""
+    for number in range(40):
+        seed(f"job-{number}", State("succeeded"))
+    path, holder = home / "registry.sqlite", None
+    sqlite3.connect(path).execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
+    if harm == "no database":
+        path.write_bytes(b"nothing" * 9999)
+    elif harm == "a torn page":
+        data = path.read_bytes()
+        path.write_bytes(data[:8192] + os.urandom(len(data) - 8192))
+    else:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+        holder.execute("BEGIN EXCLUSIVE")
+    check = named(here.checks(), "registry")
+    if holder is not None:
+        holder.close()
+    assert (check.verdict, str(path) in check.cure) == ("fail", True), check
+
+
+def test_home_that_cannot_be_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, because its folder would lie in a file."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
+    check = named(here.checks(), "home")
+    assert (check.verdict, "CLOUDTRAIN_HOME" in check.cure) == ("fail", True)
+
+
+def test_tools_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
+    """Neither is needed by all jobs, so it is a warning."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    checks = here.checks()
+    assert [named(checks, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
+
+
+def test_completion_that_is_set_up_is_seen(cli: Any, tmp_path: Path) -> None:
+    """By the installed file, or by a line of the shell's start-up file."""
+    own = {"SHELL": "/bin/bash", "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
+    check = named(cli("doctor", "--json", env=own).json["cloudtrain"], "completion")
+    assert (check["found"], check["cure"]) == ("not set up for bash", "cloudtrain completion bash --install")
+    cli("completion", "--install", env=own)
+    assert named(cli("doctor", "--json", env=own).json["cloudtrain"], "completion")["found"] == "set up for bash"
