@@ -39,6 +39,8 @@ COMMANDS = {
     "diagnose": "Measure what bounds a step: network, data or compute.",
     "exec": "Run a command, or a shell, where a node's ranks run.",
     "cost": "Show what jobs have cost, by job, month or tag.",
+    "report": "Write one file about a job: curves, costs, code, config.",
+    "compare": "Lay jobs side by side: config, results, curves.",
     "artifacts": "Fetch what a job has left in its output folder.",
     "doctor": "Check what stands in the way of a job.",
     "notify": "Try the channels that a config tells people by.",

@@ -17,6 +17,7 @@
     time: {name: "Time", label: "time since the start", format: span},
     money: {name: "Money", label: "spent", format: usd, tick: number},
   };
+  const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", preempted: "a preemption", node_failure: "a node failure", error: "an error"};
   const PARTS = [["data_s", "data"], ["compute_s", "compute"], ["communication_s", "communication"], ["checkpoint_s", "checkpoint"]];
   const KNOWN = new Set(["attempt", "time_s", "step", "usd", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu",
     "step_s", "memory_bytes", "epoch", "samples", ...PARTS.map((part) => part[0])]);
@@ -100,6 +101,9 @@
 
   function nothing(view) {
     const runs = view.jobs.some((job) => ["pending", "running"].includes(job.data.job.state));
+    if (view.jobs.some((job) => job.data.job.step != null)) {
+      return node("p", {class: "ct-nothing"}, ["There are no curves: it ran before this version of cloudtrain, which keeps what a job tells of its steps."]);
+    }
     return node("div", {class: "ct-nothing"}, [
       node("p", {}, [runs ? "No step has been told yet. " : "The job told no steps, so there is nothing to draw. ",
         "The trainer tells them by itself; a script does with a line like this from rank 0:"]),
@@ -118,6 +122,7 @@
     job.xs = axesIn(job, steps, count);
     job.evalXs = axesIn(job, columnsOf(data.evals), data.evals.length);
     job.cuts = cutsOf(steps, count);
+    job.evalCuts = new Set(data.evals.map((row, i) => (i && row.attempt !== data.evals[i - 1].attempt ? i : -1)));
     job.stale = staleOf(steps, count);
     return job;
   }
@@ -184,7 +189,7 @@
     const add = (key, title, format, more) => {
       if (has(key)) specs.push({id: key, title, format, series: view.jobs.map((job) => line(view, job, key)), ...more});
     };
-    add("loss", "Training loss", number, {tall: true, log: true, smooth: true, marks: true});
+    add("loss", "Training loss", number, {tall: true, log: true, smooth: true, marks: true, unit: keyOf(view)});
     for (const name of metricsOf(view.jobs)) specs.push(evalSpec(view, name));
     add("samples_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "samples/s", zero: true, tick: si});
     add("tokens_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "tokens/s", zero: true, tick: si});
@@ -200,6 +205,16 @@
     if (specs.length && !specs[0].marks) specs[0].marks = true;
     return specs;
   }
+
+  function keyOf(view) {
+    const some = (test) => view.jobs.some(test), parts = [];
+    if (view.jobs.length === 1 && some((job) => job.data.marks.some(isSave))) parts.push("▴ checkpoint");
+    if (some((job) => (job.data.steps.loss || []).some((value) => typeof value === "string"))) parts.push("× not finite");
+    if (view.axis === "step" && some((job) => job.stale.some(Boolean))) parts.push("faint: done again later");
+    return parts.join(" · ");
+  }
+
+  function isSave(mark) { return mark.kind === "checkpoint" && mark.text.startsWith("saved"); }
 
   function ownColumns(jobs) {
     return [...new Set(jobs.flatMap((job) => Object.keys(job.data.steps)))].filter((key) => !KNOWN.has(key)).sort();
@@ -223,10 +238,10 @@
   function evalSpec(view, name) {
     const series = view.jobs.map((job) => {
       const y = job.data.evals.map((row) => row.metrics[name] === undefined ? null : row.metrics[name]);
-      return {job, name: job.name, key: name, x: job.evalXs[view.axis], y, rows: y.length, cuts: new Set(), stale: null, dots: true, ...look(view, job)};
+      return {job, name: job.name, key: name, x: job.evalXs[view.axis], y, rows: y.length, cuts: view.axis === "time" ? job.evalCuts : new Set(), stale: null, dots: true, ...look(view, job)};
     });
     const isLoss = /loss|perplexity|error/i.test(name);
-    return {id: `eval-${name}`, title: name.charAt(0).toUpperCase() + name.slice(1), unit: "evaluation", format: number, series, log: isLoss, least: !isLoss && /acc|f1|auc|precision|recall/i.test(name) ? 1 : null};
+    return {id: `eval-${name}`, title: name.charAt(0).toUpperCase() + name.slice(1).replace(/_/g, " "), unit: "evaluation", format: number, series, log: isLoss, least: !isLoss && /acc|f1|auc|precision|recall/i.test(name) ? 1 : null};
   }
 
   function stackSpec(job, view) {
@@ -367,7 +382,7 @@
     if (!spec.marks) return;
     for (const mark of job.data.marks) {
       const value = placeOf(view, job, mark);
-      if (mark.kind !== "checkpoint" || value == null || !mark.text.startsWith("saved")) continue;
+      if (!isSave(mark) || value == null) continue;
       const at = x(value), tick = shape("path", {class: "ct-saved", d: `M${round(at)} ${bottom - 6}l3.5 6h-7z`});
       tick.append(shape("title", {}, mark.text));
       into.append(tick);
@@ -384,7 +399,7 @@
     let spent = 0;
     attempts.forEach((attempt, i) => {
       const place = {step: attempt.first_step, time: attempt.began_s == null ? null : attempt.began_s - job.begin, money: spent}[view.axis];
-      const why = i && attempts[i - 1].reason ? `, after ${attempts[i - 1].reason.replace("_", " ")}` : "";
+      const before = i && attempts[i - 1].reason, why = before ? `, after ${REASONS[before] || before.replace(/_/g, " ")}` : "";
       if (i && place != null) found.push({x: place, kind: "attempt", text: `attempt ${attempt.number}${why}`});
       spent += attempt.spent_usd || 0;
     });
@@ -486,13 +501,14 @@
     return found;
   }
 
-  /* The mean over as many points on either side, so that the line does not lag behind; fewer towards the ends. */
+  /* The mean over as many points on either side, so that the line does not lag behind. It begins where the job began;
+     at the end there are only those before it, so that one last step does not look like a turn. */
   function smoothed(series, run) {
     const found = new Array(series.rows).fill(null), most = Math.max(2, Math.round(series.rows / 60)), sums = [0];
     for (let i = run.from; i < run.to; i++) sums.push(sums[sums.length - 1] + series.y[i]);
     for (let i = run.from; i < run.to; i++) {
-      const wide = Math.min(most, i - run.from, run.to - 1 - i), at = i - run.from;
-      found[i] = (sums[at + wide + 1] - sums[at - wide]) / (2 * wide + 1);
+      const at = i - run.from, left = Math.min(most, at), right = Math.min(left, run.to - 1 - i);
+      found[i] = (sums[at + right + 1] - sums[at - left]) / (left + right + 1);
     }
     return found;
   }
@@ -522,7 +538,18 @@
   function hoverAt(view, id, event) {
     const chart = view.charts.find((each) => each.spec.id === id), box = chart.figure.svg.getBoundingClientRect();
     const at = (event.clientX - box.left) * chart.width / box.width;
-    hover(view, at < LEFT - 8 ? null : chart.x.back(at));
+    hover(view, at < LEFT - 8 ? null : snapped(view, chart.x.back(at)));
+  }
+
+  /* The place of the nearest step, so that every chart shows the same moment. */
+  function snapped(view, value) {
+    let best = value, off = Infinity;
+    for (const job of view.jobs) {
+      for (const xs of [job.xs[view.axis], job.evalXs[view.axis]]) {
+        for (const x of xs) if (x != null && Math.abs(x - value) < off) { off = Math.abs(x - value); best = x; }
+      }
+    }
+    return best;
   }
 
   function walk(view, event) {

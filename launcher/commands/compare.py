@@ -1,0 +1,91 @@
+"""`cloudtrain compare`: jobs side by side, on the terminal or in one file with their curves laid over each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.columns import table, width
+from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.report.comparing import Comparison
+
+__all__ = ["command"]
+
+MOST = 8  # colours that can be told apart
+_EPILOG = """Examples:
+
+\b
+  cloudtrain compare digits digits-lr
+  cloudtrain compare digits digits-lr -o compared.html
+  cloudtrain compare digits digits-lr --loss 0.5
+"""
+
+
+@click.command("compare", epilog=_EPILOG)
+@click.argument("jobs", nargs=-1, metavar="JOB JOB...", shell_complete=completes("jobs"))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page with all curves to this file.")
+@click.option("--loss", type=float, help="The loss at which to compare costs.  [default: the lowest that all reached]")
+@click.option("--open", "opens", is_flag=True, help="Show the page in the browser; needs -o.")
+@click.option("--force", is_flag=True, help="Replace a file that is no report of ours without asking.")
+@json_option
+def command(
+    jobs: tuple[str, ...], output: Path | None, loss: float | None, opens: bool, force: bool, as_json: bool
+) -> None:
+    """Lay jobs side by side: where their configs differ, and what came of each.
+
+    Two to eight jobs: final and lowest loss, metrics, time, cost, throughput, and what it cost to come down to a loss
+    that all of them reached.
+    """
+    import time
+
+    from cloudtrain.launcher.commands.report import seen
+    from cloudtrain.launcher.errors import UsageError
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.report import comparing, files
+
+    if not 2 <= len(jobs) <= MOST:
+        raise UsageError(f"compare takes two to {MOST} jobs, not {len(jobs)}", hint="cloudtrain list shows their names")
+    if opens and output is None:
+        raise UsageError("--open shows the page, which is written with -o", hint="add -o compared.html")
+    registry = Registry()
+    found = [seen(registry, key) for key in jobs]
+    if twice := sorted({job.id for job in found if [each.id for each in found].count(job.id) > 1}):
+        raise UsageError(f"{twice[0]} is named twice", hint="name another job")
+    now_s = time.time()
+    comparison = comparing.compared(registry, found, now_s, loss)
+    if output is not None:
+        from cloudtrain.launcher.report.page import comparison_html
+
+        files.require_free(output, force=force)
+        files.write(output, comparison_html(comparison, now_s))
+        if not as_json:
+            print_lines([str(output)])
+        if opens:
+            files.show(output)
+    if as_json:
+        print_json(comparing.as_json(comparison))
+    elif output is None:
+        _print(comparison)
+
+
+def _print(found: Comparison) -> None:
+    from cloudtrain.launcher.report import comparing
+
+    names = [job.id for job in found.jobs]
+    results = [[name, *values] for name, values in comparing.rows(found)]
+    print_lines(table(["RESULT", *names], results, columns=width()))
+    if words := comparing.crossing_words(found):
+        print_text([words])
+    if not found.config:
+        print_lines(["", "all were submitted with the same config"])
+        return
+    rows = [[key, *(comparing.value_text(value) for value in values)] for key, values in found.config.items()]
+    print_lines(["", *table(["CONFIG", *names], rows, columns=width())])
+    running = [job.id for job in found.jobs if job.active]
+    if running:
+        say(f"{', '.join(running)} still {'runs' if len(running) == 1 else 'run'}: this is how it is now")

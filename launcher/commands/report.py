@@ -1,0 +1,76 @@
+"""`cloudtrain report`: one file about one job, to look at and to send around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.options import job_argument, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["command"]
+
+_EPILOG = """Examples:
+
+\b
+  cloudtrain report last --open
+  cloudtrain report digits -o digits.html
+"""
+
+
+@click.command("report", epilog=_EPILOG)
+@job_argument
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: JOB.html]")
+@click.option("--open", "opens", is_flag=True, help="Show it in the browser.")
+@click.option("--force", is_flag=True, help="Replace a file that is no report of ours without asking.")
+@json_option
+def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bool) -> None:
+    """Write a job's report: curves, attempts, costs, code, environment, in one file that needs no network.
+
+    Of a job that runs it tells how it is now. A report that is there already is replaced. With --json the series and
+    the facts are printed, and no file is written.
+    """
+    import time
+
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.report import files
+
+    registry = Registry()
+    found = seen(registry, job)
+    now_s = time.time()
+    if as_json:
+        from cloudtrain.launcher import series
+        from cloudtrain.launcher.report.data import chart_data
+
+        attempts = registry.attempts(found)
+        print_json(chart_data(found, attempts, series.read(registry.database, found.id), now_s))
+        return
+    from cloudtrain.launcher.report.page import report_html
+
+    path = output or Path(f"{found.id}.html")
+    files.require_free(path, force=force)
+    files.write(path, report_html(registry, found, now_s))
+    if found.active:
+        say(f"{found.id} runs: the report tells how it is now")
+    print_lines([str(path)])
+    if opens:
+        files.show(path)
+
+
+def seen(registry: Registry, key: str) -> Job:
+    """Return the job as it is now, or as it was last seen where it cannot be asked."""
+    from cloudtrain.launcher.errors import CloudtrainError
+    from cloudtrain.launcher.refresh import refresh
+
+    job = registry.find(key)
+    try:
+        return refresh(registry, job)
+    except CloudtrainError as error:
+        say(f"{job.id} is told of as it was last seen: {error.message}")
+        return job

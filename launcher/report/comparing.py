@@ -1,0 +1,226 @@
+"""Jobs side by side: where their configs differ, what came of each, and what a loss cost that all of them reached."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.launcher import series as serieses
+from cloudtrain.launcher.describe import outcome
+from cloudtrain.launcher.report import config, facts
+from cloudtrain.launcher.report.data import chart_data
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = [
+    "Comparison",
+    "Reached",
+    "as_json",
+    "common_loss",
+    "compared",
+    "crossing",
+    "crossing_words",
+    "ran_s",
+    "reached",
+    "rows",
+    "smoothed",
+    "value_text",
+]
+
+_WINDOW = 0.05  # of a job's steps: the mean over so many stands for its loss, since a single one may be luck
+_GRID = 200  # places at which two curves are held against each other
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a job's loss had come down to a value: the step, the seconds that it had run for, the money."""
+
+    step: int | None
+    seconds: float | None
+    usd: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Jobs and what is told of each, in the order in which they were named.
+
+    `target` is the loss at which they are compared: the lowest that all reached, or the one asked for.
+    """
+
+    jobs: tuple[Job, ...]
+    datas: tuple[dict[str, Any], ...]
+    results: tuple[dict[str, Any], ...]
+    config: dict[str, list[Any]]
+    target: float | None
+    reached: tuple[Reached | None, ...]
+
+
+def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: float | None = None) -> Comparison:
+    """Return the jobs side by side, as they are known at `now_s`."""
+    datas, results = [], []
+    for job in jobs:
+        attempts, found = registry.attempts(job), serieses.read(registry.database, job.id)
+        datas.append(chart_data(job, attempts, found, now_s))
+        results.append(facts.results(job, attempts, found, now_s))
+    target = common_loss(datas) if target is None else target
+    return Comparison(
+        jobs=tuple(jobs),
+        datas=tuple(datas),
+        results=tuple(results),
+        config=config.differing([config.shown(job) for job in jobs]),
+        target=target,
+        reached=tuple(None if target is None else reached(data, target, now_s) for data in datas),
+    )
+
+
+def smoothed(data: dict[str, Any]) -> list[tuple[int, float]]:
+    """Return the place of each step that has a loss, and the mean loss of the steps until there, as many as _WINDOW."""
+    losses = [(i, loss) for i, loss in enumerate(data["steps"].get("loss", ())) if isinstance(loss, float | int)]
+    wide, found, total = max(1, round(_WINDOW * len(losses))), [], 0.0
+    for at, (i, loss) in enumerate(losses):
+        total += loss - (losses[at - wide][1] if at >= wide else 0.0)
+        found.append((i, total / min(at + 1, wide)))
+    return found
+
+
+def common_loss(datas: Sequence[dict[str, Any]]) -> float | None:
+    """Return the lowest loss that every one of the jobs came down to; None where one tells no loss."""
+    lowest = [min((loss for _, loss in smoothed(data)), default=None) for data in datas]
+    return None if None in lowest else max(loss for loss in lowest if loss is not None)
+
+
+def reached(data: dict[str, Any], target: float, now_s: float) -> Reached | None:
+    """Return when the job's loss had first come down to the target; None where it never did."""
+    steps = data["steps"]
+    place = next((i for i, loss in smoothed(data) if loss <= target), None)
+    if place is None:
+        return None
+    seconds = ran_s(data, steps["time_s"][place], now_s)
+    return Reached(steps["step"][place], seconds, steps["usd"][place])
+
+
+def ran_s(data: dict[str, Any], time_s: float, now_s: float) -> float | None:
+    """Return for how many seconds the job's attempts had run by a time; the pauses between them are not counted."""
+    spans = [(each["began_s"], each["ended_s"] or now_s) for each in data["attempts"] if each["began_s"] is not None]
+    return sum(max(0.0, min(end_s, time_s) - begin_s) for begin_s, end_s in spans) if spans else None
+
+
+def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[float, int] | None:
+    """Return from where on one of two jobs has the lower loss, along `usd` or `step`, and which: 0 or 1.
+
+    None where one was lower all the way, or there is no stretch on which both are known.
+    """
+    curves = [_curve(each, axis) for each in (one, other)]
+    if not all(len(curve) > 1 for curve in curves):
+        return None
+    low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    if high <= low:
+        return None
+    places = [low + (high - low) * i / _GRID for i in range(_GRID + 1)]
+    gaps = [_value(curves[0], x) - _value(curves[1], x) for x in places]
+    turn = next((i for i in range(_GRID, 0, -1) if (gaps[i] > 0) != (gaps[i - 1] > 0)), None)
+    return None if turn is None else (places[turn], 1 if gaps[-1] > 0 else 0)
+
+
+def rows(found: Comparison) -> list[tuple[str, list[str]]]:
+    """Return what came of each job: a name, and the job's figures as text."""
+    names = [*_RESULTS, *dict.fromkeys(name for each in found.results for name in each if name not in _RESULTS)]
+    table = [("state", [outcome(job) for job in found.jobs])]
+    for name in names:
+        values = [each.get(name) for each in found.results]
+        if any(value is not None for value in values):
+            words = _RESULTS.get(name) or name.replace(".loss", ".evaluated loss").replace("metrics.", "").replace(
+                ".", " "
+            )
+            table.append((words, ["-" if value is None else _text(name, value) for value in values]))
+    for words, field, name in _REACHED:
+        values = [None if each is None else getattr(each, field) for each in found.reached]
+        if any(value is not None for value in values):
+            at = f"{words} loss {facts.figure(found.target)}"
+            table.append((at, ["never" if value is None else _text(name, value) for value in values]))
+    return table
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Return the comparison with stable names: jobs in the order in which they were named."""
+    return {
+        "jobs": [
+            {"job": data["job"], "results": result, "reached": None if each is None else vars(each)}
+            for data, result, each in zip(found.datas, found.results, found.reached, strict=True)
+        ],
+        "config": found.config,
+        "target_loss": found.target,
+        "crossing": _crossing_json(found),
+    }
+
+
+def crossing_words(found: Comparison) -> str:
+    """Return from where on which of two jobs is ahead; "" where there is nothing to say."""
+    told = _crossing_json(found)
+    if told is None:
+        return ""
+    names = [job.id for job in found.jobs]
+    after = names.index(told["lower_after"])
+    where = dollars(told["at"] * 1e6) if told["axis"] == "usd" else f"step {round(told['at']):,}"
+    return f"from {where} on the loss of {names[after]} is lower, before that of {names[1 - after]}"
+
+
+def value_text(value: Any) -> str:
+    """Return a config's value on one line, `-` where it is not set."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+_RESULTS = {
+    "steps": "steps",
+    "loss": "loss",
+    "lowest_loss": "lowest loss",
+    "samples_per_s": "samples/s",
+    "running_s": "time",
+    "spend_usd": "cost",
+}
+_REACHED = (("step at", "step", "steps"), ("time to", "seconds", "running_s"), ("cost to", "usd", "spend_usd"))
+
+
+def _crossing_json(found: Comparison) -> dict[str, Any] | None:
+    if len(found.jobs) != 2:
+        return None
+    axis = "usd" if all(data["spend"] and data["spend"][-1][1] for data in found.datas) else "step"
+    place = crossing(found.datas[0], found.datas[1], axis)
+    return None if place is None else {"axis": axis, "at": place[0], "lower_after": found.jobs[place[1]].id}
+
+
+def _text(name: str, value: Any) -> str:
+    if name == "running_s":
+        return span(value)
+    if name == "spend_usd":
+        return dollars(value * 1e6)
+    return facts.figure(value)
+
+
+def _curve(data: dict[str, Any], axis: str) -> list[tuple[float, float]]:
+    """Return the smoothed loss over an axis, growing; where steps came again the later ones count."""
+    found: list[tuple[float, float]] = []
+    for i, loss in smoothed(data):
+        x = data["steps"][axis][i]
+        if x is None:
+            continue
+        while found and found[-1][0] >= x:
+            found.pop()
+        found.append((x, loss))
+    return found
+
+
+def _value(curve: Sequence[tuple[float, float]], x: float) -> float:
+    at = bisect_left(curve, (x,))
+    if at == 0:
+        return curve[0][1]
+    if at == len(curve):
+        return curve[-1][1]
+    (left, before), (right, after) = curve[at - 1], curve[at]
+    return before + (after - before) * (x - left) / (right - left)

@@ -1,0 +1,308 @@
+"""What a report says of a job in words and tables; what is not known is left out, never guessed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.words import moment
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.series import Series
+
+__all__ = [
+    "Row",
+    "checkpoints",
+    "code",
+    "commands",
+    "environment",
+    "failures",
+    "figure",
+    "headline",
+    "plan_rows",
+    "results",
+]
+
+Row = tuple[str, str]
+_FALLS = re.compile(r"loss|perplexity|error|bits_per|mae|mse", re.IGNORECASE)
+_RISES = re.compile(r"acc|f1|auc|precision|recall|bleu|score", re.IGNORECASE)
+_LAST_CHECKPOINTS = 12
+
+
+def figure(value: Any) -> str:
+    """Return a number in four digits, or what else it is as text."""
+    if isinstance(value, bool) or not isinstance(value, float | int):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
+    """Return what came of the job, by names that `compare` shows too; only what is known."""
+    losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
+    rates = [point.fields["samples_per_s"] for point in series.steps if _is_number(point.fields.get("samples_per_s"))]
+    spent = meter.spent_micro(meter.legs_of(attempts), now_s)
+    found: dict[str, Any] = {
+        "steps": job.attempt.progress.get("step"),
+        "loss": losses[-1][0] if losses else job.attempt.progress.get("loss"),
+        "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
+        "samples_per_s": median(rates) if rates else None,
+        "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
+        "spend_usd": None if spent is None else spent / 1e6,
+    }
+    for name, value in (job.attempt.progress.get("metrics") or {}).items():
+        found[f"metrics.{name}"] = value
+        if best := _best(name, job, series):
+            found[f"best.{name}"] = best[0]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> list[tuple[str, str, str]]:
+    """Return the cards at the top: name, figure, and a line below it."""
+    progress, state = job.attempt.progress, job.attempt.state
+    cards = []
+    if _is_number(step := progress.get("step")):
+        most = progress.get("max_steps")
+        done = f"of {most:,}, {int(100 * step // most)} %" if isinstance(most, int) and most > 0 else ""
+        cards.append(("Steps", f"{step:,}", done))
+    losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
+    if losses:
+        least, at = min(losses, key=lambda each: each[0])
+        cards.append(("Loss", figure(losses[-1][0]), f"lowest {figure(least)}{_at(at)}"))
+    elif progress.get("loss") is not None:
+        cards.append(("Loss", figure(progress["loss"]), ""))
+    for name, value in list((progress.get("metrics") or {}).items())[:3]:
+        best = _best(name, job, series)
+        title = "Loss, evaluated" if name == "loss" else name[:1].upper() + name[1:].replace("_", " ")
+        cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
+    rates = [point.fields["samples_per_s"] for point in series.steps if _is_number(point.fields.get("samples_per_s"))]
+    if rates:
+        cards.append(("Throughput", f"{figure(float(f'{median(rates):.4g}'))}", "samples/s, median"))
+    ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
+    whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
+    if ran_s:
+        cards.append(("Time", span(ran_s), f"running; {span(whole_s)} since it was sent"))
+    spent, limit = meter.spent_micro(meter.legs_of(attempts), now_s), limit_micro(job)
+    if spent is None:
+        cards.append(("Cost", "unknown", "no price is known for its machines"))
+    elif spent or limit:
+        share = "" if not limit else f"{100 * spent // limit} % of {dollars(limit)}"
+        cards.append(("Cost", dollars(spent), share))
+    return cards
+
+
+def environment(job: Job, series: Series) -> list[Row]:
+    """Return what the job ran on, by its newest start event and its plan."""
+    plan, starts = job.attempt.plan, [point for point in series.marks if point.kind == "start"]
+    told = starts[-1].fields if starts else {}
+    block = job.config.get(job.backend) or {}
+    rows = [("backend", job.backend)]
+    rows += [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
+    rows.append(("machines", f"{plan['instances']} x {plan.get('machine') or 'a machine'}"))
+    if resources := job.config.get("resources"):
+        rows += [
+            (name, "yes" if resources[key] is True else str(resources[key]))
+            for key, name in _RESOURCES
+            if resources.get(key)
+        ]
+    rows.append(("ranks", f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']}"))
+    if job.config.get("image"):
+        rows.append(("image", str(job.config["image"])))
+    if told.get("gpu"):
+        memory = told.get("memory_total_bytes")
+        rows.append(("GPU", f"{told['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(told["gpu"])))
+    elif told.get("device"):
+        rows.append(("device", str(told["device"])))
+    rows += [(name, str(told[key])) for key, name in _TOLD if told.get(key) is not None]
+    if _is_number(told.get("global_batch_size")) and _is_number(told.get("micro_batch_size")):
+        split = f"{told['micro_batch_size']} x {told.get('ranks')} ranks x {told.get('accumulation')} accumulated"
+        rows.append(("batch", f"{told['global_batch_size']} samples a step = {split}"))
+    if _is_number(told.get("parameters")):
+        rows.append(("parameters", f"{told['parameters']:,}"))
+    if _is_number(told.get("dataset_length")):
+        rows.append(("training samples", f"{told['dataset_length']:,}"))
+    return rows
+
+
+_RESOURCES = (("instance_type", "instance type"), ("accelerators", "accelerators asked for"), ("spot", "spot"))
+_TOLD = (
+    *(("python", "Python"), ("torch", "torch"), ("cuda", "CUDA"), ("nccl", "NCCL"), ("strategy", "strategy")),
+    *(("precision", "precision"), ("optimizer", "optimizer"), ("seed", "seed"), ("reproducible", "reproducible")),
+)
+
+
+def code(job: Job, series: Series) -> list[Row]:
+    """Return which code it was: the commit, what was changed since, the hash of what was sent."""
+    git, rows = job.bundle.get("git") or {}, []
+    if git.get("commit"):
+        state = "with uncommitted changes" if git.get("dirty") else "nothing uncommitted"
+        rows.append(("git commit", f"{git['commit']}, {state}"))
+        if git.get("branch"):
+            rows.append(("branch", str(git["branch"])))
+    else:
+        rows.append(("git commit", "none: the folder was in no repository, or git was not there"))
+    if job.bundle.get("sha256"):
+        size = f"{job.bundle['files']} files, {job.bundle['code_bytes'] / 1000:,.1f} kB"
+        rows.append(("what was sent", f"{size}, sha256 {job.bundle['sha256']}"))
+    for point in [point for point in series.marks if point.kind == "start"][-1:]:
+        rows += [(name, str(point.fields[key])) for key, name in _HASHES if point.fields.get(key)]
+    rows.append(("config file", job.config_file))
+    return rows
+
+
+_HASHES = (("code_sha256", "task file, sha256"), ("dataset_fingerprint", "data, fingerprint"))
+
+
+def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple[str, str, str]]:
+    """Return what was planned against what came, of the newest attempt and of the job's money."""
+    last, plan = job.attempt, job.attempt.plan
+    rows = []
+    if last.state.started_s is not None:
+        why = "budget" if plan.get("cap_reason") == "budget" else "time limit"
+        rows.append(
+            (f"time, attempt {last.number}", f"at most {span(plan['cap_s'])} ({why})", span(_ran_s(last, now_s)))
+        )
+    spent = meter.spent_micro(meter.legs_of([last]), now_s)
+    worst = plan.get("worst_case_usd")
+    if worst is not None and spent is not None and (worst or spent):
+        rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", dollars(spent)))
+    for attempt in attempts:
+        forecast = attempt.progress.get("forecast")
+        if not isinstance(forecast, list) or len(forecast) != 2 or not _is_number(forecast[1]):
+            continue
+        ended_s = attempt.state.ended_s if attempt is not last or not job.active else None
+        came = "runs" if ended_s is None else f"{moment(ended_s)} UTC, {_off(ended_s - forecast[1])}"
+        if ended_s is not None and attempt.state.state != "succeeded":
+            came = f"{moment(ended_s)} UTC, unfinished"
+        rows.append((f"end, attempt {attempt.number}", f"{moment(forecast[1])} UTC, told at step {forecast[0]}", came))
+    if (hourly := last.hourly_usd) is not None:
+        source = ", ".join(str(plan[key]) for key in ("price_source", "price_as_of") if plan.get(key))
+        source = f"by {source}" if source else ""
+        rows.append(("price", f"{dollars(hourly * 1e6)} an hour, all instances", source))
+    return rows
+
+
+def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
+    """Return the first failing rank's exception of each attempt that had one."""
+    found = []
+    for attempt in attempts:
+        if error := attempt.state.error:
+            who = f"rank {error['rank']}" if error.get("rank") is not None else "the job"
+            where = f" on node {error['node']}" if error.get("node") is not None else ""
+            kind = f"{error['type']}: " if error.get("type") else ""
+            found.append(
+                {
+                    "title": f"Attempt {attempt.number}: {who}{where}",
+                    "message": f"{kind}{error.get('message', '')}",
+                    "traceback": str(error.get("traceback") or ""),
+                }
+            )
+    return found
+
+
+def checkpoints(series: Series) -> tuple[int, list[tuple[str, ...]]]:
+    """Return how many checkpoints were told of, and of the newest: step, attempt, when, seconds and size."""
+    rows: list[tuple[str, ...]] = []
+    saved = [point for point in series.marks if point.kind == "checkpoint" and point.fields.get("path")]
+    for point in saved[-_LAST_CHECKPOINTS:]:
+        seconds, size = point.fields.get("seconds"), point.fields.get("bytes")
+        rows.append(
+            (
+                "-" if point.step is None else f"{point.step:,}",
+                str(point.attempt),
+                f"{moment(point.time_s)}",
+                f"{seconds:.2f} s" if _is_number(seconds) else "-",
+                _size(size) if _is_number(size) else "-",
+                str(point.fields["path"]),
+            )
+        )
+    return len(saved), rows
+
+
+def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
+    """Return what to type: to go on, to do it again, to see more."""
+    from cloudtrain.launcher.describe import next_step
+
+    rows = [("next", command) for command in next_step(job, attempts) if command.startswith("cloudtrain")]
+    git = job.bundle.get("git") or {}
+    if git.get("commit"):
+        rows.append(("the same code", f"git checkout {git['commit']}"))
+    if git.get("dirty") and job.bundle.get("path"):
+        rows.append(("with its changes", f"tar -xzf {job.bundle['path']} code"))
+    rows.append(("the same job again", f"cloudtrain submit -f {job.config_file}"))
+    rows.append(("its lines", f"cloudtrain logs {job.id}"))
+    return rows
+
+
+def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
+    """Return the best value of a metric and its step; None where nobody knows which way is better."""
+    monitor = (job.config.get("training") or {}).get("monitor") or {}
+    mode = monitor.get("mode") if monitor.get("metric") == name else None
+    if mode is None and (_FALLS.search(name) or _RISES.search(name)):
+        mode = "min" if _FALLS.search(name) else "max"
+    told = [
+        (value, point.step)
+        for point in series.marks
+        if point.kind == "eval" and _is_number(value := point.fields.get("metrics", {}).get(name))
+    ]
+    if mode is None or not told:
+        return None
+    return (min if mode == "min" else max)(told, key=lambda each: float(each[0]))
+
+
+def _ran_s(attempt: Attempt, now_s: float) -> float:
+    state = attempt.state
+    if state.started_s is None:
+        return 0.0
+    runs = state.state in ("pending", "running", "stopping")
+    end_s = now_s if runs else state.ended_s or state.started_s
+    return max(0.0, end_s - state.started_s)
+
+
+def _off(seconds: float) -> str:
+    if abs(seconds) < 1:
+        return "as told"
+    return f"{span(abs(seconds))} {'later' if seconds > 0 else 'earlier'}"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step:,}"
+
+
+def _size(count: float) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def stamp(time_s: float) -> str:
+    """Return the moment at which a report was made, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+
+
+def attempt_rows(data: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Return a row of text for each attempt of `chart_data`."""
+    for each in data:
+        steps = "-" if each["last_step"] is None else f"{each['first_step'] or 0:,} to {each['last_step']:,}"
+        reason = f" ({each['reason'].replace('_', ' ')})" if each["reason"] else ""
+        yield (
+            str(each["number"]),
+            f"{each['state']}{reason}",
+            steps,
+            moment(each["began_s"]),
+            each["took"] or "-",
+            str(each["restarts"] or "-"),
+            "unknown" if each["spent_usd"] is None else dollars(each["spent_usd"] * 1e6),
+            each["detail"] or "",
+        )

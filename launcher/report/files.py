@@ -1,0 +1,63 @@
+"""The file that a report is written to: whole or not at all, and never over something else unasked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.terminal import confirm, say
+
+__all__ = ["require_free", "show", "write"]
+
+_BEGINNING = 4000  # characters within which a report says that it is one
+
+
+def require_free(path: Path, *, force: bool) -> None:
+    """Ask before a file that is no report of ours is replaced. Raises UsageError where nobody can be asked, or no."""
+    from cloudtrain.launcher.report.page import is_ours
+
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"name a file: -o {path / 'report.html'}")
+    if force or not path.exists():
+        return
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            beginning = file.read(_BEGINNING)
+    except OSError as error:
+        raise UsageError(
+            f"{path} is there and cannot be read: {error.strerror}", hint="name another file: -o"
+        ) from error
+    if is_ours(beginning):
+        return
+    from cloudtrain.launcher.terminal import is_terminal
+
+    if not is_terminal():
+        raise UsageError(f"{path} is there, and is no report of ours", hint="name another file with -o, or add --force")
+    if not confirm(f"{path} is no report of ours; replace it?", yes=False):
+        raise UsageError(f"{path} was left as it is", hint="name another file: -o")
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file, whole or not at all. Raises UsageError where that cannot be done."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        hint = "name a file in a folder that is there and can be written to: -o"
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+
+
+def show(path: Path) -> None:
+    """Open the file in the user's browser; where there is none, say where it lies."""
+    import webbrowser
+
+    address = path.absolute().as_uri()
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER")
+    if (os.uname().sysname == "Linux" and not has_screen) or not webbrowser.open(address):
+        say(f"there is no browser to open here: {address}")

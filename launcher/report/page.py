@@ -1,0 +1,123 @@
+"""The report as one file of HTML, which asks for nothing: its styles, its script and its data are in it.
+
+Whatever a job has printed goes in as text, escaped by the template, or as JSON in which no `<` is left; and the page's
+own policy lets no script run but ours, known by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher import series as serieses
+from cloudtrain.launcher.report import comparing, config, facts
+from cloudtrain.launcher.report.data import chart_data
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.report.comparing import Comparison
+
+__all__ = ["GENERATOR", "comparison_html", "is_ours", "rendered", "report_html"]
+
+GENERATOR = "cloudtrain report"
+_SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
+
+
+def report_html(registry: Registry, job: Job, now_s: float) -> str:
+    """Return the report of a job as it is known at `now_s`."""
+    attempts = registry.attempts(job)
+    found = serieses.read(registry.database, job.id)
+    data = chart_data(job, attempts, found, now_s)
+    count, saved = facts.checkpoints(found)
+    return rendered(
+        "report.html",
+        [data],
+        title=f"{job.id}: {data['job']['state']}",
+        job=job,
+        data=data,
+        as_of=facts.stamp(now_s),
+        cards=facts.headline(job, attempts, found, now_s),
+        failures=facts.failures(attempts),
+        attempts=list(facts.attempt_rows(data["attempts"])),
+        checkpoints=saved,
+        checkpoint_count=count,
+        plan=facts.plan_rows(job, attempts, now_s),
+        environment=facts.environment(job, found),
+        code=facts.code(job, found),
+        commands=facts.commands(job, attempts),
+        config=config.as_yaml(config.shown(job)),
+    )
+
+
+def comparison_html(found: Comparison, now_s: float) -> str:
+    """Return the page on which jobs are laid over each other."""
+    names = [job.id for job in found.jobs]
+    return rendered(
+        "compare.html",
+        found.datas,
+        title=f"compared: {', '.join(names)}",
+        as_of=facts.stamp(now_s),
+        names=names,
+        running=[job.id for job in found.jobs if job.active],
+        results=comparing.rows(found),
+        differences=[(key, [comparing.value_text(each) for each in values]) for key, values in found.config.items()],
+        crossing=comparing.crossing_words(found),
+    )
+
+
+def rendered(template: str, datas: Sequence[dict[str, Any]], **values: Any) -> str:
+    """Return a template of templates/report filled with these values, with the charts of `datas` in it."""
+    from markupsafe import Markup
+
+    scripts, styles = [_source(name) for name in _SCRIPTS], [_source(name) for name in _STYLES]
+    policy = (
+        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    text = _template(template).render(
+        generator=GENERATOR,
+        policy=policy,
+        scripts=[Markup(script) for script in scripts],
+        styles=[Markup(style) for style in styles],
+        charts=Markup(_json(datas)),
+        **values,
+    )
+    return text.encode("utf-8", "replace").decode()  # half a character, as JSON lets a job print it
+
+
+def is_ours(beginning: str) -> bool:
+    """Return whether a file that begins so is a report, which a newer one may replace."""
+    return f'<meta name="generator" content="{GENERATOR}">' in beginning
+
+
+def _json(value: Any) -> str:
+    """Return JSON that can stand in a script element, whatever texts are in it."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hashes(texts: Sequence[str]) -> str:
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)
+
+
+@functools.cache
+def _template(name: str) -> Template:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_source), undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(name)
+
+
+def _source(name: str) -> str:
+    return files("cloudtrain.templates").joinpath("report").joinpath(name).read_text(encoding="utf-8")

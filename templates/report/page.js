@@ -1,0 +1,15 @@
+/* A page of charts: draws what lies in it, and lets its reader choose light or dark. */
+(function () {
+  "use strict";
+  const data = JSON.parse(document.getElementById("data").textContent);
+  CloudtrainCharts.draw(document.getElementById("charts"), data, {x: "step"});
+  const root = document.documentElement, button = document.getElementById("theme");
+  const isDark = () => root.dataset.theme === "dark" || (!root.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  const say = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; say(); });
+  say();
+  // On paper there is nothing to open: all that is folded is opened, and closed again.
+  const folded = [];
+  addEventListener("beforeprint", () => document.querySelectorAll("details.printed:not([open])").forEach((each) => { each.open = true; folded.push(each); }));
+  addEventListener("afterprint", () => folded.splice(0).forEach((each) => { each.open = false; }));
+})();
