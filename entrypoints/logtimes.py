@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["TimeIndex", "between"]
+__all__ = ["TimeIndex", "before", "between"]
 
 SUFFIX = ".times"
 BLOCK = 1 << 12
@@ -48,6 +48,30 @@ def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
             return list(_notes(index, begin, end))
     except OSError:
         return []
+
+
+def before(log: Path, since_s: float) -> int:
+    """Return how many of the log's bytes were there before that time, as far as the notes tell; never more."""
+    try:
+        with log.with_suffix(SUFFIX).open("rb") as index:
+            size, low, high = 0, 0, index.seek(0, os.SEEK_END)
+            while high - low > BLOCK:
+                middle = (low + high) // 2
+                index.seek(middle)
+                index.readline()
+                note = _note(index.readline())
+                low, high = (middle, high) if note and note[1] < since_s else (low, middle)
+            index.seek(low)
+            if low:
+                index.readline()
+            for line in index:
+                note = _note(line)
+                if note is None or note[1] >= since_s:
+                    return size
+                size = note[0]
+            return size
+    except OSError:
+        return 0
 
 
 def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]:

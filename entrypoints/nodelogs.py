@@ -1,4 +1,8 @@
-"""Lines out of an agent's log files, by byte offset: a stream taken up again repeats nothing and loses nothing."""
+"""Lines out of an agent's log files, by byte offset: a stream taken up again repeats nothing and loses nothing.
+
+A page of a long log is a piece of each file, and all pieces end at about the same time: a rank that says much does not
+run behind the others, and what is read page by page is in order as a whole.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +14,72 @@ from pathlib import Path
 from cloudtrain.entrypoints import durable, logtimes, processes
 from cloudtrain.entrypoints.places import EXIT, STATE
 
-__all__ = ["PAGE_BYTES", "Chunk", "read"]
+__all__ = ["FILE_BYTES", "PAGE_BYTES", "Chunk", "near_end", "read"]
 
-PAGE_BYTES = 1 << 20  # of each file
+PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # of all files together, and of each at least
+LINE_BYTES = 1 << 20  # a longer line comes in pieces
 BOOT = "boot.log"
+BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Chunk:
     """A file's next whole lines. `times` are the notes of when they were written (logtimes.between).
 
-    The last line is without its newline where there is none to come, or not for long.
+    The last line is without its newline where there is none to come, or not for long; it may end with a carriage
+    return, where a progress bar goes on. `has_more`: the page has no room for what follows, so other files' lines that
+    are younger than this piece's last one are not yet their turn.
     """
 
     name: str
     offset: int
     data: bytes
     times: tuple[tuple[int, float], ...] = ()
+    has_more: bool = False
 
     @property
     def rank(self) -> int | None:
         """Whose lines they are, None of the node's own."""
         return _rank(self.name)
 
+    @property
+    def until_s(self) -> float | None:
+        """When its last line was written, None where that is not noted."""
+        last = self.offset + len(self.data) - 1
+        return max((time_s for _, time_s in self.times), default=None) if _is_noted(self.times, last) else None
 
-def read(root: Path, offsets: Mapping[str, int], ranks: Collection[int] | None = None) -> list[Chunk]:
-    """Return what stands behind the offsets in the node's log files, at most a page of each, none without news.
+
+def read(
+    root: Path, offsets: Mapping[str, int], ranks: Collection[int] | None = None, page_bytes: int = PAGE_BYTES
+) -> list[Chunk]:
+    """Return what stands behind the offsets in the node's log files, at most a page of all, none without news.
 
     With `ranks`, only theirs. A last line without newline is held back until the node has ended, or its agent is gone.
     """
     state = durable.read_json(root / STATE)
     has_ended = (root / EXIT).exists() or (state is not None and not processes.alive(state["pid"], state["stamp"]))
-    chunks = (_chunk(path, offsets.get(path.name, 0), has_ended) for path in _files(root / "log", ranks))
-    return [chunk for chunk in chunks if chunk.data]
+    sizes = {path: path.stat().st_size for path in _files(root / "log", ranks)}
+    news = {path: size for path, size in sizes.items() if size > offsets.get(path.name, 0)}
+    limit = max(FILE_BYTES, page_bytes // max(1, len(news)))
+    found = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
+    chunks = [chunk for chunk in found if chunk.data]
+    until_s = min((chunk.until_s for chunk in chunks if chunk.has_more and chunk.until_s is not None), default=None)
+    if until_s is None:
+        return chunks
+    return [piece for chunk in chunks if (piece := _cut(chunk, until_s)).data]
+
+
+def near_end(
+    root: Path, ranks: Collection[int] | None = None, *, lines: int | None = None, since_s: float | None = None
+) -> dict[str, int]:
+    """Return offsets behind which each file's last `lines` lines are, or all that were written since then."""
+    found = {}
+    for path in _files(root / "log", ranks):
+        size = path.stat().st_size
+        at = 0 if since_s is None else _back(path, logtimes.before(path, since_s), 1)
+        # One more than asked for: the last may not be whole yet.
+        found[path.name] = at if lines is None else max(at, _last_lines(path, size, lines + 1))
+    return found
 
 
 def _files(folder: Path, ranks: Collection[int] | None) -> Iterator[Path]:
@@ -59,13 +96,70 @@ def _rank(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _chunk(path: Path, offset: int, has_ended: bool) -> Chunk:
+def _chunk(path: Path, offset: int, size: int, limit: int, *, has_ended: bool) -> Chunk:
+    data = _piece(path, offset, limit)
+    if len(data) == limit < LINE_BYTES and b"\n" not in data:
+        data = _piece(path, offset, LINE_BYTES)
+    has_more = size > offset + len(data)
+    end = data.rfind(b"\n") + 1
+    if has_ended and not has_more:
+        end = len(data)
+    elif b"\r" in data[end:]:  # a progress bar that runs: its last state may not be whole yet
+        end = data.rfind(b"\r") + 1
+    elif not end and len(data) >= LINE_BYTES:
+        end = len(data)
+    times = logtimes.between(path, offset, offset + end) if end else []
+    return Chunk(path.name, offset, data[:end], tuple(times), has_more)
+
+
+def _piece(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        data = file.read(PAGE_BYTES)
-    is_page = len(data) == PAGE_BYTES
-    whole = data[: data.rfind(b"\n") + 1]
-    if (has_ended and not is_page) or (is_page and not whole):  # the log's end, or one line longer than a page
-        whole = data
-    times = logtimes.between(path, offset, offset + len(whole)) if whole else []
-    return Chunk(path.name, offset, whole, tuple(times))
+        return file.read(length)
+
+
+def _cut(chunk: Chunk, until_s: float) -> Chunk:
+    """Return the piece of the chunk that was written until then; of the one that sets that time it is all."""
+    end = chunk.offset
+    for size, time_s in chunk.times:
+        if time_s > until_s:
+            break
+        end = size
+    else:
+        if _is_noted(chunk.times, chunk.offset + len(chunk.data) - 1):
+            return chunk
+    data = chunk.data[: max(0, end - chunk.offset)]
+    data = data[: data.rfind(b"\n") + 1]
+    return Chunk(chunk.name, chunk.offset, data, tuple(n for n in chunk.times if n[0] <= end), has_more=True)
+
+
+def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:
+    return bool(times) and times[-1][0] > last
+
+
+def _last_lines(path: Path, size: int, count: int) -> int:
+    """Return where the last `count` lines begin; one without its newline is a line."""
+    if size == 0:
+        return 0
+    with path.open("rb") as file:
+        file.seek(size - 1)
+        is_whole = file.read(1) == b"\n"
+    return _back(path, size - is_whole, count)
+
+
+def _back(path: Path, offset: int, count: int) -> int:
+    """Return where the line begins that is `count` newlines before the offset."""
+    with path.open("rb") as file:
+        while offset > 0:
+            begin = max(0, offset - BLOCK)
+            file.seek(begin)
+            data = file.read(offset - begin)
+            found = data.count(b"\n")
+            if found < count:
+                count, offset = count - found, begin
+                continue
+            at = len(data)
+            for _ in range(count):
+                at = data.rfind(b"\n", 0, at)
+            return begin + at + 1
+    return 0

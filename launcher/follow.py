@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import retry
-from cloudtrain.launcher.describe import as_lines
+from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job, exit_code
-from cloudtrain.launcher.lastword import LastWord
+from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.logs.printer import Printer
+from cloudtrain.launcher.logs.stream import Stream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.overview import as_lines
 from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.terminal import print_lines, say
+from cloudtrain.launcher.terminal import aside, say
 
 __all__ = ["follow", "show", "wait"]
 
 BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
-PATIENCE_S = 60.0  # with lines that are there and cannot be read
-SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer lines is the last
+REPLAY_S = 30.0  # after which alerts wait no longer for the lines of before
 
 
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
@@ -38,10 +37,10 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     herald = Herald(registry)
     try:
         seen_active = job.active  # else it is an old story that is read, and nothing is begun
-        job = _stream(registry, job, view, tail, herald)
+        job = _follow(registry, job, view, tail, herald)
         while seen_active and (again := retry.earned(registry, job)) is not None:
             job = again
-            job = _stream(registry, job, replace(view, attempt=job.attempt.number), None, herald)
+            job = _follow(registry, job, replace(view, attempt=job.attempt.number), None, herald)
     except KeyboardInterrupt:
         herald.close(0.0)
         if not job.active:
@@ -56,38 +55,22 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     return exit_code(job.attempt.state)
 
 
-def show(job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> dict[str, Any] | None:
-    """Print the lines that are there now, the last `tail` of them if given; return where they end.
+def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> None:
+    """Print the lines that are there now, the last `tail` of them if given.
 
-    Those of a job that runs up to this moment: more may come faster than they can be read.
+    Those of a job that runs up to this moment: more may come faster than they can be read. Raises UnreachableError.
     """
-    if attempt.ref is None:
-        return None
-    backend = backends.load(job.backend)
-    pace = backend.pace(attempt.ref)
-    last: deque[str] = deque(maxlen=tail)
-    cursor: dict[str, Any] | None = None
-    begin_s, end_s = time.monotonic(), time.monotonic() + PATIENCE_S
-    while True:
-        page = backend.logs(attempt.ref, cursor, view.ranks, now=True)
-        cursor = page.cursor
-        lines = [view.show(line) for line in page.lines if view.wants(line)]
-        if tail is None:
-            print_lines(lines)
-        else:
-            last.extend(lines)
-        came = len(page.lines) + page.left_out
-        # What comes now in small pieces is being written now.
-        is_past = 0 < came < SMALL and attempt.state.state in ACTIVE and time.monotonic() - begin_s > SHOW_S
-        if came and not is_past:
-            end_s = time.monotonic() + PATIENCE_S
-        elif is_past or page.is_clean or time.monotonic() > end_s:
-            print_lines(list(last))
-            if not page.is_clean and not is_past:
-                say("some lines could not be read: the backend refuses them for now")
-            return cursor
-        else:
-            time.sleep(pace.lines_s)
+    stream, printer = _stream_of(registry, job, attempt, view, now=True), Printer(view, is_live=False)
+    try:
+        if tail is not None:
+            printer.print(stream.tail(tail, _wanted(view)))
+        for lines in stream.backlog():
+            printer.print(lines)
+        printer.finish()
+        if not stream.is_clean and not stream.came:
+            aside("some lines could not be read: the backend refuses them for now")
+    finally:
+        stream.close()
 
 
 def wait(
@@ -151,51 +134,81 @@ def _wait(
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
-def _stream(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
-    backend, pace = backends.load(job.backend), _pace(job)
-    # What is there already: the last of it, where only a tail is wanted.
-    cursor = show(job, job.attempt, view, tail=tail) if tail is not None else None
-    state_due = 0.0
-    last_word: LastWord | None = None
-    told, has_said = None, False
-    outage: str | None = None
+def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
+    """Print an attempt's lines to its end; return the job as it is then."""
+    stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
+    try:
+        job = _read_on(registry, job, stream, printer, tail, herald)
+        printer.finish()
+        herald.look(job)
+        return job
+    finally:
+        printer.clear()
+        stream.close()
+
+
+def _read_on(registry: Registry, job: Job, stream: Stream, printer: Printer, tail: int | None, herald: Herald) -> Job:
+    begin_s, state_due = time.monotonic(), 0.0
+    told, outage = None, None
+    is_through = has_said = False  # what was there at the beginning
     while True:
         # The state before the lines: what was written before the end is then in the last page.
         if time.monotonic() >= state_due:
             job = refresh(registry, job)
-            herald.look(job)
-            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else pace.state_s)
-        if job.active and job.attempt.state.detail != told:
-            told = job.attempt.state.detail
-            say(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
-        if not job.active and last_word is None:
-            last_word = LastWord(pace, job.attempt.state)
-        page = backends.LogPage([], {})
-        if job.attempt.ref is not None:
-            pace = _pace(job)
-            try:
-                page = backend.logs(job.attempt.ref, cursor, view.ranks)
-            except UnreachableError as error:
+            stream.update(job.attempt)
+            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
+            if job.active and job.attempt.state.detail != told:
+                told = job.attempt.state.detail
+                printer.tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
+            if is_through or time.monotonic() - begin_s > REPLAY_S:  # alerts of now come below lines of before
+                printer.clear()
+                herald.look(job)
+        try:
+            if tail is not None:
+                lines, tail = stream.tail(tail, _wanted(printer.view)), None
+            else:
+                lines = stream.read()
+        except UnreachableError as error:
+            if outage != error.message:
+                outage = error.message
                 hint = f" ({error.hint})" if error.hint else ""
-                if outage != error.message:
-                    outage = error.message
-                    say(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
-                time.sleep(BACK_OFF_S)
-                if last_word is not None and last_word.is_out_of_patience():
-                    return job
-                continue
-            cursor = page.cursor
-            if outage is not None:
-                outage = None
-                say("the log can be read again")
-            print_lines([view.show(line) for line in page.lines if view.wants(line)])
-        if last_word is not None and last_word.has_come(page):
+                printer.tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
+            if stream.is_over:
+                return job
+            time.sleep(BACK_OFF_S)
+            continue
+        if outage is not None:
+            outage = None
+            printer.tell("the log can be read again")
+        printer.print(lines)
+        if stream.is_over:
             return job
-        if last_word is not None and not has_said and time.monotonic() - last_word.quiet_since_s > SAY_S:
+        if not has_said and stream.is_waiting_s > SAY_S:
             has_said = True
-            say("the job is over; looking for its last lines")
-        if not (page.lines or page.left_out):
-            time.sleep(pace.lines_s)
+            printer.tell("the job is over; looking for its last lines")
+        if not stream.is_behind:
+            if not is_through:
+                is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)
+            time.sleep(stream.pace.lines_s)
+
+
+def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> Stream:
+    return Stream(
+        registry,
+        job,
+        attempt,
+        ranks=view.ranks,
+        hold_back_s=view.hold_back_s,
+        now=now,
+        since_s=view.since_s,
+        find=view.find,
+    )
+
+
+def _wanted(view: View) -> Callable[[LogLine], bool] | None:
+    """Return what lines a tail counts, None for all."""
+    is_narrow = view.node is not None or view.since_s is not None or view.grep is not None
+    return view.wants if is_narrow else None
 
 
 def _pace(job: Job) -> backends.Pace:

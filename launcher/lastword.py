@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cloudtrain.launcher.backend import LogPage, Pace
 from cloudtrain.launcher.job import State
 
-__all__ = ["LastWord"]
+__all__ = ["CLEAN_PAGES", "LastWord"]
 
 CLEAN_PAGES = 2  # after the silence: between them everything was read anew. Seconds alone would count a back-off
 LONG_OVER_S = 60.0  # since its end: then nothing is on its way any more

@@ -28,6 +28,7 @@ __all__ = [
     "write",
 ]
 
+_MARK = "cloudtrain: "
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
@@ -40,7 +41,8 @@ def aside(message: str) -> None:
     """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
     lines = columns.wrapped([message], _beside(len(_MARK)))
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    click.echo("\n".join(click.style(f"{_MARK}{line}", dim=True) if dim else f"{_MARK}{line}" for line in lines), err=True)
+    marked = [f"{_MARK}{line}" for line in lines]
+    click.echo("\n".join([click.style(line, dim=True) for line in marked] if dim else marked), err=True)
 
 
 def _beside(room: int) -> int | None:

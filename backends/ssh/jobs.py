@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.backends.ssh import laggards, masters
 from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints import nodelogs
 from cloudtrain.entrypoints.nodelogs import Chunk
 from cloudtrain.launcher import agentlogs, agents
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace
@@ -17,9 +18,10 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["artifacts", "logs", "pace", "shell", "state", "stop"]
+__all__ = ["artifacts", "logs", "logs_from", "pace", "shell", "state", "stop"]
 
 LINES_S, STATE_S = 0.3, 1.0
+HOLD_BACK_S = 0.5  # hosts answer one after the other, and what their clocks differ by is known to a quarter second
 LATE_S = 15.0  # after node 0's verdict, for another node's last words
 STOP_S = 40.0
 BLOCK = 4 << 20
@@ -49,7 +51,11 @@ def logs(
     wanted = _nodes_of(ref, ranks)
     calls = {}
     for node in wanted:
-        asked = {"root": ref["nodes"][node]["root"], "offsets": agentlogs.offsets(cursor, node)}
+        asked = {
+            "root": ref["nodes"][node]["root"],
+            "offsets": agentlogs.offsets(cursor, node),
+            "page_bytes": nodelogs.PAGE_BYTES // len(wanted),
+        }
         calls[_host(ref, node)] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
     answers = fleet().ask(calls) if now else laggards.ask(calls, _has_one)
     found, ahead_s = {}, {}
@@ -68,9 +74,30 @@ def logs(
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
 
+def logs_from(
+    ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
+) -> dict[str, Any] | None:
+    """Return a cursor before each file's last lines, or before what was written since then.
+
+    Raises UnreachableError, also where one host alone cannot be reached: its lines are not to be passed over.
+    """
+    wanted, calls = _nodes_of(ref, ranks), {}
+    for node in wanted:
+        ahead_s = _ahead_s(_host(ref, node))
+        asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
+        named = {"root": ref["nodes"][node]["root"], "ranks": None if ranks is None else sorted(ranks)}
+        calls[_host(ref, node)] = Call("near_end", {**named, **asked})
+    cursor = {}
+    for node, answer in zip(wanted, fleet().ask(calls).values(), strict=True):
+        if answer.error is not None:
+            raise answer.error
+        cursor.update({f"{node}/{name}": offset for name, offset in answer.told["offsets"].items()})
+    return cursor
+
+
 def pace(ref: JobRef) -> Pace:
     """Return how often to ask: a look is a line each way on a connection that is there."""
-    return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S)
+    return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
@@ -175,7 +202,13 @@ def _chunks(answer: Answer) -> list[Chunk]:
         data = answer.data[begin : begin + told["size"]]
         begin += told["size"]
         chunks.append(
-            Chunk(told["name"], told["offset"], data, tuple((size, time_s) for size, time_s in told["times"]))
+            Chunk(
+                told["name"],
+                told["offset"],
+                data,
+                tuple((size, time_s) for size, time_s in told["times"]),
+                told["has_more"],
+            )
         )
     return chunks
 

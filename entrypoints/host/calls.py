@@ -24,6 +24,7 @@ __all__ = ["VERBS", "clock", "serve"]
 VERBS = {
     "clock": "host.calls:clock",
     "look": "host.verbs:look",
+    "near_end": "host.verbs:near_end",
     "read": "host.verbs:read",
     "stop": "host.verbs:stop",
     "door": "host.verbs:door",

@@ -27,7 +27,7 @@ from cloudtrain.entrypoints.host import files
 from cloudtrain.entrypoints.host.refused import Refused
 from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, START_LOCK, STATE
 
-__all__ = ["door", "give_up", "look", "make", "read", "script", "start", "stop", "unpack"]
+__all__ = ["door", "give_up", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
 
 GONE_S = 3.0  # for a killed agent to be gone
 OWNER = "owner"  # in a job's folder: whose it is, so that two submitters cannot take one name
@@ -146,9 +146,18 @@ def read(ask: dict[str, Any]) -> dict[str, Any]:
     """
     root = Path(ask["root"])
     has_ended = nodefolder.agent_pid(root) is None
-    chunks = nodelogs.read(root, ask["offsets"], ask["ranks"])
-    told = [{"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times} for c in chunks]
+    chunks = nodelogs.read(root, ask["offsets"], ask["ranks"], ask["page_bytes"])
+    told = [
+        {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
+        for c in chunks
+    ]
     return {"chunks": told, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
+
+
+def near_end(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return `offsets` near the ends of the node's log files (nodelogs.near_end)."""
+    found = nodelogs.near_end(Path(ask["root"]), ask["ranks"], lines=ask["lines"], since_s=ask["since_s"])
+    return {"offsets": found}
 
 
 def stop(ask: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,11 @@ __all__ = ["command"]
 @click.option("-n", "--tail", type=click.IntRange(min=0), help="Only the last lines.")
 @click.option("--since", metavar="DURATION", help="Only lines younger than this: `10m`.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option(
+    "--hold-back",
+    metavar="DURATION",
+    help="How long a line waits for earlier ones of other nodes: `5s`; by default as long as the backend needs.",
+)
 @click.option("--timestamps", is_flag=True, help="The time before each line.")
 @click.option("--raw", is_flag=True, help="Lines as they were written, event tails included.")
 @click.option(
@@ -42,6 +47,7 @@ def command(
     tail: int | None,
     since: str | None,
     grep: str | None,
+    hold_back: str | None,
     timestamps: bool,
     raw: bool,
     attempt: int | None,
@@ -61,20 +67,21 @@ def command(
         timestamps=timestamps,
         raw=raw,
         as_json=as_json,
+        hold_back_s=_duration("--hold-back", hold_back),
     )
     registry = Registry()
     found = refresh(registry, registry.find(job))
     if attempt is not None and attempt != found.attempt.number:
         chosen = registry.attempt(found, attempt)
         _require_there(chosen, view)
-        show(found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
+        show(registry, found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
         return 0
     _require_there(found.attempt, view)
     if attempt is None and found.attempt.number > 1:
         say(f"attempt {found.attempt.number} of {found.id}; the one before: --attempt {found.attempt.number - 1}")
     if following:
         return follow(registry, found, view_of(found, view), tail=tail)
-    show(found, found.attempt, view_of(found, view), tail=tail)
+    show(registry, found, found.attempt, view_of(found, view), tail=tail)
     return 0
 
 
@@ -94,9 +101,16 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _since(text: str | None) -> float | None:
+    seconds = _duration("--since", text)
+    return None if seconds is None else time.time() - seconds
+
+
+def _duration(option: str, text: str | None) -> float | None:
     from cloudtrain.launcher.units import parse_duration
 
+    if text is None or text in ("0", "0s"):
+        return None if text is None else 0.0
     try:
-        return time.time() - parse_duration(text) if text is not None else None
+        return float(parse_duration(text))
     except ValueError as error:
-        raise UsageError(f"--since {text}: expected {error}") from error
+        raise UsageError(f"{option} {text}: expected {error}") from error

@@ -1,15 +1,20 @@
-"""Which lines of a job are shown, and how: prefixed by rank, event tails hidden, or as one JSON object each."""
+"""Which lines of a job are shown, and how: prefixed by rank, for people or as one JSON object each."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.progress import finite
 from cloudtrain.launcher.terminal import coloured
 
@@ -17,10 +22,14 @@ __all__ = ["View", "parse_ranks"]
 
 MAX_RANKS = 100_000  # more than any job has; a slip of the keyboard must not count to it in memory
 
+# A pattern of these parts alone matches in the whole of many lines wherever it matches in one of them.
+_LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
+_CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # what json leaves in, and some terminals obey
+
 
 @dataclass(frozen=True)
 class View:
-    """What the user asked to see. `prefix`: put the rank before each line."""
+    """What the user asked to see. `prefix`: the rank before each line. `hold_back_s`: None for the backend's own."""
 
     ranks: frozenset[int] | None = None
     node: int | None = None
@@ -31,26 +40,61 @@ class View:
     as_json: bool = False
     prefix: bool = True
     attempt: int = field(default=1)
+    hold_back_s: float | None = None
 
     def wants(self, line: LogLine) -> bool:
         """Return whether the line is to be shown."""
-        if self.node is not None and line.node != self.node:
-            return False
-        if self.since_s is not None and line.time_s < self.since_s:
-            return False
-        return self.grep is None or bool(self.grep.search(line.text))
+        return bool(self.chosen([line]))
 
     def show(self, line: LogLine) -> str:
         """Return the line as it is printed."""
+        return self.shown([line])[0]
+
+    def chosen(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return those that are to be shown; a pattern is looked for in what is shown of a line."""
+        if self.node is not None:
+            lines = [line for line in lines if line[1] == self.node]
+        if self.since_s is not None:
+            lines = [line for line in lines if line[3] >= self.since_s]
+        if self.grep is None:
+            return lines
+        search = self.grep.search
+        if self.raw or self.as_json or not plain.is_odd("\n".join([line[0] for line in lines])):
+            return [line for line in lines if search(line[0])]
+        return [line for line in lines if search(plain.shown(line[0], colour=False))]
+
+    def shown(self, lines: Sequence[LogLine]) -> list[str]:
+        """Return the lines as they are printed."""
         if self.as_json:
-            return self._json(line)
-        text = line.text if self.raw else events.parse(line.text)[0]
+            return [self._json(line) for line in lines]
+        texts = [line[0] for line in lines]
+        if self.raw:
+            texts = [plain.tame(text) for text in texts] if sys.stdout.isatty() else texts
+        elif plain.is_odd("\n".join(texts)) or max(map(len, texts), default=0) > plain.MOST_SHOWN:
+            colour = self._wants_colour
+            texts = [plain.shown(text, colour=colour) for text in texts]
         if self.prefix and not self.raw:
-            who = f"r{line.rank}" if line.rank is not None else f"node{line.node}"
-            text = f"{coloured(f'[{who}]', line.rank if line.rank is not None else line.node)} {text}"
+            before = {who: self._prefix(*who) for who in {(line[1], line[2]) for line in lines}}
+            texts = [before[line[1], line[2]] + text for line, text in zip(lines, texts, strict=True)]
         if self.timestamps:
-            text = f"{_clock(line.time_s)} {text}"
-        return text
+            clock = _Clock()
+            texts = [f"{clock.at(line[3])} {text}" for line, text in zip(lines, texts, strict=True)]
+        return texts
+
+    @cached_property
+    def find(self) -> re.Pattern[str] | None:
+        """A pattern without which no line of a block is shown, None where only each line by itself can tell."""
+        if self.grep is None or not _LOCAL_PATTERN.fullmatch(self.grep.pattern):
+            return None
+        return self.grep
+
+    @cached_property
+    def _wants_colour(self) -> bool:
+        return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+    def _prefix(self, node: int, rank: int | None) -> str:
+        who = f"[r{rank}]" if rank is not None else f"[node{node}]"
+        return f"{coloured(who, rank if rank is not None else node)} "
 
     def _json(self, line: LogLine) -> str:
         text, event = events.parse(line.text)
@@ -59,10 +103,10 @@ class View:
             "attempt": self.attempt,
             "node": line.node,
             "rank": line.rank,
-            "text": line.text if self.raw else text,
+            "text": line.text if self.raw else plain.folded(text),
             "event": finite(event),
         }
-        return json.dumps(fields, ensure_ascii=False)
+        return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(fields, ensure_ascii=False))
 
 
 def parse_ranks(text: str) -> frozenset[int]:
@@ -76,6 +120,15 @@ def parse_ranks(text: str) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _clock(time_s: float) -> str:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time_s))
-    return f"{stamp}.{int(time_s * 1000) % 1000:03d}"
+class _Clock:
+    """Times of lines, of which most share their second with the one before."""
+
+    def __init__(self) -> None:
+        self._second, self._text = -1, ""
+
+    def at(self, time_s: float) -> str:
+        milli_s = int(time_s * 1000)
+        if milli_s // 1000 != self._second:
+            self._second = milli_s // 1000
+            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._second))
+        return f"{self._text}.{milli_s % 1000:03d}"

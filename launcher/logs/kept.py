@@ -1,0 +1,263 @@
+"""An attempt's lines as they are kept here, compressed, with the place where the backend is read on.
+
+One process writes, under a lock; any number read what has been committed. A commit is one row of the registry: the
+backend's cursor and how long the file is, together. Whoever dies in between has written behind that length, and the
+next writer begins there, with that cursor: nothing is lost, nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.logs import blocks
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.database import Database
+
+__all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "keeper", "place", "touch"]
+
+FOLDER = "logs"
+BLOCK_LINES = 8192
+COMMIT_S = 10.0  # of a log that grows slowly: what a killed writer leaves behind is read again
+COMMIT_BYTES = 1 << 23
+USED_S = 3600.0  # how exactly is known when a kept log was last read
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far an attempt's lines are kept: `size` bytes of the file, `count` lines, the backend's cursor behind them.
+
+    `held` are lines before that cursor that waited for others, and are not in the file. `round` counts how often the
+    log has been read anew, and is in the files' names.
+    """
+
+    cursor: dict[str, Any] | None = None
+    held: tuple[LogLine, ...] = ()
+    size: int = 0
+    count: int = 0
+    is_complete: bool = False
+    used_s: float = 0.0
+    round: int = 0
+
+
+def folder_of(database: Database, job_id: str, attempt: int) -> Path:
+    """Return where the attempt's lines are kept."""
+    return database.folder / FOLDER / job_id / str(attempt)
+
+
+def place(database: Database, job_id: str, attempt: int) -> Place | None:
+    """Return how far the attempt's lines are kept, None where none are."""
+    rows = database.execute("SELECT * FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    if not rows:
+        return None
+    row = rows[0]
+    told = json.loads(row["cursor"])
+    return Place(
+        told["cursor"],
+        tuple(LogLine(*line) for line in told["held"]),
+        row["bytes"],
+        row["lines"],
+        bool(row["is_complete"]),
+        row["used_s"],
+        told["round"],
+    )
+
+
+def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
+    """Note that the log was read: what nobody reads goes first."""
+    if time.time() - found.used_s > USED_S:
+        values = (time.time(), job_id, attempt)
+        database.execute("UPDATE kept_logs SET used_s = ? WHERE job_id = ? AND attempt = ?", values)
+
+
+class Reader:
+    """The committed blocks of a kept log. Raises blocks.DamagedError, here and in `block`."""
+
+    def __init__(self, folder: Path, found: Place) -> None:
+        self._file: int | None = None
+        self.entries = list(blocks.entries(folder / f"index-{found.round}", found.size))
+        try:
+            self._file = os.open(folder / f"lines-{found.round}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise blocks.DamagedError from error
+
+    def block(self, number: int) -> blocks.Block:
+        """Return the block."""
+        assert self._file is not None
+        return blocks.read(self._file, self.entries[number])
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Keeper:
+    """The one writer of an attempt's kept log, from `keeper` to `close`. Its methods raise OSError and ConfigError."""
+
+    def __init__(self, database: Database, job_id: str, attempt: int, found: Place, lock: int) -> None:
+        self._database, self._key, self._lock = database, (job_id, attempt), lock
+        self.place = found
+        self._folder = folder = folder_of(database, job_id, attempt)
+        self._is_alone = found.size > 0  # else files of an earlier round may be there until the first commit
+        self._lines = self._index = -1
+        self._lines = _cut(folder / f"lines-{found.round}", found.size)
+        written = sum(1 for _ in blocks.entries(folder / f"index-{found.round}", found.size)) if found.size else 0
+        self._index = _cut(folder / f"index-{found.round}", written * blocks.RECORD_BYTES)
+        self._index_size = written * blocks.RECORD_BYTES
+        self._size, self._count = found.size, found.count
+        self._waiting: list[LogLine] = []
+        self._waiting_bytes = 0
+        self._committed_s = time.monotonic()
+
+    def add(self, lines: Sequence[LogLine]) -> None:
+        """Take lines in, behind those that are there."""
+        for begin in range(0, len(lines), BLOCK_LINES):
+            part = lines[begin : begin + BLOCK_LINES]
+            self._waiting += part
+            self._waiting_bytes += sum([len(line[0]) for line in part])
+            if self._waiting_bytes >= blocks.BLOCK_BYTES or len(self._waiting) >= BLOCK_LINES:
+                self._write()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether what was added since the last commit is to be committed."""
+        is_new = self._waiting or self._size > self.place.size
+        is_late = time.monotonic() - self._committed_s >= COMMIT_S
+        return (bool(is_new) and is_late) or self._size - self.place.size >= COMMIT_BYTES
+
+    def commit(self, cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool = False) -> None:
+        """Make what was added last, with the cursor behind it."""
+        if self._waiting:
+            self._write()
+        for file in (self._lines, self._index):
+            os.fsync(file)
+        now_s = time.time()
+        told = {"cursor": cursor, "held": [list(line) for line in held], "round": self.place.round}
+        values = (*self._key, json.dumps(told), self._size, self._count, is_complete, now_s)
+        self._database.execute("INSERT OR REPLACE INTO kept_logs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        self.place = Place(cursor, tuple(held), self._size, self._count, is_complete, now_s, self.place.round)
+        self._committed_s = time.monotonic()
+        if not self._is_alone:
+            self._is_alone = True
+            _remove_others(self._folder, self.place.round)
+
+    def close(self) -> None:
+        """Let go of the files; what was not committed is cut off, and what never was is removed."""
+        if self.place.cursor is None and not self.place.size:
+            for name in ("lines", "index"):
+                (self._folder / f"{name}-{self.place.round}").unlink(missing_ok=True)
+        for file, size in ((self._lines, self.place.size), (self._index, None)):
+            if file >= 0:
+                if size is not None:
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(file, size)
+                os.close(file)
+        self._lines = self._index = -1
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _write(self) -> None:
+        data, entry = blocks.encoded([part for line in self._waiting for part in _single(line)], self._size)
+        _write_at(self._lines, data, self._size)
+        _write_at(self._index, blocks.packed(entry), self._index_size)
+        self._size += len(data)
+        self._index_size += blocks.RECORD_BYTES
+        self._count += entry.line_count
+        self._waiting, self._waiting_bytes = [], 0
+
+
+def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False) -> Keeper | None:
+    """Return the attempt's writer, None where another one writes.
+
+    `anew`: from the beginning, into files of their own, until the first commit beside what is kept. Raises OSError
+    where the files cannot be made, ConfigError, and blocks.DamagedError where what is there cannot be written on.
+    """
+    folder = folder_of(database, job_id, attempt)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = _locked(folder)
+    if lock is None:
+        return None
+    try:
+        found = place(database, job_id, attempt) or Place()
+        return Keeper(database, job_id, attempt, Place(round=found.round + 1) if anew else found, lock)
+    except BaseException:
+        with contextlib.suppress(OSError):  # its own end has closed it
+            os.close(lock)
+        raise
+
+
+def discard(database: Database, job_id: str, attempt: int) -> bool:
+    """Keep the attempt's lines no longer; return False where they are being written."""
+    folder = folder_of(database, job_id, attempt)
+    lock = _locked(folder) if folder.is_dir() else -1
+    if lock is None:
+        return False
+    database.execute("DELETE FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other attempts' are in it
+        folder.parent.rmdir()
+    if lock >= 0:
+        os.close(lock)
+    return True
+
+
+def _locked(folder: Path) -> int | None:
+    """Return the folder's lock, held; None where another one has it, or has just removed the folder."""
+    path = folder / "lock"
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_ino == path.stat().st_ino:
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def _cut(path: Path, size: int) -> int:
+    """Open the file and cut off what stands behind `size`. Raises DamagedError where it is shorter."""
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(file).st_size < size:
+            raise blocks.DamagedError
+        os.ftruncate(file, size)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _remove_others(folder: Path, number: int) -> None:
+    for path in folder.iterdir():
+        if path.name.startswith(("lines-", "index-")) and not path.name.endswith(f"-{number}"):
+            path.unlink(missing_ok=True)
+
+
+def _write_at(file: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _single(line: LogLine) -> Iterator[LogLine]:
+    """Yield the line; a platform's entry may be several in one."""
+    if "\n" not in line[0]:
+        yield line
+        return
+    for text in line[0].split("\n"):
+        yield line._replace(text=text)

@@ -1,0 +1,107 @@
+"""Printing a job's lines: whole pages in one write, progress bars as one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+
+from cloudtrain.launcher import columns
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.logs.plain import folded
+from cloudtrain.launcher.logs.view import View
+from cloudtrain.launcher.terminal import aside, print_lines, write
+
+__all__ = ["Printer"]
+
+_COLOUR = re.compile("\x1b\\[[0-9;:]*m")
+REDRAW_S = 0.25  # between two states of a running bar
+
+
+class Printer:
+    """Standard output for one view of one job, until `finish`.
+
+    A progress bar that runs is shown below all else on a terminal that can, where the reader follows the job
+    (`is_live`), and elsewhere when it has ended.
+    """
+
+    def __init__(self, view: View, *, is_live: bool) -> None:
+        self.view = view
+        self._bars: dict[tuple[int, int | None], LogLine] = {}
+        self._can_redraw = is_live and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_drawn = False
+        self._drawn_s = 0.0
+
+    def print(self, lines: list[LogLine]) -> None:
+        """Print what the view shows of the lines."""
+        if self.view.raw and not self.view.as_json:
+            self._print_raw(lines)
+            return
+        if self._bars or "\r" in "\n".join([line[0] for line in lines]):
+            lines = self._without_bars(lines)
+        texts = self.view.shown(self.view.chosen(lines))
+        if texts:
+            self.clear()
+            print_lines(texts)
+        if self._can_redraw:
+            self._redraw()
+
+    def clear(self) -> None:
+        """Wipe the running bar, for what else is to be printed."""
+        if self._is_drawn:
+            write("\r\x1b[K")
+            self._is_drawn, self._drawn_s = False, 0.0
+
+    def tell(self, message: str) -> None:
+        """Say something of our own between the lines."""
+        self.clear()
+        aside(message)
+
+    def finish(self) -> None:
+        """Print bars that never ended."""
+        self.clear()
+        bars, self._bars = sorted(self._bars.values(), key=lambda line: line.time_s), {}
+        print_lines(self.view.shown(self.view.chosen([bar for bar in map(_ended, bars) if bar.text])))
+
+    def _without_bars(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return the lines that are ended, and note the state of those that are not."""
+        found = []
+        for line in lines:
+            stream = line[1], line[2]
+            if line[0].endswith("\r"):
+                self._bars[stream] = line
+                continue
+            before = self._bars.pop(stream, None)
+            if before is not None and not line[0]:  # the line's end alone
+                line = _ended(before)._replace(time_s=line.time_s)
+                if not line.text:
+                    continue
+            elif "\r" in line[0]:
+                line = _ended(line)
+                if not line.text:
+                    continue
+            found.append(line)
+        return found
+
+    def _print_raw(self, lines: list[LogLine]) -> None:
+        chosen = self.view.chosen(lines)
+        if chosen:
+            ends = ["" if line[0].endswith("\r") else "\n" for line in chosen]
+            write("".join([text + end for text, end in zip(self.view.shown(chosen), ends, strict=True)]))
+
+    def _redraw(self) -> None:
+        if not self._bars or time.monotonic() - self._drawn_s < REDRAW_S:
+            return
+        newest = max(self._bars.values(), key=lambda line: line.time_s)
+        texts = self.view.shown(self.view.chosen([_ended(newest)]))
+        if not texts:
+            return
+        room = (columns.width() or 80) - 1
+        write(f"\r\x1b[K{_COLOUR.sub('', texts[0])[:room]}")
+        self._is_drawn, self._drawn_s = True, time.monotonic()
+
+
+def _ended(bar: LogLine) -> LogLine:
+    """Return a bar's line as if it ended with its last state."""
+    return bar._replace(text=folded(bar.text))

@@ -1,0 +1,92 @@
+"""Reading kept lines from the front or from the back; blocks that cannot hold what is asked for are passed over."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.logs import blocks
+from cloudtrain.launcher.logs.kept import Reader
+
+__all__ = ["Replay"]
+
+
+class Replay:
+    """A kept log's blocks, each read once. `find`: a pattern that every wanted line's block has a match of."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        ranks: frozenset[int] | None,
+        since_s: float | None = None,
+        find: re.Pattern[str] | None = None,
+    ) -> None:
+        self._reader, self._ranks, self._since_s, self._find = reader, ranks, since_s, find
+        self._bits = None if ranks is None else _bits(ranks)
+        self._next = 0
+
+    def next(self) -> list[LogLine] | None:
+        """Return a further block's lines, None after the last. Raises blocks.DamagedError, and goes on behind it."""
+        while self._next < len(self._reader.entries):
+            self._next += 1
+            lines = self._lines(self._next - 1)
+            if lines:
+                return lines
+        return None
+
+    def last(self, count: int, wants: Callable[[LogLine], bool] | None, *, patient: bool = False) -> list[LogLine]:
+        """Return the last lines, of those that are wanted. Raises blocks.DamagedError, unless `patient`."""
+        found: list[list[LogLine]] = []
+        for number in range(len(self._reader.entries) - 1, -1, -1):
+            if count <= 0:
+                break
+            try:
+                lines = self._lines(number)
+            except blocks.DamagedError:
+                if not patient:
+                    raise
+                continue
+            lines = [line for line in lines if line[0][-1:] != "\r" and (wants is None or wants(line))]
+            found.append(lines[-count:])
+            count -= len(found[-1])
+        return [line for lines in reversed(found) for line in lines]
+
+    def before(self) -> Counter[tuple[int, int | None]]:
+        """Return how many lines of each node and rank stand before the block that was read last."""
+        counts: Counter[tuple[int, int | None]] = Counter()
+        for number in range(max(0, self._next - 1)):
+            block = self._reader.block(number)
+            for stream, lines in Counter(block.whose).items():
+                counts[block.streams[stream]] += lines
+        return counts
+
+    @property
+    def lost(self) -> int:
+        """How many lines the block had that was read last."""
+        return self._reader.entries[self._next - 1].line_count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+    def _lines(self, number: int) -> list[LogLine]:
+        entry = self._reader.entries[number]
+        if self._bits is not None and not entry.ranks & self._bits:
+            return []
+        if self._since_s is not None and entry.last_s < self._since_s:
+            return []
+        block = self._reader.block(number)
+        if self._find is not None and self._find.search(block.text) is None:
+            return []
+        if self._ranks is None:
+            return block.lines()
+        return [line for line in block.lines() if line[2] in self._ranks]
+
+
+def _bits(ranks: frozenset[int]) -> int:
+    found = 0
+    for rank in ranks:
+        found |= blocks.rank_bit(rank)
+    return found
