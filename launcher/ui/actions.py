@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.figures import dollars, up
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import stopping
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.refresh import refresh
 
@@ -36,17 +37,13 @@ class Offer:
 
 def stop(registry: Registry, job_id: str, *, now: bool) -> str:
     """Ask the job to save and stop, or with `now` to end at once; return what to tell. Raises CloudtrainError."""
-    job = refresh(registry, registry.find(job_id))
-    if not job.active:
-        return f"{job.id} has ended already"
-    if job.attempt.ref is None:
-        raise UsageError(f"{job.id} is just being submitted", hint="try again in a moment")
-    backend = backends.load(job.backend)
-    kills = now and backend.pace(job.attempt.ref).can_kill
-    backend.stop(job.attempt.ref, now=now)
-    if now and not kills:
-        return f"stopping {job.id} after saving: {job.backend} always lets a job save first"
-    return f"stopping {job.id} {'at once, without saving' if kills else 'after saving'}"
+    asked = stopping.ask(registry, job_id, now=now)
+    job = asked.job
+    if not now or asked.verdict != "asked" or job.attempt.ref is None:
+        return asked.words
+    if backends.load(job.backend).pace(job.attempt.ref).can_kill:
+        return f"stopping {job.id} at once, without saving"
+    return f"{asked.words}: {job.backend} always lets a job save first"
 
 
 def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+import traceback
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
@@ -14,7 +17,8 @@ from starlette.routing import Route
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.logs.view import parse_ranks
-from cloudtrain.launcher.ui import actions, jobpage, joblist, spendpage
+from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
 from cloudtrain.launcher.ui.download import lines_of
 from cloudtrain.launcher.ui.feeds import Wanted
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["make"]
 
 MOST_COMPARED = 8
-# A report is a whole page with a script of its own: it runs apart from ours, reaches nothing, and no form of it is taken.
+# A report is a whole page with a script of its own: it runs apart from ours, reaches nothing, and sends nothing.
 _REPORT_POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -81,7 +85,12 @@ class _Handlers:
                 values = joblist.choices(registry)
                 table = self._table(choice).parts["jobs"]
             return self.site.pages.render(
-                "jobs.html", choice=choice, table=table, states=joblist.STATES, stream=f"/stream{choice.query()}", **values
+                "jobs.html",
+                choice=choice,
+                table=table,
+                states=joblist.STATES,
+                stream=f"/stream{choice.query()}",
+                **values,
             )
 
         return await self._page(work)
@@ -152,11 +161,11 @@ class _Handlers:
 
     async def report(self, request: Request) -> Response:
         """The page that `cloudtrain report` writes."""
-        from cloudtrain.launcher.report.page import html
+        from cloudtrain.launcher.report.page import report_html
 
         def work() -> str:
             with self.site.pool.one() as registry:
-                return html(registry, [registry.find(_name(request))])
+                return report_html(registry, registry.find(_name(request)), time.time())
 
         text = await self.site.thread(work)
         return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
@@ -196,9 +205,7 @@ class _Handlers:
 
         def work() -> str:
             with self.site.pool.one() as registry:
-                return actions.resume(
-                    registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget
-                )
+                return actions.resume(registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget)
 
         return await self._done(request, work)
 
@@ -254,7 +261,11 @@ class _Handlers:
 
     async def broken(self, request: Request, error: Exception) -> Response:
         """A fault of ours."""
-        return self._error(request, f"cloudtrain itself failed: {type(error).__name__}: {error}", 500)
+        words = f"cloudtrain itself failed: {type(error).__name__}: {error}"
+        say(f"error: {request.url.path}: {words}")
+        if os.environ.get("CLOUDTRAIN_DEBUG"):
+            traceback.print_exception(error)
+        return self._error(request, words, 500)
 
     def _error(self, request: Request, words: str, status: int) -> Response:
         if _wants_json(request):

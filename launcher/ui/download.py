@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from starlette.responses import StreamingResponse
 
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.ui.feeds import Wanted, plain
+from cloudtrain.launcher.logs import plain
+from cloudtrain.launcher.ui.feeds import Wanted
 from cloudtrain.launcher.ui.pool import Pool
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["lines_of"]
 
@@ -24,29 +29,24 @@ def lines_of(pool: Pool, wanted: Wanted) -> StreamingResponse:
 def _text(pool: Pool, wanted: Wanted) -> Iterator[bytes]:
     from cloudtrain.launcher.logs.stream import Stream
 
-    wants = wanted.test()
+    wants, find = wanted.test(), wanted.pattern()
     with pool.one() as registry:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
-        many = attempt.plan["ranks"] > 1
-        stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True)
+        is_alone = attempt.plan["ranks"] == 1
+        stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find, quiet=True)
         try:
-            while attempt.ref is not None:
-                try:
-                    lines = stream.read()
-                except UnreachableError as error:
-                    yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")
-                    return
-                text = "".join(
-                    f"{f'[r{line.rank}] ' if line.rank is not None else f'[node{line.node}] '}{plain(line.text)}\n"
-                    if many
-                    else f"{plain(line.text)}\n"
-                    for line in lines
-                    if wants(line) and not line.text.endswith("\r")
-                )
-                if text:
-                    yield text.encode("utf-8", "replace")
+            while True:
+                lines = [line for line in stream.read() if wants(line) and not line.text.endswith("\r")]
+                yield "".join(_line(line, is_alone=is_alone) for line in lines).encode("utf-8", "replace")
                 if stream.is_over or not stream.is_behind:
                     return
+        except UnreachableError as error:
+            yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")
         finally:
             stream.close()
+
+
+def _line(line: LogLine, *, is_alone: bool) -> str:
+    who = "" if is_alone else f"[r{line.rank}] " if line.rank is not None else f"[node{line.node}] "
+    return f"{who}{plain.shown(line.text, colour=False)}\n"

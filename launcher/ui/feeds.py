@@ -16,27 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import events
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.registry import Registry
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import LogLine
     from cloudtrain.launcher.logs.stream import Stream
 
-__all__ = ["KEPT_LINES", "Feed", "Feeds", "Wanted", "plain"]
+__all__ = ["KEPT_LINES", "Feed", "Feeds", "Wanted"]
 
 KEPT_LINES = 5_000
 KEPT_CHARS = 4_000_000  # of a feed's lines together
-MOST_CHARS = 4_000  # of a line; the download has it whole
 MOST_FEEDS = 12
 LINGER_S = 30.0  # that a feed stays without a page: one that is loaded anew finds it
 WAIT_S = 0.1
 BACK_OFF_S = 5.0
 MOST_PATTERN = 200
-# Colours and cursor movements (ECMA-48), titles and links (OSC), and all else that is not to be seen.
-_ESCAPES = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\)|[@-_])")
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -49,29 +45,25 @@ class Wanted:
     node: int | None = None
     grep: str = ""
 
-    def test(self) -> Callable[[LogLine], bool]:
-        """Return what says whether a line is wanted. Raises UsageError for a pattern that is none."""
+    def pattern(self) -> re.Pattern[str] | None:
+        """Return what is looked for. Raises UsageError for a pattern that is none."""
         if len(self.grep) > MOST_PATTERN:
             raise UsageError(f"the pattern is longer than {MOST_PATTERN} characters")
         try:
-            pattern = re.compile(self.grep) if self.grep else None
-        except re.error as error:
+            return re.compile(self.grep) if self.grep else None
+        except (re.error, RecursionError, OverflowError) as error:
             raise UsageError(f"`{self.grep}` is no regular expression: {error}") from None
+
+    def test(self) -> Callable[[LogLine], bool]:
+        """Return what says whether a line is wanted. Raises UsageError for a pattern that is none."""
+        pattern = self.pattern()
 
         def wants(line: LogLine) -> bool:
             if self.node is not None and line.node != self.node:
                 return False
-            return pattern is None or bool(pattern.search(line.text[:MOST_CHARS]))
+            return pattern is None or bool(pattern.search(line.text))
 
         return wants
-
-
-def plain(text: str) -> str:
-    """Return a line without its event's tail, colours and what cannot be seen, of a progress bar the last state."""
-    text = events.parse(text)[0].rstrip("\r\n")
-    if "\r" in text:
-        text = text.rpartition("\r")[2]
-    return _UNSEEN.sub("", _ESCAPES.sub("", text))
 
 
 @dataclass
@@ -98,7 +90,8 @@ class Feed:
     def since(self, number: int) -> tuple[list[list[Any]], int]:
         """Return the lines after that number that are kept, and the newest one's number.
 
-        A line is [rank or null, node, unix seconds, text].
+        A line is [rank or null, node, unix seconds, text], and 1 where it is a progress bar that still runs: the next
+        one of its rank takes its place.
         """
         with self._lock:
             count = self.last - max(number, self._lines[0][0] - 1) if self._lines else 0
@@ -138,7 +131,7 @@ class Feed:
         if attempt.ref is None:
             self.is_over = True
             return
-        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks)
+        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern(), quiet=True)
         try:
             self._follow(registry, job.id, stream, wants)
         finally:
@@ -151,14 +144,13 @@ class Feed:
                 self.attempt_changed.clear()
                 stream.update(registry.attempt(registry.find(job_id), self.wanted.attempt))
             try:
-                # What is there already is passed over quickly, but where each line has to be looked at.
-                is_first = not self.is_ready and self.wanted.node is None and not self.wanted.grep
-                lines, trouble = stream.tail(KEPT_LINES) if is_first else stream.read(), ""
+                lines = stream.read() if self.is_ready else stream.tail(KEPT_LINES, wants)
+                trouble = ""
             except UnreachableError as error:
                 lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}"
             self._add([line for line in lines if wants(line)])
-            if trouble != self.trouble or (not self.is_ready and not stream.is_behind):
-                self.trouble, self.is_ready = trouble, self.is_ready or not stream.is_behind
+            if trouble != self.trouble or not self.is_ready:
+                self.trouble, self.is_ready = trouble, True
                 self.tell()
             if stream.is_over:
                 self.is_over = True
@@ -172,11 +164,9 @@ class Feed:
         with self._lock:
             for line in lines[-KEPT_LINES:]:
                 self.last += 1
-                text = plain(line.text)
-                if len(text) > MOST_CHARS:
-                    text = f"{text[:MOST_CHARS]} ... {len(text) - MOST_CHARS} characters more"
-                self._chars += len(text)
-                self._lines.append((self.last, [line.rank, line.node, round(line.time_s, 3), text]))
+                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), plain.shown(line.text, colour=False)]
+                self._chars += len(told[3])
+                self._lines.append((self.last, [*told, 1] if line.text.endswith("\r") else told))
             while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):
                 self._chars -= len(self._lines.popleft()[1][3])
         if self.is_ready:

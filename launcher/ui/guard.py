@@ -49,7 +49,9 @@ _AGAIN = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0">'
     "<title>cloudtrain</title></head><body></body></html>"
 )
-_NO_KEY = "This page asks for a key: open the address that `cloudtrain ui` has printed last. Each is good for one browser."
+_NO_KEY = (
+    "This page asks for a key: open the address that `cloudtrain ui` has printed last. Each is good for one browser."
+)
 
 
 @dataclass

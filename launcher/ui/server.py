@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import socket
 import sys
@@ -54,6 +55,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
         _forget_page()
         say(f"opened; for another browser: {_address(place, keys.token)}")
 
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what goes wrong is said by the app
     config = uvicorn.Config(
         make(site, listening.getsockname()[1], used),
         loop="asyncio",

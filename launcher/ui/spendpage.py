@@ -1,4 +1,4 @@
-"""What jobs have cost: a year of months, one of them in groups, and what the budgets have left. `cost` counts so too."""
+"""What jobs have cost: a year of months, one of them in groups, and what budgets have left. `cost` counts so too."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def spend(database: Database, month: str, by: str) -> dict[str, Any]:
     month = month if month in names else names[-1]
     spans = {name: period.month_span(name) for name in names}
     # One read for each month; labels are needed of the chosen one alone.
-    sums = {
-        name: period.spent_between(database, *spans[name], now_s, labels=name == month) for name in names
-    }
+    sums = {name: period.spent_between(database, *spans[name], now_s, labels=name == month) for name in names}
     chosen = sums[month]
     tags = sorted({name for job in chosen for name in job.tags})
     kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]

@@ -1,0 +1,135 @@
+"""`cloudtrain ui` as a process of its own, and a client that says exactly what it is told to."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+__all__ = ["Answer", "Served", "serving"]
+
+COMMAND = Path(sys.executable).with_name("cloudtrain")
+END_S = 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server has answered; `headers` by their names in small letters."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+@dataclass
+class Served:
+    """The process, where it listens, and the cookie once a token was exchanged."""
+
+    process: Any
+    address: str
+    home: Path
+    cookie: str = ""
+    csrf: str = field(default="")
+
+    @property
+    def port(self) -> int:
+        """Return the port."""
+        return int(self.address.split(":")[2].split("/")[0])
+
+    @property
+    def token(self) -> str:
+        """Return the token that was printed first."""
+        return self.address.partition("token=")[2]
+
+    @property
+    def origin(self) -> str:
+        """Return what our own page's requests say that they come from."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: str | bytes | None = None
+    ) -> Answer:
+        """Send one request with these headers; a `Host` among them is sent as it is."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        given = {name.lower() for name in headers or {}}
+        connection.putrequest(method, path, skip_host="host" in given, skip_accept_encoding=True)
+        for name, value in (headers or {}).items():
+            connection.putheader(name, value)
+        if body is not None and "content-length" not in given:
+            connection.putheader("content-length", str(len(body)))
+        connection.endheaders(body.encode() if isinstance(body, str) else body)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, text)
+
+    def enter(self) -> str:
+        """Exchange the token; return the cookie as a browser sends it."""
+        answer = self.ask("GET", f"/?token={self.token}")
+        assert answer.status == 303, answer
+        self.cookie = answer.headers["set-cookie"].partition(";")[0]
+        return self.cookie
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """Ask as the page of somebody who has entered does."""
+        return self.ask("GET", path, {"cookie": self.cookie, **headers})
+
+    def post(self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Answer:
+        """Send a form as our own page does, but for these headers and fields."""
+        if not self.csrf:
+            self.csrf = self.get("/").text.partition('name="csrf" content="')[2].partition('"')[0]
+        said = {
+            "cookie": self.cookie,
+            "origin": self.origin,
+            "sec-fetch-site": "same-origin",
+            "content-type": "application/x-www-form-urlencoded",
+            "accept": "application/json",
+            **(headers or {}),
+        }
+        return self.ask("POST", path, said, urlencode({"csrf": self.csrf, **fields}))
+
+    def end(self) -> tuple[int, str, str]:
+        """Press Ctrl-C; return the exit code, and what else was printed."""
+        self.process.send_signal(signal.SIGINT)
+        stdout, stderr = self.process.communicate(timeout=END_S)
+        return self.process.returncode, stdout, stderr
+
+
+@contextmanager
+def serving(home: Path, *options: str, **env: str) -> Iterator[Served]:
+    """Have the page of this home served on a free port; at the end it is ended as a user would."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CLOUDTRAIN_", "PYTEST_", "SSH_")) and name not in ("DISPLAY", "WAYLAND_DISPLAY")
+    }
+    process = subprocess.Popen(
+        [str(COMMAND), "ui", "--no-open", *options],
+        env={**clean, "CLOUDTRAIN_HOME": str(home), **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs ignore SIGINT, and so would what they start: a terminal's do not.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    address = process.stdout.readline().strip() if process.stdout else ""
+    try:
+        assert address, process.stderr.read() if process.stderr else ""
+        yield Served(process, address, home)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=END_S)
+            assert process.returncode == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
