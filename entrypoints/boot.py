@@ -79,6 +79,7 @@ def main() -> int:
         platform=node.platform,
         python=sys.version.split()[0],
     )
+    killed_before = processes.killed_for_memory()
     with _result_folder() as folder:
         command = torchrun_command(spec, node, head, folder)
         ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
@@ -86,7 +87,8 @@ def main() -> int:
         heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        return _finish(*_outcome(folder, ended, spec["nproc_per_node"]))
+        code, failures = _outcome(folder, ended, spec["nproc_per_node"])
+        return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
 
 
 def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
@@ -304,6 +306,15 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
     """Return the failure of a rank that could not speak for itself, with what it printed last."""
     return failure if failure["rank"] is None else {**failure, "lines": lastlines.of_rank(failure["rank"])}
+
+
+def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:
+    """Return the failures; that of a killed rank says so where the kernel has killed processes for want of memory."""
+    if killed < 1:
+        return failures
+    count = "a process" if killed == 1 else f"{killed} processes"
+    words = f"; meanwhile the kernel killed {count} of this machine for want of memory"
+    return [{**f, "message": f["message"] + words} if f.get("signal") == "SIGKILL" else f for f in failures]
 
 
 def _last_words() -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "is_stopped",
     "kill",
     "kill_descendants",
+    "killed_for_memory",
     "pid_inside",
     "stamp",
     "waits_in_kernel",
@@ -102,6 +103,18 @@ def kill_descendants(patience_s: float = 10.0) -> list[int]:
         time.sleep(0.01)
     _reap()
     return []
+
+
+def killed_for_memory() -> int:
+    """Return how many processes the kernel has killed on this machine, in any container, for want of memory.
+
+    Since its start; 0 where the kernel does not tell (before Linux 4.13, macOS).
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def with_environment(**variables: str) -> list[int]:

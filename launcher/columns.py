@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-__all__ = ["table", "width", "wrapped"]
+__all__ = ["size", "table", "width", "wrapped"]
 
 LEAST = 8  # what is left of a cell that is cut
 TINY = 20  # a terminal narrower than this is a mistake
@@ -31,6 +31,23 @@ def width(stream: TextIO | None = None) -> int | None:
         return max(TINY, os.get_terminal_size(out.fileno()).columns)
     except (OSError, ValueError):
         return None
+
+
+def size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
+    """Return the columns and rows of the terminal that the stream is, as `width` does; None and None where it is none.
+
+    LINES, where it is set, is believed more than the terminal.
+    """
+    out = stream or sys.stdout
+    if (columns := width(out)) is None:
+        return None, None
+    asked = os.environ.get("LINES", "")
+    if asked.isascii() and asked.isdecimal() and int(asked) > 0:
+        return columns, int(asked)
+    try:
+        return columns, os.get_terminal_size(out.fileno()).lines or None
+    except (OSError, ValueError):
+        return columns, None
 
 
 def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:

@@ -9,17 +9,20 @@ from typing import Any
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.money import curve
 
-__all__ = ["finite", "fold", "shown"]
+__all__ = ["data_share", "finite", "fold", "shown"]
 
-_FROM_STEP = ("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s", "eta_s", "epoch", "samples", "tokens")
+_FROM_STEP = (
+    *("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s", "eta_s", "epoch", "samples", "tokens"),
+    *("mfu", "step_s", "data_s", "memory_bytes"),
+)
 _LARGEST = 2**63  # no clock, step or count is more, and a float may not hold it
 
 
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
     """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
 
-    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `forecast` the step and the
-    end that were told of first, `curve` the loss over time (`money.curve`).
+    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save,
+    `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -41,7 +44,11 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 if isinstance(step, int) and isinstance(loss, float | int):
                     points.append((time_s, step, float(loss)))
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or gone on from
+            if kind == "restart" and event.get("step") != now.get("checkpoint_step"):
+                now.pop("saved_s", None)  # an older one, whose age was not told
             now["checkpoint_step"] = event.get("step")
+            if kind == "checkpoint" and time_s is not None:
+                now["saved_s"] = time_s
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
         elif kind == "notice" and "key" in event:  # what the job has told by itself
@@ -63,6 +70,14 @@ def shown(progress: dict[str, Any]) -> str:
     if loss is None:
         return text
     return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
+
+
+def data_share(progress: dict[str, Any]) -> float | None:
+    """Return the share of a step, 0 to 1, for which it waited for data, at the last step that was told."""
+    step_s, data_s = progress.get("step_s"), progress.get("data_s")
+    if not isinstance(step_s, float | int) or not isinstance(data_s, float | int) or step_s <= 0:
+        return None
+    return min(1.0, max(0.0, data_s / step_s))
 
 
 def finite(value: Any, depth: int = 20) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import table, width
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import json_option
 from cloudtrain.launcher.terminal import print_lines, say, when
 
@@ -67,7 +67,7 @@ def command(
         since_s=_since_s(since),
         limit=limit or (None if everything or as_json else SHOWN),
     )
-    registry, faults = Registry(), dict[str, str]()
+    registry, faults = Registry(), dict[str, CloudtrainError]()
 
     def ask(jobs: list[Job]) -> list[Job]:
         from cloudtrain.launcher.asking import ask
@@ -84,10 +84,10 @@ def command(
     else:
         say(_none(registry, choice, active=active))
     for job_id, fault in faults.items():
-        say(f"{job_id} is listed as it was last seen: {fault}")
+        say(f"{job_id} is listed as it was last seen: {fault.message}")
 
 
-def _print_json(registry: Registry, found: Listing, faults: dict[str, str]) -> None:
+def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one object; most jobs' JSON is kept as text, and is passed on as such."""
     import json
 
@@ -99,7 +99,8 @@ def _print_json(registry: Registry, found: Listing, faults: dict[str, str]) -> N
     rates = [outlook(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
     running = sum(job.attempt.state.state != "pending" for job in found.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
-    more = json.dumps({"running": running, "burn_usd_per_hour": burn, "not_answered": faults}, ensure_ascii=False)
+    silent = {job_id: fault.message for job_id, fault in faults.items()}
+    more = json.dumps({"running": running, "burn_usd_per_hour": burn, "not_answered": silent}, ensure_ascii=False)
     print_lines([f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}'])
 
 

@@ -1,28 +1,58 @@
-"""`cloudtrain status`: one screen about one job."""
+"""`cloudtrain status`: one screen about each job."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from cloudtrain.launcher.options import job_argument, json_option
-from cloudtrain.launcher.terminal import print_json, print_text
+from cloudtrain.launcher.columns import size
+from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.terminal import print_json, print_lines, say
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["command", "show"]
+
+PATIENCE_S = 20.0  # longer than `list` has: who asks for one job wants to know
 
 
 @click.command("status")
-@job_argument
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))
 @json_option
-def command(job: str, as_json: bool) -> None:
-    """Show how a job is: state, progress, spend, the first failing rank's exception, what to do next."""
-    from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import as_lines
-    from cloudtrain.launcher.refresh import refresh
+def command(jobs: tuple[str, ...], as_json: bool) -> None:
+    """Show how a job is: state, progress, spend, the first failing rank's exception, what to do next.
+
+    A backend that has not answered after twenty seconds is not waited for: the job is shown as it was last seen.
+    `cloudtrain watch JOB` shows it again and again.
+    """
+    from cloudtrain.launcher.asking import ask
+    from cloudtrain.launcher.errors import UnreachableError
     from cloudtrain.launcher.registry import Registry
 
     registry = Registry()
-    found = refresh(registry, registry.find(job))
+    found = list({job.id: job for job in map(registry.find, jobs)}.values())
+    answers = ask(registry, found, PATIENCE_S)
+    for place, job in enumerate(answers.jobs):
+        fault = answers.faults.get(job.id)
+        if fault is not None and not isinstance(fault, UnreachableError):
+            raise fault
+        if place and not as_json:
+            print_lines([""])
+        show(registry, job, as_json=as_json)
+        if fault is not None:
+            say(f"{job.id} is shown as it was last seen: {fault.message}")
+
+
+def show(registry: Registry, job: Job, *, as_json: bool) -> None:
+    """Print one screen about the job, or its JSON."""
+    from cloudtrain.launcher.describe import as_json as describe
+    from cloudtrain.launcher.overview import as_lines, lines_before
+
+    attempts = registry.attempts(job)
     if as_json:
-        print_json(describe(found, registry.attempts(found)))
+        print_json(describe(job, attempts))
     else:
-        print_text(as_lines(found, registry.attempts(found)))
+        print_lines(as_lines(job, attempts, lines_before(registry, job), size()))

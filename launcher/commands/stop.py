@@ -28,7 +28,7 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     """Have a job save and stop, and wait until it has. `resume` goes on from there."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import as_lines
+    from cloudtrain.launcher.overview import as_lines
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 

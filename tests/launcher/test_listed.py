@@ -82,7 +82,7 @@ def test_listed_makes_all_anew_where_their_form_has_changed(
 def test_listed_form_belongs_to_these_names(registry: Registry, add: Callable[..., Job]) -> None:
     """Who adds a name to the JSON raises FORM, and both here: else lists lack it for jobs that ended before."""
     job = add("done")
-    assert (listed.FORM, len(as_json(job, [job.attempt]))) == (1, 38)
+    assert (listed.FORM, len(as_json(job, [job.attempt]))) == (1, 44)
 
 
 def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry, add: Callable[..., Job]) -> None:
@@ -155,5 +155,9 @@ def test_asking_waits_for_no_backend_that_does_not_answer(
     monkeypatch.setattr(asking, "refresh", refresh)
     answers = asking.ask(registry, jobs, 1.0)
     release.set()
-    assert answers.faults == {"hangs": "no answer within 1 s", "fails": "the token has expired"}
+    told = {job_id: (type(fault).__name__, fault.message) for job_id, fault in answers.faults.items()}
+    assert told == {
+        "hangs": ("UnreachableError", "local has not answered within 1 s"),
+        "fails": ("CredentialError", "the token has expired"),
+    }
     assert [job.attempt.state.state for job in answers.jobs] == ["running", "running", "succeeded"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher import cli, describe
+from cloudtrain.launcher import cli, describe, overview
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money import achieved, curve
 from cloudtrain.launcher.money.outlook import Outlook, outlook
@@ -163,7 +163,7 @@ def test_status_says_which_limit_comes_first() -> None:
         ("budget", "the budget's cap comes before the finish"),
         ("time_limit", "the time limit comes"),
     ):
-        lines = describe.as_lines(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
+        lines = overview.as_lines(*job_of(State("running", started_s=now_s - 600), progress=told, cap_reason=reason))
         text = "\n".join(lines)
         assert words in text
         assert "12.00 USD of 100.00 USD, 12 %; 72.00 USD/h" in text
@@ -171,14 +171,14 @@ def test_status_says_which_limit_comes_first() -> None:
         assert max(map(len, lines)) <= 80
     told["eta_s"] = 600.0
     assert "  outlook     done at" in "\n".join(
-        describe.as_lines(*job_of(State("running", started_s=now_s), progress=told))
+        overview.as_lines(*job_of(State("running", started_s=now_s), progress=told))
     )
 
 
 def test_status_of_a_job_that_is_over_says_what_it_cost() -> None:
     """And what was paid for what."""
     over = State("succeeded", started_s=0.0, ended_s=100.0)
-    lines = describe.as_lines(*job_of(over, progress={"epoch": 4.0, "samples": 1000}))
+    lines = overview.as_lines(*job_of(over, progress={"epoch": 4.0, "samples": 1000}))
     assert "  cost        2.00 USD of 100.00 USD, 2 % (0.50 USD an epoch, 2000.00 USD per 1M samples)" in lines
 
 

@@ -1,0 +1,302 @@
+"""One screen about a job: what `status` prints, and what a followed job ends with."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.figures import amount, dollars, span
+from cloudtrain.launcher import causes
+from cloudtrain.launcher.columns import table, wrapped
+from cloudtrain.launcher.describe import limit_words, next_step, onward_of, outcome
+from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.live import spark
+from cloudtrain.launcher.live.signs import signs_of
+from cloudtrain.launcher.money import curve, meter
+from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.words import clock, of_limit
+from cloudtrain.launcher.progress import data_share
+from cloudtrain.launcher.progress import shown as progress_words
+from cloudtrain.launcher.terminal import when
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["as_lines", "lines_before"]
+
+_BAR, _SPARK = 20, 24  # columns
+_ATTEMPTS = 5  # the newest
+# How much of a failure is shown: lines of the traceback, lines before it. The first that fits the screen counts.
+_MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
+_HANG = " " * 14  # where a section's text begins
+
+
+def as_lines(
+    job: Job,
+    attempts: Sequence[Attempt],
+    before: Sequence[str] = (),
+    size: tuple[int | None, int | None] = (None, None),
+) -> list[str]:
+    """Return one screen about the job; `attempts`, all of its, make up its money.
+
+    `before`: what the failing rank printed before its end. `size`: columns and rows of the terminal, whose lines are
+    broken at words, and on which a long failure is cut to what fits.
+    """
+    columns, rows = size
+    now_s = time.time()
+    money = outlook(job, attempts, now_s)
+    head = [*_head(job, now_s), *_pending(job, now_s), *_progress_lines(job), *_checkpoint_lines(job, money, now_s)]
+    head += _money_lines(job, attempts, money, now_s)
+    tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
+    found: list[str] = []
+    for frames, told in _MOST:
+        found = wrapped([*head, *_failure_lines(job, before[-told:], frames), *tail], columns)
+        if rows is None or len(found) < rows:
+            break
+    return found
+
+
+def lines_before(registry: Registry, job: Job) -> list[str]:
+    """Return what the failing rank printed before its end: by its account, else from the log that is kept here.
+
+    A platform may pass on few lines of an account, or none. No backend is asked.
+    """
+    from cloudtrain.entrypoints import lastlines
+    from cloudtrain.launcher.logs import kept
+
+    error = job.attempt.state.error or {}
+    told: list[str] = list(error.get("lines") or ())
+    rank = error.get("rank")
+    if job.active or rank is None or len(told) >= lastlines.MOST:
+        return told
+    place = kept.place(registry.database, job.id, job.attempt.number)
+    if place is None or not place.is_complete:
+        return told
+    from cloudtrain.launcher.logs.stream import Stream
+
+    stream = Stream(registry, job, job.attempt, ranks=frozenset({rank}))
+    try:
+        text = "\n".join(line.text for line in stream.tail(300))
+    finally:
+        stream.close()
+    found = lastlines.of_text(text.rpartition("Traceback (most recent call last):")[0] or text)
+    return found if len(found) > len(told) else told
+
+
+def _head(job: Job, now_s: float) -> list[str]:
+    attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
+    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
+    lines = [
+        f"{job.id}  {outcome(job)}",
+        f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}",
+    ]
+    if attempt.unreachable_since_s is not None:
+        since = when(attempt.unreachable_since_s, now_s)
+        lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
+    if job.backend != "local" and attempt.ref is not None:
+        lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
+    return lines
+
+
+def _pending(job: Job, now_s: float) -> list[str]:
+    """Return what a job that has not begun waits for, since when, and for how long at most."""
+    attempt = job.attempt
+    if attempt.state.state != "pending":
+        return []
+    waited = f"for {span(now_s - attempt.created_s)}"
+    if attempt.phase == "intent":
+        who = attempt.submitter
+        return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
+    most = (job.config.get("limits") or {}).get("max_wait")
+    detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
+    return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
+
+
+def _progress_lines(job: Job) -> list[str]:
+    progress, lines = job.attempt.progress, list[str]()
+    if text := progress_words(progress):
+        lines.append(f"  progress    {_done(progress)}{text}{_left(progress) if job.active else ''}")
+    elif job.attempt.state.state == "running":
+        told = "no step yet" if job.config.get("task") else "not known: the job has printed no event lines"
+        lines.append(f"  progress    {told}")
+    if job.active and (speed := _speed(progress)):
+        lines.append(f"  speed       {speed}")
+    if trend := _trend(progress):
+        lines.append(f"  loss        {trend}")
+    if metrics := progress.get("metrics"):
+        lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
+    return lines
+
+
+def _done(progress: dict[str, Any]) -> str:
+    """Return a bar and the percentage of the steps that are done, where their number is known."""
+    step, most = progress.get("step"), progress.get("max_steps")
+    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
+        return ""
+    share = min(1.0, max(0.0, step / most))
+    return f"{spark.bar(share, _BAR, signs_of())} {math.floor(100 * share)} %  "
+
+
+def _left(progress: dict[str, Any]) -> str:
+    eta = progress.get("eta_s")
+    return f", {span(eta)} to go" if isinstance(eta, float | int) else ""
+
+
+def _speed(progress: dict[str, Any]) -> str:
+    """Return the throughput, what of the machine it uses, and what a step waits for."""
+    parts = []
+    for key, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
+        if isinstance(rate := progress.get(key), float | int):
+            parts.append(f"{_quantity(rate)} {unit}")
+    if isinstance(used := progress.get("mfu"), float | int):
+        parts.append(f"mfu {100 * used:.2g} %")
+    if isinstance(step_s := progress.get("step_s"), float | int):
+        parts.append(f"{_short(step_s)} a step")
+    if (share := data_share(progress)) is not None:
+        parts.append(f"{100 * share:.0f} % of it waits for data")
+    if isinstance(memory := progress.get("memory_bytes"), float | int):
+        parts.append(f"{memory / 1e9:.3g} GB of GPU memory")
+    return ", ".join(parts)
+
+
+def _trend(progress: dict[str, Any]) -> str:
+    """Return the loss over this attempt as a curve, from its first mean to its last; "" before there is one."""
+    bins = curve.load(progress.get("curve")).bins
+    if len(bins) < 3:
+        return ""
+    picture = spark.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
+    return f"{picture}  {bins[0].loss:.4g} at step {bins[0].step}, {bins[-1].loss:.4g} at {bins[-1].step}"
+
+
+def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+    """Return the newest checkpoint, its age, and how much work would be lost, or was."""
+    step = money.checkpoint_step
+    if step is None:
+        is_running = job.attempt.state.state == "running" and "step" in job.attempt.progress
+        return ["  checkpoint  none yet: what is done would be lost"] if is_running else []
+    progress, state = job.attempt.progress, job.attempt.state
+    saved_s, at = progress.get("saved_s"), progress.get("step")
+    age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
+    risk = ""
+    if isinstance(at, int) and at > step:
+        steps = f"{at - step} step{'s' if at - step != 1 else ''}"
+        seen_s = now_s if job.active else (state.ended_s or now_s)
+        took = f", {span(seen_s - saved_s)} of work," if isinstance(saved_s, float | int) and seen_s > saved_s else ""
+        risk = f"; {steps}{took} since then {'are' if job.active else 'were'} not saved"
+    return [f"  checkpoint  step {step}{age}{risk}"]
+
+
+def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: float) -> list[str]:
+    """Return the time and the money: how much of both is gone, what is to come, and what has been paid for what."""
+    attempt, state = job.attempt, job.attempt.state
+    spent = of_limit(money.spent_micro, money.limit_micro)
+    lines = []
+    if state.started_s:
+        took_s = (state.ended_s or now_s) - state.started_s
+        ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
+        lines.append(f"  time        {span(took_s)} of at most {span(attempt.plan['cap_s'])}{ended}")
+    if job.active:
+        burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
+        lines.append(f"  spend       {spent}{burn}")
+        lines += _limit_lines(money, now_s) + _outlook_lines(job, money, now_s)
+    else:
+        from cloudtrain.launcher.money.achieved import achieved, in_words
+
+        bought = in_words(achieved([*attempts[:-1], attempt], now_s))
+        lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
+    if attempt.idle_usd:
+        lines.append(f"  idle        up to {attempt.idle_usd:.2f} USD more while its machines idle after it")
+    return lines
+
+
+def _limit_lines(money: Outlook, now_s: float) -> list[str]:
+    """Return when it leaves and when it is ended, by the user's clock."""
+    if money.cap_at_s is None or money.deadline_at_s is None:
+        return []
+    leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
+    return [f"  limit       saves and leaves at {leaves}, is ended at {ended}"]
+
+
+def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+    if money.finish_at_s is None:
+        return []
+    cost = f" for {dollars(money.total_micro)}" if money.total_micro else ""
+    finish = f"done at {clock(money.finish_at_s, now_s)}, in {span(money.finish_at_s - now_s)},{cost}".rstrip(",")
+    if not money.hits_limit:
+        return [f"  outlook     {finish}"]
+    return [f"  outlook     {limit_words(job, money)}", f"{_HANG}it would be {finish}"]
+
+
+def _failure_lines(job: Job, before: Sequence[str], most_frames: int) -> list[str]:
+    """Return the first failing rank's exception, where it was raised, what came before it, and what is likely."""
+    state = job.attempt.state
+    lines = _error_lines(state.error, most_frames)
+    if before and state.error:
+        lines += [f"  before it   {before[0]}", *(f"{_HANG}{line}" for line in before[1:])]
+    if state.detail and state.state != "pending":
+        lines.append(f"  detail      {state.detail}")
+    if cause := causes.likely(state.error, job.config):
+        lines.append(f"  likely      {cause}")
+    return lines
+
+
+def _error_lines(error: dict[str, Any] | None, most_frames: int) -> list[str]:
+    if not error:
+        return []
+    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+    kind = f"{error['type']}: " if error.get("type") else ""
+    first, *rest = f"{who}{kind}{error['message']}".splitlines() or [""]
+    trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
+    frames = [line for line in trace.splitlines() if line.startswith("  ")]
+    return [f"  error       {first}", *(f"{_HANG}{line}" for line in rest + frames[-most_frames:])]
+
+
+def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, now_s: float) -> list[str]:
+    """Return a table of the attempts, where there were several: how each ended, and what it cost and came to."""
+    if len(attempts) < 2:
+        return []
+    rows = [_attempt_row(each, now_s) for each in [*attempts[:-1], job.attempt][-_ATTEMPTS:]]
+    head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
+    room = None if columns is None else columns - 2
+    earlier = len(attempts) - len(rows)
+    told = table(head, rows, drop=("SAVED", "TIME"), shorten={"STATE": 12}, columns=room)
+    return [*(f"  {line}" for line in told), *([f"  and {earlier} before"] if earlier else [])]
+
+
+def _attempt_row(attempt: Attempt, now_s: float) -> tuple[str, ...]:
+    state, progress = attempt.state, attempt.progress
+    spent = meter.spent_micro(meter.legs_of([attempt]), now_s)
+    took = "-" if state.started_s is None else span((state.ended_s or now_s) - state.started_s)
+    reason = f" ({state.reason})" if state.reason else ""
+    return (
+        str(attempt.number),
+        "never sent" if attempt.phase == "never_sent" else f"{state.state}{reason}",
+        took,
+        "?" if spent is None else amount(spent),
+        str(progress.get("step", "-")),
+        str(progress.get("checkpoint_step", "-")),
+    )
+
+
+def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
+    lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(next_step(job, attempts))]
+    resume = None if job.active else onward_of(job, attempts)
+    return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
+
+
+def _quantity(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:.4g}"
+
+
+def _short(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
