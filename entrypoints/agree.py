@@ -89,6 +89,11 @@ class Agreement:
         """Have the next poll agree, however long the ones before took; all ranks call it."""
         self._left = 1
 
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether this rank has had a signal; the others may not."""
+        return bool(self._seen)
+
     def saving(self) -> None:
         """Note that a save begins: the time to the next one counts from here."""
         self._saved_s = time.monotonic()

@@ -22,6 +22,7 @@ from cloudtrain.entrypoints.checkpoints.saver import Saver
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.ema import Ema
 from cloudtrain.entrypoints.metrics import Meter, ddp_communication
+from cloudtrain.entrypoints.rehearsal import Rehearsal
 from cloudtrain.entrypoints.settings import Spec, TaskError, Training
 from cloudtrain.entrypoints.task import Task
 
@@ -109,6 +110,13 @@ class Progress:
     skipped: int = 0  # steps left out because of a loss or gradient that was not finite
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
+    rehearsal: Rehearsal | None = None
+
+    @property
+    def last_step(self) -> int:
+        """Return the step at which this run ends: the job's last one, but in a rehearsal."""
+        leave_at = self.rehearsal.leave_at if self.rehearsal else None
+        return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
 
 
 def connect(timeout_s: float, is_strict: bool = False) -> Place:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from cloudtrain.entrypoints import data, flops, heartbeat, optim, report, saving
+from cloudtrain.entrypoints import data, flops, heartbeat, optim, rehearsal, report, saving
 from cloudtrain.entrypoints.agree import NOTHING, Agreement, Verdict
 from cloudtrain.entrypoints.diagnose import diagnose
 from cloudtrain.entrypoints.evaluate import evaluate
@@ -42,13 +42,15 @@ def main() -> int:
     """Train what CLOUDTRAIN_SPEC describes and return the exit code, with everything durable. Raises TaskError."""
     deadline = os.environ.get("CLOUDTRAIN_DEADLINE")
     agreement = Agreement(float(deadline) if deadline else None)  # first: a signal may come while the data are read
-    spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
+    spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
+    spec = spec if rehearsed is None else rehearsal.shortened(spec)
     task = load_task(spec.target)
     place = connect(spec.timeout_s, spec.training.reproducible == "strict")
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
     progress = resume(job)
+    progress.rehearsal = rehearsed
     begin_s = time.perf_counter()
     report.say_start(job, progress)
     try:
@@ -77,30 +79,43 @@ def main() -> int:
 def train(job: Job, progress: Progress) -> str | None:
     """Train to the last step and evaluate. Return None then, else why the ranks agreed to stop before."""
     every, patience = job.spec.checkpoint.every_steps, job.spec.training.monitor.patience
+    rehearsed = progress.rehearsal
     if patience is not None and progress.stale >= patience:  # it had stopped, and something went wrong after that
         return EARLY
     job.meter.restart()
     with _batches(job, progress) as batches:
         # Evaluation first, where it was interrupted before it was done.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
-        while stop is None and progress.step < progress.max_steps:
+        while stop is None and progress.step < progress.last_step:
             verdict = _step(job, progress, batches)
             stop = verdict.stop
-            if progress.step == progress.max_steps:  # first: whatever the evaluation does, the training is safe
+            if progress.step == progress.last_step:  # first: whatever the evaluation does, the training is safe
                 saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
             if verdict.save or (every and progress.step % every == 0):
                 saving.begin(job, progress)
             saving.collect(job, progress)
+            if rehearsed is not None and rehearsed.hold_at == progress.step and stop is None:
+                _hold(job, progress)
     return stop
+
+
+def _hold(job: Job, progress: Progress) -> None:
+    """Wait, in a rehearsal, for the interruption that is to come at this step; what is being saved becomes durable."""
+    until_s = time.monotonic() + rehearsal.HOLD_S
+    while not job.agreement.is_told_to_stop and time.monotonic() < until_s:
+        saving.collect(job, progress)
+        heartbeat.beat()
+        time.sleep(0.02)
+    job.agreement.hurry()
 
 
 @contextmanager
 def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches from where the job has come to."""
     training, place = job.spec.training, job.place
-    steps = progress.max_steps - progress.step
+    steps = progress.last_step - progress.step
     keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
     batches = job.batches(job.train_data, keys)
     try:
@@ -215,7 +230,7 @@ def _checked(loss: object) -> torch.Tensor:
 
 
 def _is_logged(job: Job, progress: Progress, step: int) -> bool:
-    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.max_steps
+    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.last_step
 
 
 def _is_healthy(job: Job, verdict: Verdict) -> bool:
@@ -245,7 +260,7 @@ def _evaluation_is_due(job: Job, progress: Progress) -> bool:
     if job.eval_data is None or progress.evaluated_step == progress.step:
         return False
     every = job.spec.training.eval_every
-    return progress.step == progress.max_steps or bool(every and progress.step and progress.step % every == 0)
+    return progress.step == progress.last_step or bool(every and progress.step and progress.step % every == 0)
 
 
 def _evaluate(job: Job, progress: Progress) -> str | None:

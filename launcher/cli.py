@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.terminal import ReaderGoneError, say
+from cloudtrain.launcher.terminal import ReaderGoneError, print_json, say
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -117,10 +118,10 @@ def main() -> None:
     before_dashes = argv.index("--") if "--" in argv else len(argv)
     debug = "--debug" in argv[:before_dashes] or bool(os.environ.get("CLOUDTRAIN_DEBUG"))
     argv = [arg for i, arg in enumerate(argv) if arg != "--debug" or i > before_dashes]
-    sys.exit(_run(argv, debug))
+    sys.exit(_run(argv, debug, as_json="--json" in argv[:before_dashes]))
 
 
-def _run(argv: list[str], debug: bool) -> int:
+def _run(argv: list[str], debug: bool, as_json: bool) -> int:
     try:
         result: Any = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
         sys.stdout.flush()
@@ -128,10 +129,11 @@ def _run(argv: list[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         say(f"error: {error}")
-        return error.exit_code
+        return _ended(error.as_json(), as_json)
     except click.ClickException as error:
         error.show()
-        return error.exit_code
+        told = CloudtrainError(error.format_message()).as_json()
+        return _ended({**told, "exit_code": error.exit_code}, as_json)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 130
@@ -140,12 +142,20 @@ def _run(argv: list[str], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
+        what = f"cloudtrain itself failed: {type(error).__name__}: {error}"
+        hint = "this is our fault, not yours; run it again with --debug and report what it prints"
         if debug:
             traceback.print_exc()
-            return 1
-        click.echo(f"error: cloudtrain itself failed: {type(error).__name__}: {error}", err=True)
-        click.echo(
-            "  hint: this is our fault, not yours; run it again with --debug and report what it prints", err=True
-        )
-        return 1
+        else:
+            click.echo(f"error: {what}\n  hint: {hint}", err=True)
+        return _ended(CloudtrainError(what, hint=hint).as_json(), as_json)
     return result if isinstance(result, int) else 0
+
+
+def _ended(error: dict[str, Any], as_json: bool) -> int:
+    """Print the error for scripts where they asked for JSON; return its exit code."""
+    if as_json:
+        with contextlib.suppress(ReaderGoneError):
+            print_json({"error": error})
+    code: int = error["exit_code"]
+    return code

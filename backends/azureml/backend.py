@@ -25,6 +25,7 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "rehearsal",
     "request",
     "send",
     "state",
@@ -79,3 +80,4 @@ artifacts = lazily.of(_JOBS, "artifacts")
 doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
 price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")
+rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")

@@ -21,7 +21,18 @@ from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, nodefolder, nodelogs
 from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
 from cloudtrain.launcher import agentlogs, agents
-from cloudtrain.launcher.backend import Capacity, Check, JobRef, LogPage, Pace, Request, Shipment, Terms
+from cloudtrain.launcher.backend import (
+    Capacity,
+    Check,
+    JobRef,
+    LogPage,
+    Pace,
+    Rehearsal,
+    Request,
+    Shipment,
+    Stage,
+    Terms,
+)
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 
@@ -29,7 +40,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["artifacts", "capacity", "check", "doctor", "find", "logs", "pace", "request", "send", "state", "stop"]
+__all__ = ["agent_spec", "artifacts", "capacity", "check", "doctor", "find", "interpreter", "logs", "pace", "rehearsal"]
+__all__ += ["request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
 # The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
@@ -60,7 +72,7 @@ def check(request: Request) -> list[Fault]:
 def send(request: Request, shipment: Shipment) -> JobRef:
     """Start one detached agent a node, all or none. Raises ConfigError where the machine lacks something."""
     body = request.body
-    python = _interpreter(body["python"], shipment.base)
+    python = interpreter(body["python"], shipment.base)
     job_folder = shipment.home / "local" / body["job"]
     folder = job_folder / f"attempt-{body['attempt']}"
     checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
@@ -75,9 +87,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
     try:
-        _start_agents(
-            folder, [_agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
-        )
+        _start_agents(folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
     except ConfigError:
         if find(request, shipment.home) is None:  # they may live, though their starter died before it said so
             raise
@@ -111,8 +121,23 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
-    roots = enumerate(_roots(ref))
-    return agentlogs.page(cursor, {n: nodelogs.read(root, agentlogs.offsets(cursor, n), ranks) for n, root in roots})
+    roots, page_bytes = _roots(ref), nodelogs.PAGE_BYTES // ref["nodes"]
+    found = {
+        node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes)
+        for node, root in enumerate(roots)
+    }
+    return agentlogs.page(cursor, found)
+
+
+def logs_from(
+    ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
+) -> dict[str, Any] | None:
+    """Return a cursor before each file's last lines, or before what was written since then."""
+    return {
+        f"{node}/{name}": offset
+        for node, root in enumerate(_roots(ref))
+        for name, offset in nodelogs.near_end(root, ranks, lines=lines, since_s=since_s).items()
+    }
 
 
 def pace(ref: JobRef) -> Pace:
@@ -129,6 +154,13 @@ def stop(ref: JobRef, *, now: bool) -> None:
         nodefolder.end(roots)
 
 
+def rehearsal(request: Request, stage: Stage) -> Rehearsal:
+    """Lay out a start of the agents in a place of their own."""
+    from cloudtrain.backends.local import rehearsal as starts
+
+    return starts.laid_out(request, stage)
+
+
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the output folder below `folder`; return the files there."""
     source = Path(ref["folder"]).parent / "output"
@@ -141,14 +173,17 @@ def artifacts(ref: JobRef, folder: Path) -> list[Path]:
 
 def doctor(config: Config | None) -> list[Check]:
     """Return what stands in the way of a job on this machine."""
-    from importlib.util import find_spec
+    from importlib.metadata import PackageNotFoundError, version
 
     linux = sys.platform == "linux"
-    torch = find_spec("torch") is not None
+    try:
+        torch = f"{version('torch')}, "
+    except PackageNotFoundError:
+        torch = ""
     free_gb = shutil.disk_usage(Path.home()).free / 1e9
     return [
         Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
-        Check("torch", "ok" if torch else "fail", sys.executable, "" if torch else "pip install 'cloudtrain[local]'"),
+        Check("torch", "ok" if torch else "fail", f"{torch or 'not in '}{sys.executable}", "" if torch else "pip install 'cloudtrain[local]'"),
         Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
     ]
 
@@ -178,7 +213,7 @@ def _visible_gpus() -> list[str]:
     return [gpu for gpu in named if gpu]
 
 
-def _interpreter(wanted: str | None, base: Path) -> str:
+def interpreter(wanted: str | None, base: Path) -> str:
     """Return the interpreter that runs the job; a relative path counts from the config file's folder."""
     if sys.platform != "linux":
         raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
@@ -209,7 +244,7 @@ def _places(body: dict[str, Any], base: Path, output: Path, checkpoints: Path) -
     return {**inputs, "CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints), "CLOUDTRAIN_OUTPUT_DIR": str(output)}
 
 
-def _agent_spec(
+def agent_spec(
     node: dict[str, Any],
     body: dict[str, Any],
     shipment: Shipment,
@@ -217,6 +252,7 @@ def _agent_spec(
     python: str,
     folder: Path,
 ) -> dict[str, Any]:
+    """Return what a node's agent is told."""
     return {
         "job": body["job"],
         "attempt": body["attempt"],

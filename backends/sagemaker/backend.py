@@ -29,6 +29,7 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "rehearsal",
     "request",
     "send",
     "state",
@@ -83,3 +84,4 @@ doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
 invoice = lazily.of("cloudtrain.backends.sagemaker.invoice", "invoice")
 price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")
+rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     *("artifacts", "capacity", "check", "doctor", "find", "hosts", "logs", "pace", "request", "send", "shell", "state"),
     "stop",
+    "logs_from",
 ]
 
 _JOBS = "cloudtrain.backends.ssh.jobs"
@@ -46,9 +47,11 @@ send = lazily.of("cloudtrain.backends.ssh.sending", "send")
 find = lazily.of("cloudtrain.backends.ssh.sending", "find")
 state = lazily.of(_JOBS, "state")
 logs = lazily.of(_JOBS, "logs")
+logs_from = lazily.of(_JOBS, "logs_from")
 pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 shell = lazily.of(_JOBS, "shell")
 doctor = lazily.of("cloudtrain.backends.ssh.doctor", "checks")
 hosts = lazily.of("cloudtrain.backends.ssh.doctor", "hosts")
+rehearsal = lazily.of("cloudtrain.backends.ssh.rehearsal", "rehearsal")

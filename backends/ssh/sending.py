@@ -25,7 +25,7 @@ from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigErr
 from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["find", "send"]
+__all__ = ["agent_spec", "find", "send"]
 
 SILENCE_S = 8.0  # a node that is not heard for so long is lost: all is right within 15 s, with the wait for its end
 JOIN_S = 120.0
@@ -65,7 +65,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     except OSError as error:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
     specs = [
-        _agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
+        agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
         for number, seat in enumerate(seats)
     ]
     _start(lines, seats, specs, body)
@@ -193,7 +193,7 @@ def _shipped_text(bundle: Path, name: str) -> str:
         raise ConfigError(f"the code holds no file `{name}`", where="ssh.requirements", hint=hint) from error
 
 
-def _agent_spec(
+def agent_spec(
     number: int,
     seat: Seat,
     node: Mapping[str, Any],
@@ -202,6 +202,7 @@ def _agent_spec(
     paths: Mapping[str, str],
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """Return what the host's agent is told."""
     visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
     places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node["inputs"].items()}
     places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node["checkpoints"], "CLOUDTRAIN_OUTPUT_DIR": node["output"]}

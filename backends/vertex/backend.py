@@ -25,6 +25,8 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "rehearsal",
+    "rehearsal_service",
     "request",
     "send",
     "state",
@@ -83,3 +85,5 @@ def check(request: Request) -> list[Fault]:
     from cloudtrain.backends.vertex import check as rules
 
     return list(rules.faults(request.body, request.beside["location"]))
+rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
+rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serving")

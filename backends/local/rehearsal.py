@@ -1,0 +1,62 @@
+"""A start of the agents on this machine, as a submit makes it, but below a folder that is thrown away."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.local import backend
+from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Shipment, Stage
+
+__all__ = ["laid_out"]
+
+SAVE_S = 120.0  # from the word to stop to a kill, by the agents themselves (request.py, `grace_s`)
+
+
+def laid_out(request: Request, stage: Stage) -> Rehearsal:
+    """Lay out all nodes' agents, which one starter starts, as in earnest: they share this machine there too."""
+    body = request.body
+    attempt, kept = stage.folder / "attempt", stage.kept
+    checkpoints, output = kept / "checkpoints", kept / "output"
+    for folder in (attempt, checkpoints, output):
+        folder.mkdir(parents=True, exist_ok=True)
+    spec, mirrored = stage.with_own_mirror(body["spec"])
+    body = {**body, "spec": spec}
+    inputs = {name: stage.inputs.get(name, stage.base / uri) for name, uri in body["inputs"].items()}
+    environment = {
+        **body["environment"],
+        **{f"CLOUDTRAIN_INPUT_{name.upper()}": str(path) for name, path in inputs.items()},
+        "CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints),
+        "CLOUDTRAIN_OUTPUT_DIR": str(output),
+    }
+    shipment = Shipment(stage.bundle, kept, stage.base, stage.secrets)
+    python = backend.interpreter(body["python"], stage.base)
+    nodes = body["nodes"]
+    specs = [backend.agent_spec(node, body, shipment, environment, python, attempt) for node in nodes]
+    node = NodeRun(
+        hostname="localhost",
+        argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
+        env={**os.environ, **stage.variables},
+        agents=tuple(Path(spec["root"]) for spec in specs),
+        places={str(path): path for path in (kept, stage.folder, stage.bundle.path)} | mirrored,
+        cwd=str(attempt),
+        stdin=json.dumps(_message(attempt, specs)),
+        detaches=True,
+    )
+    return Rehearsal(
+        (node,),
+        notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
+        grace_s=SAVE_S,
+        checkpoints=checkpoints,
+        replaced=("checkpoints and outputs are in a folder that is thrown away",),
+        sends_again=True,
+    )
+
+
+def _message(attempt: Path, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    token = secrets.token_hex(16)
+    return {"folder": str(attempt), "nodes": [{**spec, "token": token} for spec in specs]}

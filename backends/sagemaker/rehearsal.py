@@ -1,0 +1,135 @@
+"""A start of the training job on this machine: each instance's command, and what SageMaker puts below /opt/ml.
+
+What is where, and what it is called: "How Amazon SageMaker Provides Training Information" in the developer guide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
+from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Stage
+from cloudtrain.launcher.errors import ConfigError
+
+__all__ = ["rehearsal"]
+
+GRACE_S = 120.0  # from SIGTERM to SIGKILL, for a stop and for a spot machine
+DONE, SAVED = 0, 75  # of entrypoints/container.py
+_FOLDERS = ("input/config", "input/data", "checkpoints", "model", "output/data", "output/metrics")
+
+
+def rehearsal(request: Request, stage: Stage) -> Rehearsal:
+    """Lay out the instances. Raises ConfigError where the image's own toolkit would run the job."""
+    algorithm = request.body["AlgorithmSpecification"]
+    if "ContainerEntrypoint" not in algorithm:
+        message = "what SageMaker's toolkit starts inside its image cannot be rehearsed without the image"
+        raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
+    hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
+    checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
+    order, mirrored = stage.with_own_mirror(request.beside["spec"])
+    nodes = []
+    for number, host in enumerate(hosts):
+        disk = stage.folder / host
+        ml = disk / "ml"
+        for name in _FOLDERS:
+            (ml / name).mkdir(parents=True)
+        (disk / "cloudtrain").mkdir()
+        shown = hosts if stage.has_own_places else list(stage.addresses)
+        _configure(ml / "input/config", request.body, shown, number)
+        _fill(ml / "input/data", request, order, stage)
+        nodes.append(
+            NodeRun(
+                hostname=host,
+                argv=(*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())),
+                env=_environment(request, shown[number], disk, stage, number),
+                agents=(ml / "cloudtrain",),
+                places={"/opt/ml": ml, "/opt/cloudtrain": disk / "cloudtrain", **_inputs(request, stage), **mirrored},
+                names=dict(zip(hosts, stage.addresses, strict=True)),
+                copied=((ml / Path(checkpoints).relative_to("/opt/ml"), stage.kept / "checkpoints"),),
+            )
+        )
+    return Rehearsal(
+        tuple(nodes),
+        notice="SIGTERM to every instance, SIGKILL after 120 s; new instances get what is in /opt/ml/checkpoints",
+        grace_s=GRACE_S,
+        checkpoints=stage.kept / "checkpoints",
+        codes={"done": DONE, "interrupted": SAVED},
+        replaced=(
+            "S3: the channels and /opt/ml/checkpoints are folders here, copied at an instance's start and end",
+            f"the image {algorithm.get('TrainingImage', '')}",
+            *(["the role's permissions, Parameter Store"] if request.beside["spec"]["secrets"] else ["the role"]),
+        ),
+    )
+
+
+def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int) -> None:
+    """Write what an instance is told of itself."""
+    kind = body["ResourceConfig"]["InstanceType"]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": kind, "hosts": hosts}
+    resources = {
+        "current_host": hosts[number],
+        "current_instance_type": kind,
+        "current_group_name": "homogeneousCluster",
+        "hosts": sorted(hosts),
+        "instance_groups": [group],
+        "network_interface_name": "lo",
+    }
+    mode = body["AlgorithmSpecification"]["TrainingInputMode"]
+    channels = {
+        channel["ChannelName"]: {
+            "TrainingInputMode": channel.get("InputMode", mode),
+            "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType"),
+            "RecordWrapperType": "None",
+        }
+        for channel in body["InputDataConfig"]
+    }
+    told = {
+        "resourceconfig": resources,
+        "hyperparameters": body.get("HyperParameters", {}),
+        "inputdataconfig": channels,
+        "checkpointconfig": {"LocalPath": "/opt/ml/checkpoints", **body["CheckpointConfig"]},
+    }
+    for name, content in told.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def _fill(folder: Path, request: Request, order: dict[str, Any], stage: Stage) -> None:
+    """Put our two channels there, and an empty folder for every other one."""
+    for channel in request.body["InputDataConfig"]:
+        (folder / channel["ChannelName"]).mkdir()
+    shutil.copyfile(stage.bundle.path, folder / CODE / BUNDLE)
+    # Secrets are variables here, and what is copied to S3 from inside would need an account.
+    order = {**order, "secrets": None, "token": request.name}
+    order["places"] = {key: value for key, value in order["places"].items() if key != "copied_to"}
+    (folder / JOB / SPEC).write_text(json.dumps(order))
+
+
+def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
+    names = {channel["ChannelName"] for channel in request.body["InputDataConfig"]}
+    found = {name: path for name, path in stage.inputs.items() if name in names}
+    return {
+        f"/opt/ml/input/data/{name}" + ("" if path.is_dir() else f"/{path.name}"): path for name, path in found.items()
+    }
+
+
+def _environment(request: Request, host: str, disk: Path, stage: Stage, number: int) -> dict[str, str]:
+    body, region = request.body, str(request.beside["region"])
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+        "HOME": "/tmp" if stage.has_own_places else str(disk),
+        "HOSTNAME": host,
+        "LANG": "C.UTF-8",
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_EC2_METADATA_DISABLED": "true",  # no credentials of this machine's, should it be one of Amazon's
+        "TRAINING_JOB_NAME": body["TrainingJobName"],
+        "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
+        **body.get("Environment", {}),
+        **stage.secrets,
+        **stage.variables,
+    }

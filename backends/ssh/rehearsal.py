@@ -1,0 +1,99 @@
+"""A start of the agents as the hosts would make it, each host a place of its own on this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.ssh.crew import Seat
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.sending import agent_spec
+from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Shipment, Stage
+
+__all__ = ["rehearsal"]
+
+SAVE_S = 120.0  # from the word to stop to a kill, by the agents themselves (request.py, `grace_s`)
+
+
+def rehearsal(request: Request, stage: Stage) -> Rehearsal:
+    """Lay out the hosts, whose disks stay from start to start; checkpoints that are shared there are so here."""
+    body = request.body
+    spec, mirrored = stage.with_own_mirror(body["spec"])
+    body = {**body, "spec": spec, "attempt": stage.number}
+    shipment = Shipment(stage.bundle, stage.kept, stage.base, stage.secrets)
+    token, nodes = secrets.token_hex(16), []
+    for number, address in enumerate(stage.addresses):
+        disk = stage.kept / f"host-{number}"
+        host = Host(**body["hosts"][number])
+        seat = Seat(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
+        places = _places(disk, body, stage)
+        made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
+        told = agent_spec(number, seat, places, body, shipment, {host.name: str(stage.bundle.path)}, made)
+        told |= {"token": token, "colocated": 1}
+        Path(told["root"]).mkdir(parents=True)
+        told["environment"] = {**told["environment"], "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
+        nodes.append(
+            NodeRun(
+                hostname=_plain(host.name),
+                argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
+                env={**_login(disk), **stage.variables},
+                agents=(Path(told["root"]),),
+                places={str(path): path for path in (stage.kept, stage.folder, stage.bundle.path)} | mirrored,
+                names={_plain(host.name): address},
+                cwd=told["root"],
+                stdin=functools.partial(_message, told) if number else _message(told),
+                detaches=True,
+            )
+        )
+    shared = body["checkpoint_dir"] is not None
+    return Rehearsal(
+        tuple(nodes),
+        notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
+        grace_s=SAVE_S,
+        checkpoints=stage.kept / "checkpoints" if shared else stage.kept / "host-0/checkpoints",
+        replaced=(
+            "ssh, the hosts' Python and what `ssh.environment` makes there: this machine's Python runs",
+            "each host's disk is a folder here" + ("; the folder they share is one, too" if shared else ""),
+        ),
+        sends_again=True,
+    )
+
+
+def _places(disk: Path, body: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
+    shared = body["checkpoint_dir"] is not None
+    checkpoints = stage.kept / "checkpoints" if shared else disk / "checkpoints"
+    for folder in (checkpoints, disk / "output"):
+        folder.mkdir(parents=True, exist_ok=True)
+    empty = disk / "inputs"
+    for name in body["inputs"]:
+        (empty / name).mkdir(parents=True, exist_ok=True)
+    return {
+        "root": str(disk / f"attempt-{stage.number}"),
+        "checkpoints": str(checkpoints),
+        "output": str(disk / "output"),
+        "inputs": {name: str(stage.inputs.get(name, empty / name)) for name in body["inputs"]},
+        "outputs": {},
+    }
+
+
+def _login(disk: Path) -> dict[str, str]:
+    """Return what a host's login shell has, not this one's variables: they do not travel."""
+    path = f"{Path(sys.executable).parent}:{os.defpath}"
+    return {"PATH": path, "HOME": str(disk), "LANG": "C.UTF-8", "USER": "rehearsal"}
+
+
+def _message(told: dict[str, Any], answer: str | None = None) -> str:
+    """Return what the starter is told: by all but the first host's, where the first one listens, as it has answered."""
+    spec = told if answer is None else {**told, "head": json.loads(answer)["head"]}
+    return json.dumps({"folder": told["root"], "nodes": [spec]})
+
+
+def _plain(name: str) -> str:
+    """Return a name that a machine can have, of one that may be `user@host`."""
+    return "".join(c if c.isalnum() or c in ".-" else "-" for c in name.rpartition("@")[2])[:60] or "host"

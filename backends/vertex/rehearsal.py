@@ -1,0 +1,141 @@
+"""A start of the CustomJob on this machine: each replica's boot, which asks a bucket here for code and order."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.vertex.request import boot_source
+from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Stage
+from cloudtrain.launcher.errors import ConfigError
+
+__all__ = ["STORAGE", "rehearsal"]
+
+STORAGE = "storage"  # below what is kept: a folder a bucket, the objects in it by their keys
+GRACE_S = 30.0  # as for any container, and of a spot machine's notice
+DONE, AGAIN = 0, 143  # at the second Vertex AI begins the job anew
+PORT, MASTER_PORT = 2222, "3333"  # that CLUSTER_SPEC and MASTER_PORT name on Vertex AI
+
+
+def rehearsal(request: Request, stage: Stage) -> Rehearsal:
+    """Lay out the replicas. Raises ConfigError where `raw` has added pools of its own: they are no nodes of ours."""
+    pools = request.body["jobSpec"]["workerPoolSpecs"]
+    order, mirrored = _order(request), dict[str, Path]()
+    if not str(order["checkpoint"].get("mirror")).startswith("gs://"):  # another cloud's store is a folder here
+        order, mirrored = stage.with_own_mirror(order)
+    _fill(stage, order["fetched"])
+    _put(stage, request.beside["code_uri"], stage.bundle.path.read_bytes())
+    _put(stage, request.beside["order_uri"], json.dumps(order).encode())
+    replicas = [(pool, index) for pool, spec in enumerate(pools) for index in range(int(spec["replicaCount"]))]
+    if len(replicas) != len(stage.addresses):
+        message = f"{len(replicas)} replicas are asked for, of which {len(stage.addresses)} train"
+        raise ConfigError(message, where="vertex.raw", hint="leave workerPoolSpecs out, to rehearse it")
+    hosts = [f"cmle-training-workerpool{pool}-{index}" for pool, index in replicas]
+    shown = hosts if stage.has_own_places else list(stage.addresses)
+    nodes = []
+    for number, (pool, _) in enumerate(replicas):
+        disk = stage.folder / hosts[number]
+        (disk / "cloudtrain").mkdir(parents=True)
+        home = "/tmp" if stage.has_own_places else str(disk)
+        platform = {
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "HOME": home,
+            "TMPDIR": home,
+            "HOSTNAME": hosts[number],
+            "LANG": "C.UTF-8",
+            "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
+            **_platform(request, replicas, shown, number),
+            "GCE_METADATA_HOST": stage.service.removeprefix("http://"),
+            "CLOUDTRAIN_BOOT_PATIENCE_S": "20",
+        }
+        task = pools[pool].get("containerSpec") or pools[pool]["pythonPackageSpec"]
+        nodes.append(
+            NodeRun(
+                hostname=hosts[number],
+                argv=_argv(task, stage.service),
+                env={**platform, **_asked(task), **stage.secrets, **stage.variables},
+                agents=(disk / "cloudtrain/cloudtrain",),
+                places={"/tmp/cloudtrain": disk / "cloudtrain", **mirrored},
+                cwd=home,
+                names=dict(zip(hosts, stage.addresses, strict=True)),
+            )
+        )
+    checkpoints = order["checkpoint"]["mirror"] if mirrored else request.beside["checkpoint_uri"]
+    return Rehearsal(
+        tuple(nodes),
+        notice="SIGTERM to every replica, SIGKILL after 30 s; all begin anew with empty disks, from the bucket",
+        grace_s=GRACE_S,
+        checkpoints=Path(checkpoints) / order["job"] if mirrored else _file(stage, checkpoints),
+        codes={"done": DONE, "interrupted": AGAIN},
+        replaced=(
+            "Cloud Storage and the metadata server: a folder here answers, by an address added to the boot's arguments",
+            f"the image {task.get('imageUri') or task.get('executorImageUri')}",
+            *(["Secret Manager"] if request.beside["order"]["secrets"] else []),
+            *(["how pip installs the boot's package"] if "pythonModule" in task else []),
+        ),
+    )
+
+
+def _order(request: Request) -> dict[str, Any]:
+    """Return the order as a send writes it, its secrets apart, which are variables here."""
+    return {**request.beside["order"], "secrets": None, "token": request.name}
+
+
+def _argv(task: dict[str, Any], service: str) -> tuple[str, ...]:
+    """Return the replica's command, its storage endpoint the one here."""
+    command = task.get("command") or ["python3", "-u", "-c", boot_source()]
+    return (*command, *task["args"][:3], service)
+
+
+def _asked(task: dict[str, Any]) -> dict[str, str]:
+    return {str(each["name"]): str(each["value"]) for each in task.get("env", ())}
+
+
+def _platform(request: Request, replicas: list[tuple[int, int]], hosts: list[str], number: int) -> dict[str, str]:
+    """Return what Vertex AI tells a replica of itself and the others; of a single one less."""
+    cluster: dict[str, list[str]] = {}
+    for (pool, _), host in zip(replicas, hosts, strict=True):
+        cluster.setdefault(f"workerpool{pool}", []).append(f"{host}:{PORT}")
+    pool, index = replicas[number]
+    task = {"type": f"workerpool{pool}", "index": index, "trial": ""}
+    spec = {"cluster": cluster, "environment": "cloud", "task": task, "job": "{}"}
+    ranks = {"MASTER_ADDR": hosts[0], "MASTER_PORT": MASTER_PORT, "RANK": str(number), "WORLD_SIZE": str(len(hosts))}
+    prefix = request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/")
+    folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
+    return {
+        "CLOUD_ML_JOB_ID": "0000000000000000000",
+        "CLOUD_ML_PROJECT_ID": str(request.beside["project"]),
+        "CLOUD_ML_REGION": str(request.beside["location"]),
+        "CLUSTER_SPEC": json.dumps(spec),
+        **(ranks if len(hosts) > 1 else {}),
+        **{f"AIP_{name}": f"{prefix}/{folder}/" for name, folder in folders.items()},
+    }
+
+
+def _file(stage: Stage, uri: str) -> Path:
+    return stage.kept / STORAGE / uri.removeprefix("gs://")
+
+
+def _put(stage: Stage, uri: str, data: bytes) -> None:
+    """Put an object into the bucket, as the sending does."""
+    path = _file(stage, uri)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _fill(stage: Stage, fetched: dict[str, Any]) -> None:
+    """Put the inputs that have a place here into the bucket; of the others there is one empty object."""
+    for name, told in fetched.items():
+        target, source = _file(stage, told["uri"]), stage.inputs.get(name)
+        if source is not None and source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        elif source is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        elif not target.exists():
+            target.mkdir(parents=True)
+            (target / "empty").touch()

@@ -1,0 +1,243 @@
+"""A bucket on loopback for a rehearsal: what our nodes ask of Cloud Storage's JSON API and of the metadata server.
+
+Objects are files in a folder, by bucket and key. It knows what entrypoints/googlestorage.py and bucketboot.py ask, and
+answers an unknown question with 501: it is no emulator.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from cloudtrain.backends.vertex.rehearsal import STORAGE
+
+__all__ = ["serving"]
+
+_OBJECTS = "/storage/v1/b/"
+
+
+@contextmanager
+def serving(kept: Path) -> Iterator[str]:
+    """Serve what is kept as buckets, until the context ends; give the address."""
+    root = kept / STORAGE
+    root.mkdir(parents=True, exist_ok=True)
+    store = _Store(root)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("_Bound", (_Handler,), {"store": store}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Unfit(Exception):
+    """The answer is a refusal with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class _Store:
+    """The objects. What they say of themselves is kept in memory; a file that was put there by hand says nothing."""
+
+    root: Path
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)  # bucket/key -> metadata
+    uploads: dict[str, tuple[str, str, dict[str, Any], bytearray]] = field(default_factory=dict)
+
+    def path(self, bucket: str, key: str) -> Path:
+        """Return the object's file. Raises _Unfit for a key that would lead elsewhere."""
+        parts = f"{bucket}/{key}".split("/")
+        if not key or any(part in ("", ".", "..") for part in parts):
+            raise _Unfit(400, f"a rehearsal keeps no object of the name {key!r}")
+        return self.root.joinpath(*parts)
+
+    def item(self, bucket: str, key: str) -> dict[str, Any]:
+        """Return what is known of the object. Raises _Unfit."""
+        path = self.path(bucket, key)
+        if not path.is_file():
+            raise _Unfit(404, f"No such object: {bucket}/{key}")
+        written = path.stat()
+        return {
+            "name": key,
+            "size": str(written.st_size),
+            "md5Hash": base64.b64encode(_md5(path.read_bytes())).decode(),
+            "generation": str(written.st_mtime_ns),
+            "updated": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(written.st_mtime)),
+            "metadata": self.about.get(f"{bucket}/{key}", {}),
+        }
+
+    def items(self, bucket: str, prefix: str) -> list[dict[str, Any]]:
+        """Return the objects whose keys begin so."""
+        base = self.root / bucket
+        keys = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
+        return [self.item(bucket, key) for key in sorted(keys) if key.startswith(prefix)]
+
+    def put(self, bucket: str, told: dict[str, Any], data: bytes, query: dict[str, str]) -> dict[str, Any]:
+        """Write the object, whole; return what is known of it. Raises _Unfit."""
+        path = self.path(bucket, told["name"])
+        if query.get("ifGenerationMatch") == "0" and path.exists():
+            raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
+        if told.get("md5Hash") not in (None, base64.b64encode(_md5(data)).decode()):
+            raise _Unfit(400, "Provided MD5 hash does not match the calculated one.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.root / f".{secrets.token_hex(8)}"
+        partial.write_bytes(data)
+        partial.replace(path)
+        self.about[f"{bucket}/{told['name']}"] = told.get("metadata", {})
+        return self.item(bucket, told["name"])
+
+    def delete(self, bucket: str, key: str, query: dict[str, str]) -> None:
+        """Remove the object. Raises _Unfit."""
+        found = self.item(bucket, key)
+        if query.get("ifGenerationMatch") not in (None, found["generation"]):
+            raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
+        self.path(bucket, key).unlink()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection; `store` is set by the server's own class."""
+
+    protocol_version = "HTTP/1.1"
+    store: _Store
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._delete)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal is the rehearsal's."""
+
+    def _answer(self, act: Any) -> None:
+        try:
+            with self.store.lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                act()
+        except _Unfit as refusal:
+            told = {"error": {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "refused"}]}}
+            self._send(refusal.status, json.dumps(told).encode())
+
+    def _get(self) -> None:
+        url = urlsplit(self.path)
+        if url.path.startswith("/computeMetadata/"):
+            self._metadata(url.path)
+            return
+        bucket, key, query = self._asked()
+        if key is None:
+            found = self.store.items(bucket, query.get("prefix", ""))
+            self._send(200, json.dumps({"items": found}).encode())
+        elif query.get("alt") != "media":
+            self._send(200, json.dumps(self.store.item(bucket, key)).encode())
+        else:
+            self._media(bucket, key, query)
+
+    def _metadata(self, path: str) -> None:
+        if self.headers.get("Metadata-Flavor") != "Google":
+            raise _Unfit(403, "Metadata-Flavor is missing")
+        is_token = path.endswith("/token")
+        told = {"access_token": self.store.token, "expires_in": 3600, "token_type": "Bearer"}
+        data = json.dumps(told).encode() if is_token else b"rehearsal@localhost"
+        self._send(200, data, {"Metadata-Flavor": "Google"})
+
+    def _media(self, bucket: str, key: str, query: dict[str, str]) -> None:
+        about = self.store.item(bucket, key)
+        if query.get("generation") not in (None, about["generation"]):
+            raise _Unfit(404, f"No such object: {bucket}/{key}")
+        data = self.store.path(bucket, key).read_bytes()
+        begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        headers = {
+            "X-Goog-Hash": f"md5={about['md5Hash']}",
+            "X-Goog-Generation": about["generation"],
+            "X-Goog-Stored-Content-Length": about["size"],
+            "Last-Modified": formatdate(usegmt=True),
+        }
+        if "Range" in self.headers:
+            headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+        self._send(206 if "Range" in self.headers else 200, data[begin:], headers)
+
+    def _post(self) -> None:
+        bucket, _, query = self._asked("/upload")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if query.get("uploadType") == "resumable":
+            session = secrets.token_hex(8)
+            self.store.uploads[session] = (bucket, json.dumps(query), json.loads(body), bytearray())
+            host = self.headers["Host"]
+            self._send(200, b"", {"Location": f"http://{host}/upload{_OBJECTS}{bucket}/o?upload_id={session}"})
+            return
+        mark = self.headers["Content-Type"].partition("boundary=")[2].encode()
+        _, about, data = body.split(b"\r\n\r\n", 2)  # as entrypoints/googlestorage.py writes it
+        told = json.loads(about.partition(b"\r\n--" + mark)[0])
+        data = data.rpartition(b"\r\n--" + mark + b"--")[0]
+        self._send(200, json.dumps(self.store.put(bucket, told, data, query)).encode())
+
+    def _put(self) -> None:
+        _, _, query = self._asked("/upload")
+        session = query.get("upload_id", "")
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if session not in self.store.uploads:
+            raise _Unfit(404, "no such upload")
+        bucket, asked, told, there = self.store.uploads[session]
+        span, _, whole = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
+        if span != "*":
+            begin = int(span.partition("-")[0])
+            there[begin:] = data
+        if len(there) == int(whole):
+            del self.store.uploads[session]
+            self._send(200, json.dumps(self.store.put(bucket, told, bytes(there), json.loads(asked))).encode())
+            return
+        self._send(308, b"", {"Range": f"bytes=0-{len(there) - 1}"} if there else {})
+
+    def _delete(self) -> None:
+        bucket, key, query = self._asked()
+        self.store.delete(bucket, key or "", query)
+        self._send(204, b"")
+
+    def _asked(self, before: str = "") -> tuple[str, str | None, dict[str, str]]:
+        """Return bucket, key and query. Raises _Unfit for who has no token, and for what nobody here knows."""
+        url = urlsplit(self.path)
+        if self.headers.get("Authorization") != f"Bearer {self.store.token}":
+            raise _Unfit(401, "Invalid Credentials")
+        if not url.path.startswith(before + _OBJECTS):
+            raise _Unfit(501, f"a rehearsal does not know {self.command} {url.path}")
+        bucket, _, rest = url.path.removeprefix(before + _OBJECTS).partition("/o")
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        return unquote(bucket), unquote(rest[1:]) if rest.startswith("/") else None, query
+
+    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _md5(data: bytes) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()

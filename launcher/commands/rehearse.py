@@ -1,0 +1,131 @@
+"""`cloudtrain rehearse`: the job as it would be sent, run here for a few steps, interrupted and resumed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.options import Overrides, config_options, json_option
+from cloudtrain.launcher.terminal import print_json, print_text, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.rehearsal.rehearsing import Wish
+    from cloudtrain.launcher.rehearsal.verdict import Verdict
+
+__all__ = ["command"]
+
+
+def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        return float(parse_duration(value))
+    except ValueError as error:
+        raise click.BadParameter(f"expected {error}", ctx, param) from None
+
+
+def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    found = {}
+    for value in values:
+        name, mark, path = value.partition("=")
+        if not mark or not Path(path).exists():
+            raise click.BadParameter(f"expected NAME=PATH, a path that is there, not `{value}`", ctx, param)
+        found[name] = Path(path).absolute()
+    return found
+
+
+@click.command("rehearse")
+@config_options
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps to run.")
+@click.option("--preempt-at", type=click.IntRange(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
+@click.option("--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a word, as a lost machine.")
+@click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="At most so many of its nodes.")
+@click.option(
+    "--nproc", type=click.IntRange(min=1), help="At most so many ranks a node. Default: what this machine bears."
+)
+@click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")
+@click.option(
+    "--tolerance", type=float, default=0.0, help="How far a loss may part after the resume, relative. Default: 0."
+)
+@click.option("--timeout", "timeout_s", default="5m", callback=_duration, show_default=True, help="For each start.")
+@click.option("--keep", "keeps", is_flag=True, help="Keep the folder with all logs.")
+@json_option
+def command(
+    overrides: Overrides,
+    steps: int,
+    preempt_at: int | None,
+    kills: bool,
+    nodes: int,
+    nproc: int | None,
+    inputs: dict[str, Path],
+    tolerance: float,
+    timeout_s: float,
+    keeps: bool,
+    as_json: bool,
+) -> int:
+    """Run a job here as its backend would, for a few steps; no network, no account.
+
+    It unpacks the very bundle and starts every node's rendered command in a place of its own, with that platform's
+    environment and folders. --preempt-at interrupts it as the platform does, starts it again and compares the losses
+    with those of a run without interruption. The exit code is 1 where anything is not as it should be.
+    """
+    from cloudtrain.launcher.rehearsal.rehearsing import Wish, require_torch
+
+    if kills and preempt_at is None:
+        raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
+    require_torch()
+    wish = Wish(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
+    names = overrides.backends() if overrides.compares() else (None,)
+    verdicts: list[dict[str, Any]] = []
+    is_right = True
+    for name in names:
+        one = overrides if name is None else replace(overrides, backend=name)
+        try:
+            verdict = _rehearse(one, wish, nodes, nproc)
+        except CloudtrainError as error:
+            if len(names) == 1:
+                raise
+            say(f"{name}: {error}")
+            verdicts.append({"backend": name, "ok": False, "error": {"message": str(error)}})
+            is_right = False
+            continue
+        is_right = is_right and verdict.is_right
+        verdicts.append(verdict.dump())
+        if not as_json:
+            print_text(verdict.lines())
+    if as_json:
+        print_json(verdicts[0] if len(names) == 1 else {"ok": is_right, "backends": verdicts})
+    return 0 if is_right else 1
+
+
+def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -> Verdict:
+    """Prepare the job as a submit does, then as much of it as this machine bears, and rehearse that."""
+    from cloudtrain.launcher.home import home
+    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.rehearsal import proofs, rehearsing, scale
+
+    folder = home()
+    config = overrides.load()
+    with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
+        whole = prepare(config, overrides.file, own / "bundles", dry=False)
+        chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())
+        shown = replace(overrides, settings=(*overrides.settings, *chosen.settings))
+        prepared = prepare(shown.load(), overrides.file, own / "bundles", dry=False, shipped=whole.bundle)
+        unset = [name for name in config.secrets if name not in os.environ]
+        secrets = {name: os.environ[name] for name in config.secrets if name in os.environ}
+        verdict = rehearsing.rehearse(prepared, chosen, wish, secrets, say, own)
+        if unset:
+            verdict.not_checked.append(f"the secrets {', '.join(unset)}: not set here")
+        if wish.keeps or not verdict.is_right:
+            (own / rehearsing.KEPT).touch()
+            verdict.folder = str(own)
+    if verdict.is_proven:
+        from cloudtrain.launcher.database import Database
+
+        proofs.store(Database(folder), config.backend, whole.bundle.sha256, config, {"words": verdict.words})
+    return verdict

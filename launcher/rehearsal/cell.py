@@ -1,0 +1,259 @@
+"""Runs one command in namespaces of its own, as a machine would: `python -I -m ...rehearsal.cell`, its order on stdin.
+
+It forks once. The outer half stays with the caller, passes SIGTERM on and ends with the command's exit code; the inner
+half sees its own mounts, host name and processes, and becomes the command, process 1, as in a container. Both die with
+whoever started them, and with process 1 dies everything in its namespace. `sandbox.py` writes the order.
+
+The stand-ins of the tests (tests/doubles) have a sandbox of their own: what stands in for a cloud in the tests must not
+share the code that stands in for it here, or each would agree with the other's mistakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ["NOT_STARTED", "main"]
+
+NOT_STARTED = 127  # as a shell says of a command that is not there
+
+# linux/sched.h, linux/mount.h, linux/prctl.h
+_NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+_BIND, _REC, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
+_MOVE, _UNBINDABLE = 0x2000, 0x20000
+_PDEATHSIG, _SUBREAPER = 1, 36
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    """Run what standard input says; return its exit code, 128 + the signal for one that was killed."""
+    order = json.load(sys.stdin)
+    if order["mode"] == "none":
+        return _run_without_namespaces(order)
+    _die_with(order["parent"], signal.SIGKILL)
+    ids = os.getuid(), os.getgid()
+    is_user = order["mode"] == "user"
+    _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | (_NEWUSER if is_user else 0))
+    if is_user:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # kept until the command is there to have it
+    alive, started = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(alive[1])
+        os.close(started[0])
+        _become(order, alive[0])
+    os.close(started[1])
+    os.read(started[0], 1)  # ends when the command's exec closes it
+    _pass_on_sigterm(child)
+    return _code(os.waitpid(child, 0)[1])
+
+
+def _become(order: dict[str, Any], alive: int) -> None:
+    """Set the namespaces up and become the command; never returns."""
+    code = NOT_STARTED
+    try:
+        _call("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if select.select([alive], [], [], 0)[0]:  # the outer half is gone already, before it could be noticed
+            os._exit(NOT_STARTED)
+        _mount_all(order)
+        name = order["hostname"].encode()
+        _call("sethostname", name, len(name))
+        os.setsid()
+        if order["detaches"]:
+            code = _hold(order)
+        else:
+            _exec(order)
+    except BaseException as error:
+        print(f"cannot start {order['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def _hold(order: dict[str, Any]) -> int:
+    """Run the command, and stay until nothing is left of what it has started; return its exit code."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    first = _fork(order)
+    found = 0
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while True:
+            pid, status = os.wait()
+            found = _code(status) if pid == first else found
+    return found
+
+
+def _fork(order: dict[str, Any]) -> int:
+    """Start the command as a child; return its pid."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            _exec(order)
+        except BaseException as error:
+            print(f"cannot start {order['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(NOT_STARTED)
+    return child
+
+
+def _exec(order: dict[str, Any]) -> None:
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # Python's own wish
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    os.dup2(_input(order["stdin"]), 0)
+    os.chdir(order["cwd"])
+    os.execvpe(order["argv"][0], order["argv"], order["env"])
+
+
+def _input(text: str | None) -> int:
+    """Return what the command reads: a file in memory, for a pipe would need somebody to write to it."""
+    if text is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    found = os.memfd_create("stdin")
+    os.write(found, text.encode())
+    os.lseek(found, 0, os.SEEK_SET)
+    return found
+
+
+def _mount_all(order: dict[str, Any]) -> None:
+    """Make the places that the order names, /dev/shm, and a fresh /proc for the new process numbers."""
+    _mount(None, "/", None, _REC | _PRIVATE)
+    opened = [(os.open(source, os.O_PATH), target) for source, target in order["binds"]]  # before they are covered
+    for folder in order["rebuilt"]:
+        if folder == "/":
+            _rebuild_root(order["new_root"])
+        else:
+            _rebuild(folder)
+    for fd, target in opened:
+        _bind(fd, target)
+    _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV)
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+
+
+def _rebuild(folder: str) -> None:
+    """Put a folder in memory over this one with the same things in it, so that more can be added for us alone."""
+    entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
+    links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
+    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    for name, fd in entries:
+        if name in links:
+            Path(folder, name).symlink_to(links[name])
+        else:
+            _bind(fd, f"{folder}/{name}")
+        os.close(fd)
+
+
+def _rebuild_root(place: str) -> None:
+    """Do as `_rebuild` does with the root itself, in a folder that becomes it."""
+    _mount("tmpfs", place, "tmpfs", _NOSUID, "mode=755")
+    _mount(None, place, None, _UNBINDABLE)  # it must not be found again below itself
+    for entry in os.scandir("/"):
+        if entry.is_symlink():
+            Path(place, entry.name).symlink_to(Path(entry.path).readlink())
+            continue
+        fd = os.open(entry.path, os.O_PATH)
+        _bind(fd, f"{place}/{entry.name}")
+        os.close(fd)
+    os.chdir(place)
+    _mount(place, "/", None, _MOVE)
+    os.chroot(".")
+    os.chdir("/")
+
+
+def _bind(fd: int, target: str) -> None:
+    """Mount what is open as fd at target, which is made where it is missing."""
+    path = Path(target)
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        path.mkdir(parents=True, exist_ok=True)
+    elif not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    _mount(f"/proc/self/fd/{fd}", target, None, _BIND | _REC)
+
+
+def _run_without_namespaces(order: dict[str, Any]) -> int:
+    """Run the command as a plain child; when told to die, or at its end, kill whatever it has started."""
+    _die_with(order["parent"], signal.SIGUSR1)
+    _call("prctl", _SUBREAPER, 1, 0, 0, 0)
+
+    def die(signum: int, frame: FrameType | None) -> None:
+        _kill_descendants()
+        os._exit(128 + signal.SIGKILL)
+
+    signal.signal(signal.SIGUSR1, die)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    child = _fork(order)
+    _pass_on_sigterm(child)
+    code = _code(os.waitpid(child, 0)[1])
+    if order["detaches"]:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
+    _kill_descendants()
+    return code
+
+
+def _kill_descendants() -> None:
+    """Kill every process below this one, orphans too, for which it is the subreaper."""
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for pid in children:
+            _signal(int(pid), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        time.sleep(0.005)
+
+
+def _pass_on_sigterm(child: int) -> None:
+    signal.signal(signal.SIGTERM, lambda signum, frame: _signal(child, signum))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _signal(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _die_with(parent: int, signum: int) -> None:
+    _call("prctl", _PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the caller is gone")
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind, data)]
+    _call("mount", *words[:3], ctypes.c_ulong(flags), words[3])
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Make the system call, its failure an OSError that names it."""
+    if getattr(_LIBC, name)(*arguments) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name} {_shown(arguments)}: {os.strerror(error)}")
+
+
+def _shown(arguments: Sequence[Any]) -> str:
+    return " ".join(each.decode() for each in arguments if isinstance(each, bytes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""What is said of each start of a rehearsal: as it should be, or what is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints.places import has_checkpoint
+from cloudtrain.launcher.backend import Rehearsal
+from cloudtrain.launcher.rehearsal.starts import Ended
+from cloudtrain.launcher.rehearsal.verdict import Verdict
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.rehearsal.rehearsing import Wish
+
+__all__ = ["compared", "interrupted", "ran", "resumed"]
+
+ROUNDING = 1e-3  # with more than two ranks the order of a sum is not fixed (docs/training.md), relative to the loss
+
+
+def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_task: bool) -> bool:
+    """Judge a start without interruption: a task leaves as if done, a script was asked to stop."""
+    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
+        return False
+    last = ended.account.last_step
+    verdict.words = f"{len(ended.account.steps)} steps on {ranks} ranks" if last else f"{ranks} ranks"
+    if is_task or ended.left_s is None:
+        return _done(verdict, laid_out, ended)
+    return _left(verdict, laid_out, ended)
+
+
+def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, wish: Wish, *, is_task: bool) -> bool:
+    """Judge the start that was interrupted: it began, came that far, saved, and left in time."""
+    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
+        return False
+    if ended.left_s is None:
+        words = f"the job was over before it could be interrupted at step {wish.preempt_at}"
+        return _wrong(verdict, ended, "interrupted", f"{words}: choose an earlier one")
+    if ended.is_killed:
+        verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a word")
+    elif not _left(verdict, laid_out, ended):
+        return False
+    if not has_checkpoint(laid_out.checkpoints):
+        hint = "; checkpoint.every_steps says how often" if ended.is_killed and is_task else ""
+        words = f"nothing was saved by step {ended.account.last_step or 0}{hint}"
+        if not is_task and not ended.is_killed:
+            words = "the script has saved nothing into CLOUDTRAIN_CHECKPOINT_DIR when it was told to stop (SIGTERM)"
+        return _wrong(verdict, ended, "saved", words)
+    verdict.saved_step = _saved_step(ended)
+    at = "" if verdict.saved_step is None else f" at step {verdict.saved_step}"
+    return verdict.found("saved", f"saved{at}")
+
+
+def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, *, is_task: bool) -> bool:
+    """Judge the start that goes on."""
+    begins = min(second.account.steps, default=None)
+    if second.is_late:
+        return _wrong(verdict, second, "resumed", "started again, it came no further in time")
+    if second.state == "failed" and (second.left_s is None or begins is None):
+        return _wrong(verdict, second, "resumed", "started again, it fails")
+    if is_task:
+        began = second.account.first("start") or {}
+        verdict.resumed_step = began.get("resumed_from")
+        if verdict.resumed_step is None:
+            return _wrong(verdict, second, "resumed", "started again, it began anew at step 0")
+    elif begins is None:
+        words = "whether it goes on cannot be seen: the script tells no steps (docs/rehearse.md: event lines)"
+        return _wrong(verdict, second, "resumed", words)
+    elif begins <= min(first.account.steps):
+        return _wrong(verdict, second, "resumed", f"started again, the script began anew at step {begins}")
+    else:
+        verdict.resumed_step = begins - 1
+        verdict.saved_step = verdict.saved_step or verdict.resumed_step
+    verdict.found("resumed", f"started again, it goes on from step {verdict.resumed_step}")
+    return _done(verdict, laid_out, second) if is_task else True
+
+
+def compared(
+    verdict: Verdict,
+    first: Ended,
+    second: Ended,
+    whole: Ended,
+    tolerance: float,
+    *,
+    is_exact: bool,
+    is_task: bool,
+) -> bool:
+    """Judge the losses after the resume by those of a run without one.
+
+    A script is held to the bits of its own: where two runs of it differ before the interruption, nothing can be said.
+    """
+    before = _apart(first, whole)
+    after = _apart(second, whole)
+    if not after:
+        words = "the script tells no losses: that it goes on is shown by its steps alone"
+        if is_task:
+            return _wrong(verdict, whole, "losses", "the run without interruption did not come as far")
+        verdict.not_checked.append(words)
+        verdict.words = _proof(verdict, "")
+        return verdict.found("losses", words)
+    allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
+    if not is_task and max(before.values(), default=1.0) > allowed:
+        words = "losses cannot be compared: two runs of the script differ before the interruption, too"
+        verdict.words = _proof(verdict, "")
+        return verdict.found("losses", words)
+    step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
+    if worst > allowed:
+        pair = f"{second.account.steps[step]:.7g} and not {whole.account.steps[step]:.7g}"
+        words = f"the losses go another way after the resume: at step {step} {pair}"
+        hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved?"
+        return _wrong(verdict, second, "losses", f"{words}; {hint}")
+    how = "equal bit for bit" if not allowed else f"equal to {max(after.values()):.1g} of {allowed:g}"
+    words = f"losses of steps {min(after)} to {max(after)} {how}"
+    verdict.words = _proof(verdict, f", {words}")
+    return verdict.found("losses", f"{words} to a run without interruption")
+
+
+def _apart(one: Ended, other: Ended) -> dict[int, float]:
+    """Return by step how far the losses of two runs are apart, relative to their size."""
+    found = {}
+    for step, loss in one.account.steps.items():
+        theirs = other.account.steps.get(step)
+        if loss is not None and theirs is not None:
+            found[step] = 0.0 if loss == theirs else abs(loss - theirs) / max(abs(loss), abs(theirs), 1e-12)
+            found[step] = math.inf if math.isnan(found[step]) else found[step]
+    return found
+
+
+def _proof(verdict: Verdict, losses: str) -> str:
+    took = "" if verdict.left_s is None else f", left in {verdict.left_s:.1f} s of {verdict.grace_s:.0f}"
+    return f"saved at step {verdict.saved_step}{took}, resumed at {verdict.resumed_step}{losses}"
+
+
+def _started(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int) -> bool:
+    missing = sorted(set(range(ranks)) - ended.account.ranks)
+    nodes = sum(len(node.agents) for node in laid_out.nodes)
+    if missing:
+        late = "in time " if ended.is_late else ""
+        few = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
+        return _wrong(verdict, ended, "started", f"{few} of {ranks} did not start {late}by the rendered command")
+    words = f"bundle unpacked, {nodes} nodes x {ranks // nodes} ranks started by the rendered command, and met"
+    return verdict.found("started", words)
+
+
+def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
+    steps = ended.account.steps
+    if ended.account.odd_steps:
+        return _wrong(verdict, ended, "steps", f"the loss is not finite at step {ended.account.odd_steps[0]}")
+    if ended.state == "failed" and ended.left_s is None:
+        done = f"after step {max(steps)}" if steps else "before its first step"
+        return _wrong(verdict, ended, "steps", f"it failed {done}")
+    if ended.is_late and ended.left_s is None:
+        return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
+    if not steps and is_task:
+        return _wrong(verdict, ended, "steps", "it came to no step")
+    if not steps:
+        return verdict.found("steps", "it runs; of its steps it tells nothing")
+    losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
+    return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
+
+
+def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
+    """Judge how it left when it was told to."""
+    verdict.left_s, verdict.grace_s = ended.left_s, laid_out.grace_s
+    if ended.is_late:
+        words = f"told to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
+        return _wrong(verdict, ended, "interrupted", words)
+    if ended.state == "failed":
+        return _wrong(verdict, ended, "interrupted", "told to stop, it failed in place of leaving")
+    wanted = laid_out.codes.get("interrupted")
+    shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
+    words = f"told to stop ({laid_out.notice}), it left in {ended.left_s:.1f} s{shown}"
+    if wanted is not None and ended.state == "stopped" and any(code != wanted for code in ended.codes):
+        return _wrong(verdict, ended, "interrupted", f"{words}, where the platform needs {wanted}")
+    return verdict.found("interrupted", words)
+
+
+def _done(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
+    wanted = laid_out.codes.get("done")
+    shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
+    if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
+        return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'nobody knows what'}{shown}")
+    return verdict.found("ended", f"ended as done{shown}")
+
+
+def _saved_step(ended: Ended) -> int | None:
+    """Return the step of the newest checkpoint that the trainer told of; None of a script."""
+    told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt")]
+    steps = [event["step"] for event in told if isinstance(event.get("step"), int)]
+    return max(steps, default=None)
+
+
+def _wrong(verdict: Verdict, ended: Ended, name: str, words: str) -> bool:
+    error = (ended.verdict or {}).get("error")
+    verdict.failure = error if isinstance(error, dict) else None
+    verdict.tail = ended.tail
+    return verdict.found(name, words, is_right=False)

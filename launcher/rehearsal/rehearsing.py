@@ -1,0 +1,239 @@
+"""The rehearsal of a job: it is started, interrupted, started again and compared, and each step is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from cloudtrain.entrypoints.rehearsal import VARIABLE
+from cloudtrain.launcher.backend import Rehearsal, Rehearsed, Stage, Stored
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
+from cloudtrain.launcher.rehearsal.lines import Account
+from cloudtrain.launcher.rehearsal.verdict import Verdict
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.prepare import Prepared
+
+__all__ = ["KEPT", "Wish", "place", "rehearse", "require_torch"]
+
+QUIET_S = 10.0  # a script that tells no steps is interrupted so long after its ranks have started
+PLACE, KEPT = "rehearsals", "kept-for-you"  # below the home; the mark of one that stays
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for. `inputs` have a place here; `tolerance` is how far losses may part, relative to each other."""
+
+    steps: int = 5
+    preempt_at: int | None = None
+    kills: bool = False
+    timeout_s: float = 300.0
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    tolerance: float = 0.0
+    keeps: bool = False
+
+
+@dataclass
+class _Work:
+    """What the starts of one rehearsal share."""
+
+    prepared: Prepared
+    scale: scale.Scale
+    wish: Wish
+    folder: Path
+    addresses: tuple[str, ...]
+    secrets: Mapping[str, str]
+    services: ExitStack
+    verdict: Verdict
+    say: Callable[[str], None]
+    laid_out: Rehearsal | None = None
+    _urls: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def is_task(self) -> bool:
+        return self.prepared.config.task is not None
+
+    def laid(self) -> Rehearsal:
+        """Return how the latest start was laid out."""
+        assert self.laid_out is not None
+        return self.laid_out
+
+    def service(self, kept: Path) -> str:
+        """Return the address of what stands in for the platform's storage over this folder."""
+        if kept not in self._urls:
+            make = getattr(self.prepared.backend, "rehearsal_service", None)
+            opened: AbstractContextManager[str]
+            opened = nullcontext("") if make is None else cast("Stored", self.prepared.backend).rehearsal_service(kept)
+            self._urls[kept] = self.services.enter_context(opened)
+        return self._urls[kept]
+
+
+def require_torch() -> None:
+    """Raise ConfigError where this Python cannot train."""
+    if find_spec("torch") is None:
+        raise ConfigError("a rehearsal trains here, and torch is not installed", hint="pip install 'cloudtrain[local]'")
+
+
+def rehearse(
+    prepared: Prepared,
+    chosen: scale.Scale,
+    wish: Wish,
+    secrets: Mapping[str, str],
+    say: Callable[[str], None],
+    folder: Path,
+) -> Verdict:
+    """Rehearse what was prepared, at that scale, below the folder. Raises ConfigError, UsageError."""
+    backend = prepared.config.backend
+    if not hasattr(prepared.backend, "rehearsal"):
+        raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
+    verdict = Verdict(backend, prepared.bundle.sha256, is_asked_to_prove=wish.preempt_at is not None)
+    begun_s = time.monotonic()
+    addresses, lock = sandbox.addresses(chosen.nodes)
+    with ExitStack() as services, lock:
+        work = _Work(prepared, chosen, wish, folder, addresses, secrets, services, verdict, say)
+        _acts(work)
+    verdict.seconds = time.monotonic() - begun_s
+    verdict.not_checked = _not_checked(work)
+    if not verdict.is_right:
+        verdict.folder = str(folder)
+    return verdict
+
+
+def _acts(work: _Work) -> None:
+    """Start, interrupt, start again, compare; the first thing that is wrong ends it."""
+    wish, verdict = work.wish, work.verdict
+    kept = work.folder / "kept"
+    if wish.preempt_at is None:
+        work.say(f"{work.prepared.config.backend}: {wish.steps} steps")
+        ended = _start(work, "start", kept, 1, leave_at=wish.steps)
+        judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
+        return
+    work.say(f"{work.prepared.config.backend}: to step {wish.preempt_at}, where it is interrupted")
+    first = _start(work, "first", kept, 1, hold_at=wish.preempt_at)
+    if not judging.interrupted(verdict, work.laid(), first, work.scale.ranks, wish, is_task=work.is_task):
+        return
+    assert verdict.saved_step is not None or not work.is_task
+    last = (verdict.saved_step or first.account.last_step or 0) + wish.steps
+    work.say(f"{work.prepared.config.backend}: again, from what was saved")
+    second = _start(work, "second", kept, 2, leave_at=last)
+    if not judging.resumed(verdict, work.laid(), first, second, is_task=work.is_task):
+        return
+    work.say(f"{work.prepared.config.backend}: once more without the interruption, to compare the losses")
+    last = min(last, second.account.last_step or last)
+    whole = _start(work, "whole", work.folder / "kept-whole", 1, leave_at=last)
+    is_exact = work.scale.ranks <= 2 or work.prepared.config.training.reproducible == "strict"
+    judging.compared(verdict, first, second, whole, wish.tolerance, is_exact=is_exact, is_task=work.is_task)
+
+
+def _start(
+    work: _Work, name: str, kept: Path, number: int, *, hold_at: int | None = None, leave_at: int | None = None
+) -> starts.Ended:
+    """Make one start: of a task to its own end, of a script until enough steps were seen."""
+    wish, prepared = work.wish, work.prepared
+    folder = work.folder / name
+    for each in (folder, kept):
+        each.mkdir(parents=True, exist_ok=True)
+    request = prepared.request
+    if number > 1 and work.laid_out is not None and work.laid_out.sends_again:
+        job = request.name.rpartition("-")[0]
+        request = prepared.backend.request(prepared.plan, prepared.config, job, number, prepared.bundle.sha256)
+    variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
+    variables[VARIABLE] = json.dumps({"hold_at": hold_at, "leave_at": leave_at})
+    stage = Stage(
+        bundle=prepared.bundle,
+        folder=folder,
+        kept=kept,
+        number=number,
+        addresses=work.addresses,
+        inputs=wish.inputs,
+        gpus=work.scale.gpus,
+        service=work.service(kept),
+        has_own_places=sandbox.mode() != "none",
+        base=prepared.config_file.parent.absolute(),
+        variables=variables,
+        secrets=work.secrets,
+    )
+    work.laid_out = cast("Rehearsed", prepared.backend).rehearsal(request, stage)
+    until = _until(work, hold_at, leave_at)
+    hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
+    is_last = hold_at is None and wish.preempt_at is not None  # then it need not save once more
+    at_once = wish.kills if hold_at is not None else is_last
+    return starts.run(work.laid_out, folder, until=until, at_once=at_once, timeout_s=wish.timeout_s, hidden=hidden)
+
+
+def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[Account, float], bool]:
+    """Return what says, of the account and the seconds since the first rank, that it is time to interrupt."""
+    last = hold_at if hold_at is not None else leave_at
+    assert last is not None
+    if work.is_task:
+        periodic = work.wish.kills
+
+        def is_held(account: Account, seconds: float) -> bool:
+            has_come = hold_at is not None and (account.last_step or 0) >= last
+            # What a kill leaves is what has become durable by then: a save that is under way is given its moment.
+            return has_come and (not periodic or account.is_settled())
+
+        return is_held
+
+    def has_seen(account: Account, seconds: float) -> bool:
+        return (account.last_step or 0) >= last or (not account.steps and seconds > QUIET_S)
+
+    return has_seen
+
+
+def _not_checked(work: _Work) -> list[str]:
+    """Return what this rehearsal says nothing about, the most telling first."""
+    config, chosen = work.prepared.config, work.scale
+    laid_out = work.laid()
+    missing = [name for name in config.inputs if name not in work.wish.inputs and "://" in config.inputs[name]]
+    has_gpus = any(chosen.gpus)
+    own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
+    return [
+        *chosen.words,
+        *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
+        *([f"the inputs {', '.join(missing)}: empty folders here (--input NAME=PATH gives one)"] if missing else []),
+        *own,
+        *laid_out.replaced,
+        "quotas, permissions, the network between nodes",
+    ]
+
+
+@contextmanager
+def place(home: Path, *, keeps: bool) -> Iterator[Path]:
+    """Make the rehearsal's own folder below the home; it is removed at the end, with what dead ones have left.
+
+    It stays where `keeps`, or where a file KEPT says so.
+    """
+    above = home / PLACE
+    above.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _sweep(above)
+    folder = Path(tempfile.mkdtemp(dir=above))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if keeps:
+            (folder / KEPT).touch()
+        try:
+            yield folder
+        finally:
+            if not (folder / KEPT).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(above: Path) -> None:
+    """Remove the folders whose rehearsals are dead."""
+    for folder in above.iterdir():
+        with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (folder / KEPT).exists():
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""How much of a job this machine rehearses: fewer nodes and ranks, with every micro-batch as large as planned."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints.processes import cores
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["Scale", "choose", "gpus_here"]
+
+DEVICES = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The nodes and the ranks of each that are rehearsed; `settings` make them of the config; `words` say what differs.
+
+    `gpus` are each node's, by CUDA's numbers; none where the CPU trains.
+    """
+
+    nodes: int
+    nproc: int
+    gpus: tuple[tuple[str, ...], ...]
+    settings: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Return how many there are."""
+        return self.nodes * self.nproc
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads of the CPU each rank may use."""
+        return max(1, cores() // self.ranks)
+
+
+def gpus_here() -> list[str]:
+    """Return the GPUs that this process may use, by CUDA's numbers."""
+    count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir(DEVICES))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not count:
+        return [str(number) for number in range(count)]
+    return [each.strip() for each in itertools.takewhile(lambda one: one.strip() != "-1", chosen.split(",")) if each]
+
+
+def choose(config: Config, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:
+    """Return as much of the plan as this machine bears.
+
+    With GPUs a rank has one of its own; without, two ranks show what several do. A task's micro-batches are shared
+    evenly, so only some numbers of ranks can be.
+    """
+    nodes_most = min(plan.instances, most_nodes)
+    has_gpus = len(gpus) >= nodes_most
+    bears = len(gpus) // nodes_most if has_gpus else (1 if nodes_most > 1 else 2)
+    nproc_most = min(plan.nproc_per_node, bears if most_nproc is None else most_nproc)
+    if most_nproc is not None and nproc_most * nodes_most > len(gpus):
+        has_gpus = False
+    nodes, nproc = _fitting(plan, nodes_most, nproc_most)
+    each = len(gpus) // nodes if has_gpus else 0
+    shares = tuple(tuple(gpus[number * each : number * each + each][:nproc]) for number in range(nodes))
+    settings, words = [], []
+    if nodes < plan.instances or nproc < plan.nproc_per_node:
+        words.append(f"{nodes} of {plan.instances} nodes x {nproc} of {plan.nproc_per_node} ranks")
+        settings += [f"resources.instances={nodes}", f"distributed.nproc_per_node={nproc}"]
+        if (config.resources.min_instances or 1) > nodes:
+            settings.append(f"resources.min_instances={nodes}")
+        if plan.batch is not None:
+            settings.append(f"training.micro_batch_size={plan.batch.micro_size}")
+            steps = plan.batch.global_size // (plan.batch.micro_size * nodes * nproc)
+            words.append(f"{steps} micro-batches of {plan.batch.micro_size} a rank and step, not {_planned(plan)}")
+            shard = config.training.shard_size
+            if shard is not None and nodes * nproc % shard:
+                settings.append(f"training.shard_size={nproc}")
+                words.append(f"shards over {nproc} ranks, not {shard}")
+    if not has_gpus and plan.gpus_per_instance:
+        words.append("on the CPU, over gloo")
+    return Scale(nodes, nproc, shares, tuple(settings), tuple(words))
+
+
+def _planned(plan: Plan) -> int:
+    return plan.batch.accumulation if plan.batch is not None else 1
+
+
+def _fitting(plan: Plan, nodes_most: int, nproc_most: int) -> tuple[int, int]:
+    """Return the largest numbers of nodes and ranks whose ranks have as many micro-batches each."""
+    if plan.batch is None:
+        return nodes_most, nproc_most
+    micro_batches = plan.batch.global_size // plan.batch.micro_size
+    tried = itertools.product(range(nodes_most, 0, -1), range(nproc_most, 0, -1))
+    return next((nodes, nproc) for nodes, nproc in tried if micro_batches % (nodes * nproc) == 0)

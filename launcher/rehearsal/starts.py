@@ -1,0 +1,173 @@
+"""One start of a rehearsed job: every node's rendered command in a cell of its own, watched, interrupted, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import durable, nodefolder
+from cloudtrain.entrypoints.places import EXIT
+from cloudtrain.launcher.backend import NodeRun, Rehearsal
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.rehearsal import sandbox
+from cloudtrain.launcher.rehearsal.lines import Account
+
+__all__ = ["Ended", "run"]
+
+LOOK_S = 0.02
+ANSWER_S = 30.0
+END_S = 30.0  # after SIGKILL, or beyond the platform's grace, which an agent's own last steps may take
+TAIL_LINES = 12
+
+
+@dataclass
+class Ended:
+    """How a start went. `codes` are the cells', by node; `verdicts` what each node's agent has written at its end.
+
+    `left_s`: from the interruption to the end of the last node, None where there was none. `is_late`: the time given
+    was up before it had ended, or come as far as it should. `seconds` count from its begin.
+    """
+
+    account: Account
+    codes: list[int] = field(default_factory=list)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    left_s: float | None = None
+    is_killed: bool = False
+    is_late: bool = False
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """Return node 0's account of the end, or any other's."""
+        return self.verdicts[0] if self.verdicts else None
+
+    @property
+    def state(self) -> str | None:
+        """Return succeeded, stopped or failed; None where no agent has said."""
+        return None if self.verdict is None else str(self.verdict["state"])
+
+
+def run(
+    laid_out: Rehearsal,
+    folder: Path,
+    *,
+    until: Callable[[Account, float], bool],
+    at_once: bool,
+    timeout_s: float,
+    hidden: Path,
+) -> Ended:
+    """Start all nodes; when `until` says so, given the account and the seconds since the first rank, interrupt them.
+
+    `at_once` kills in place of it. Returns when nothing runs any more; `until` that never comes true lets the job run
+    to its own end. A job that takes longer than `timeout_s` is killed.
+    """
+    agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
+    found = Ended(Account(agents))
+    for node in laid_out.nodes:
+        for own, kept in node.copied:
+            _copy(kept, own)
+    begun_s, ranks_s, interrupted_s = time.monotonic(), None, None
+    running: list[sandbox.Running] = []
+    try:
+        for number, node in enumerate(laid_out.nodes):
+            running.append(_start(node, folder / f"cell-{number}", hidden, running))
+        while any(one.code is None for one in running):
+            time.sleep(LOOK_S)
+            now_s = time.monotonic()
+            found.account.look()
+            if ranks_s is None and found.account.ranks:
+                ranks_s = now_s
+            if interrupted_s is None and now_s - begun_s > timeout_s:
+                found.is_late = True
+                break
+            if interrupted_s is not None and now_s - interrupted_s > laid_out.grace_s:
+                found.is_late = True
+                break
+            if interrupted_s is None and ranks_s is not None and until(found.account, now_s - ranks_s):
+                interrupted_s, found.is_killed = now_s, at_once
+                if at_once:
+                    break
+                _interrupt(laid_out.nodes, running)
+    finally:
+        for one in running:
+            if one.code is None:
+                one.kill()
+        for one in running:
+            one.process.wait(END_S)
+    found.seconds = time.monotonic() - begun_s
+    found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
+    found.account.look()
+    found.codes = [one.code or 0 for one in running]
+    found.verdicts = [told for agent in agents if (told := durable.read_json(agent / EXIT)) is not None]
+    found.tail = _tail(found, agents, running)
+    for node in laid_out.nodes:
+        for own, kept in node.copied:
+            _copy(own, kept)
+    return found
+
+
+def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Running]) -> sandbox.Running:
+    return sandbox.start(
+        sandbox.Cell(
+            argv=node.argv,
+            env=node.env,
+            folder=folder,
+            hostname=node.hostname,
+            places=node.places,
+            names=node.names,
+            # The job's own code is there by its bundle alone: a file that was left out is missed here as it would be.
+            hidden=[] if node.detaches else [hidden],
+            cwd=node.cwd,
+            stdin=node.stdin(_answer(before[0])) if callable(node.stdin) else node.stdin,
+            detaches=node.detaches,
+        )
+    )
+
+
+def _answer(first: sandbox.Running) -> str:
+    """Return the first machine's answer, one line. Raises ConfigError where there is none."""
+    until_s = time.monotonic() + ANSWER_S
+    while True:
+        is_over = first.code is not None
+        line, whole, _ = first.output.read_text(errors="replace").partition("\n")
+        if whole and line.startswith("{"):
+            return line
+        if is_over or line or time.monotonic() > until_s:
+            raise ConfigError(f"the first node did not start: {line or 'it says nothing'}", where=str(first.output))
+        time.sleep(LOOK_S)
+
+
+def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:
+    """Tell every node, as the platform does; agents of ours by the word that a stop leaves them."""
+    for node, one in zip(nodes, running, strict=True):
+        if not node.detaches:
+            one.terminate()
+        for agent in node.agents if node.detaches else ():
+            nodefolder.ask_to_stop(agent, "user")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Carry over what is new, as the platform does: nothing is removed by it."""
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+
+
+def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
+    """Return the last lines of the rank that failed, or of the first node where none did."""
+    error = (found.verdict or {}).get("error") or {}
+    paths = [agent / "log" / f"rank-{error['rank']}.log" for agent in agents if error.get("rank") is not None]
+    paths += [agent / "log" / name for agent in agents for name in ("boot.log", "agent.txt")]
+    paths += [one.output for one in running]
+    for path in paths:
+        with contextlib.suppress(OSError):
+            lines = path.read_text(errors="replace").rstrip().splitlines()
+            if lines:
+                return lines[-TAIL_LINES:]
+    return []

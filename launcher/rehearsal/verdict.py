@@ -1,0 +1,100 @@
+"""What a rehearsal has shown, and what it has not: a verdict for people on one screen, and for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Finding", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at, by its name in JSON, and how it was found."""
+
+    name: str
+    is_right: bool
+    words: str
+
+
+@dataclass
+class Verdict:
+    """One backend's. `is_asked_to_prove`: the job was to be interrupted; `failure` is the first failing rank's account.
+
+    `saved_step`, `resumed_step`: where it was interrupted and went on; `left_s` of `grace_s` seconds the nodes took.
+    """
+
+    backend: str
+    bundle_sha256: str = ""
+    is_asked_to_prove: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    saved_step: int | None = None
+    resumed_step: int | None = None
+    left_s: float | None = None
+    grace_s: float | None = None
+    words: str = ""  # of the proof
+    failure: dict[str, Any] | None = None
+    tail: list[str] = field(default_factory=list)
+    folder: str | None = None
+    seconds: float = 0.0
+
+    def found(self, name: str, words: str, *, is_right: bool = True) -> bool:
+        """Note a finding; return whether it is right."""
+        self.findings.append(Finding(name, is_right, words))
+        return is_right
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all that was looked at is as it should be."""
+        return bool(self.findings) and all(finding.is_right for finding in self.findings)
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it has shown that an interrupted job goes on."""
+        return self.is_asked_to_prove and self.is_right
+
+    def dump(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            "backend": self.backend,
+            "ok": self.is_right,
+            "proven": self.is_proven if self.is_asked_to_prove else None,
+            "verdict": self.headline(),
+            "bundle_sha256": self.bundle_sha256,
+            "saved_step": self.saved_step,
+            "resumed_step": self.resumed_step,
+            "left_s": self.left_s,
+            "grace_s": self.grace_s,
+            "seconds": self.seconds,
+            "checked": [{"name": one.name, "ok": one.is_right, "found": one.words} for one in self.findings],
+            "not_checked": self.not_checked,
+            "error": self.failure,
+            "folder": self.folder,
+        }
+
+    def headline(self) -> str:
+        """Return the verdict in one line."""
+        if self.is_right:
+            return f"proven: {self.words}" if self.is_asked_to_prove else f"it runs: {self.words}"
+        wrong = next((finding.words for finding in self.findings if not finding.is_right), "nothing was found out")
+        return f"{'not proven' if self.is_asked_to_prove else 'it does not run'}: {wrong}"
+
+    def lines(self) -> list[str]:
+        """Return it for people: what was checked, what was not, and the verdict last, where the eye is."""
+        shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s"]
+        shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
+        shown += [f"not checked: {'; '.join(self.not_checked)}"] if self.not_checked else []
+        shown += self._cause()
+        return [*shown, self.headline()]
+
+    def _cause(self) -> list[str]:
+        if self.is_right:
+            return []
+        shown = []
+        if self.failure is not None:
+            rank = self.failure.get("rank")
+            kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
+            shown.append(f"{'node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}")
+        shown += [f"  | {line}" for line in self.tail]
+        return [*shown, *([f"all of it is in {self.folder}"] if self.folder else [])]
