@@ -9,7 +9,8 @@
     ├── UnreachableError       7   the backend does not answer: says nothing about the job
     └── NoSuchJobError         8
 
-The number is the exit code of a command that ends with the error.
+The number is the exit code of a command that ends with the error. A command that was asked for `--json` prints the
+error as one JSON object too, `{"error": {...}}`, where its data would have stood.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "BudgetError",
@@ -75,6 +77,12 @@ class Fault:
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields for JSON; `at` is file, line and column, None where the fault has no place."""
+        place = self.place
+        at = None if place is None else {"file": place.file, "line": place.line, "column": place.column}
+        return {"message": self.message, "key": self.key, "at": at, "hint": self.hint}
+
 
 class CloudtrainError(Exception):
     """Root of everything a command reports without a traceback."""
@@ -92,6 +100,10 @@ class CloudtrainError(Exception):
         where = f"\n  at {self.where}" if self.where else ""
         hint = f"\n  hint: {self.hint}" if self.hint else ""
         return f"{self.message}{where}{hint}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {"message": self.message, "where": self.where, "hint": self.hint, "exit_code": self.exit_code}
 
 
 class UsageError(CloudtrainError):
@@ -113,6 +125,13 @@ class ConfigError(CloudtrainError):
         if self.where:
             return super().__str__()
         return "\nerror: ".join(str(fault) for fault in self.faults)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON, with every fault; the first one's place and hint are the report's own."""
+        first = self.faults[0]
+        where = self.where or str(first.place or first.key)
+        found = {**super().as_json(), "where": where, "hint": self.hint or first.hint}
+        return {**found, "faults": [fault.as_json() for fault in self.faults]}
 
 
 class CredentialError(CloudtrainError):

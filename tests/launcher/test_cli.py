@@ -87,6 +87,25 @@ def test_unknown_jobs_are_exit_code_8(cli: Any, line: str) -> None:
     assert (result.code, result.stdout) == (8, "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code"), [("status x --json", 8), ("submit --json", 3), ("list --json -n x", 2), ("stop --json", 2)]
+)
+def test_errors_are_one_object_where_json_is_asked_for(cli: Any, line: str, code: int) -> None:
+    """A script reads standard output alone: it finds the same words there, and the exit code."""
+    result = cli(*line.split())
+    error = result.json["error"]
+    assert (result.code, error["exit_code"], error["message"] in result.stderr) == (code, code, True)
+
+
+def test_config_errors_are_all_in_the_json(cli: Any, project: Callable[..., Path]) -> None:
+    """Each with its key, place and hint."""
+    folder = project()
+    (folder / "cloudtrain.yaml").write_text("name: x\nscript: no.py\nnum_nodes: 3\n")
+    error = cli("submit", "-d", "--json", cwd=folder).json["error"]
+    assert error["where"] == "cloudtrain.yaml:2:9"
+    assert [(each["key"], each["at"]["line"]) for each in error["faults"]] == [("script", 2), ("num_nodes", 3)]
+
+
 def test_wait_gives_up_with_exit_code_124(cli: Any, seed: Callable[..., Job]) -> None:
     """A job whose submit is under way is pending, for as long as that process lives."""
     seed("pending")
