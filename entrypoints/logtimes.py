@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +16,7 @@ from typing import BinaryIO
 __all__ = ["TimeIndex", "before", "between"]
 
 SUFFIX = ".times"
-BLOCK = 1 << 12
+BLOCK, PIECE = 1 << 12, 1 << 16
 
 
 class TimeIndex:
@@ -85,12 +86,21 @@ def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]
     index.seek(low)
     if low:
         index.readline()
-    for line in index:
-        note = _note(line)
-        if note and note[0] > begin:
-            yield note
-        if note is None or note[0] >= end:
+    rest = b""
+    while block := index.read(PIECE):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if not newline:
+            continue
+        sizes, times = _columns(whole)
+        first, last = bisect_right(sizes, begin), bisect_left(sizes, end) + 1
+        yield from zip(sizes[first:last], times[first:last], strict=True)
+        if last <= len(sizes):
             return
+
+
+def _columns(notes: bytes) -> tuple[list[int], list[float]]:
+    words = notes.split()
+    return list(map(int, words[::2])), list(map(float, words[1::2]))
 
 
 def _note(line: bytes) -> tuple[int, float] | None:

@@ -7,8 +7,11 @@ run behind the others, and what is read page by page is in order as a whole.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 from cloudtrain.entrypoints import durable, logtimes, processes
@@ -46,7 +49,7 @@ class Chunk:
     def until_s(self) -> float | None:
         """When its last line was written, None where that is not noted."""
         last = self.offset + len(self.data) - 1
-        return max((time_s for _, time_s in self.times), default=None) if _is_noted(self.times, last) else None
+        return max(map(itemgetter(1), self.times)) if _is_noted(self.times, last) else None
 
 
 def read(
@@ -120,17 +123,12 @@ def _piece(path: Path, offset: int, length: int) -> bytes:
 
 def _cut(chunk: Chunk, until_s: float) -> Chunk:
     """Return the piece of the chunk that was written until then; of the one that sets that time it is all."""
-    end = chunk.offset
-    for size, time_s in chunk.times:
-        if time_s > until_s:
-            break
-        end = size
-    else:
-        if _is_noted(chunk.times, chunk.offset + len(chunk.data) - 1):
-            return chunk
-    data = chunk.data[: max(0, end - chunk.offset)]
-    data = data[: data.rfind(b"\n") + 1]
-    return Chunk(chunk.name, chunk.offset, data, tuple(n for n in chunk.times if n[0] <= end), has_more=True)
+    count = bisect_right(list(accumulate(map(itemgetter(1), chunk.times), max)), until_s)
+    if count == len(chunk.times) and _is_noted(chunk.times, chunk.offset + len(chunk.data) - 1):
+        return chunk
+    end = chunk.times[count - 1][0] if count else chunk.offset
+    end = chunk.data.rfind(b"\n", 0, max(0, end - chunk.offset)) + 1
+    return Chunk(chunk.name, chunk.offset, chunk.data[:end], chunk.times[:count], has_more=True)
 
 
 def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:

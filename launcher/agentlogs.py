@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from operator import itemgetter
 
 from cloudtrain.entrypoints.nodelogs import Chunk
@@ -63,21 +63,19 @@ def page(
 
 def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
     """Return the chunk's lines with their times: a line was written when its last byte was."""
-    times: list[float] = []
-    begin, latest_s, count = 0, 0.0, chunk.data.count(b"\n")
-    for size, time_s in chunk.times:
-        end = size - chunk.offset
-        latest_s = max(latest_s, time_s - ahead_s)
-        times += repeat(latest_s, chunk.data.count(b"\n", begin, end))
-        begin = max(begin, end)
-    is_noted = begin >= len(chunk.data)
-    times += repeat(max(latest_s, now_s), count - len(times))
+    sizes = [size - chunk.offset for size, _ in chunk.times]
+    latest = list(accumulate((time_s - ahead_s for _, time_s in chunk.times), max))
+    counts = map(partial(chunk.data.count, b"\n"), [0, *sizes], sizes)
+    times = list(chain.from_iterable(map(repeat, latest, counts)))
+    is_noted = bool(sizes) and sizes[-1] >= len(chunk.data)
+    last_s = latest[-1] if is_noted else max(now_s, latest[-1] if latest else 0.0)
+    times += repeat(last_s, chunk.data.count(b"\n") - len(times))
     text = chunk.data.decode(errors="replace")
     if "\r\n" in text:
         text = text.replace("\r\n", "\n")
     texts = text.split("\n")
     if texts[-1]:
-        times.append(latest_s if is_noted else max(latest_s, now_s))
+        times.append(last_s)
     else:
         texts.pop()
     return _Piece(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
@@ -85,7 +83,4 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
 
 def _size_of(data: bytes, count: int) -> int:
     """Return how many bytes the first `count` lines have."""
-    at = 0
-    for _ in range(count):
-        at = data.index(b"\n", at) + 1
-    return at
+    return sum(map(len, data.split(b"\n", count)[:count])) + count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ __all__ = ["follow", "show", "wait"]
 
 BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
+MANY = 200_000  # objects between two looks for garbage
 REPLAY_S = 30.0  # after which alerts wait no longer for the lines of before
 
 
@@ -61,6 +63,7 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
     Those of a job that runs up to this moment: more may come faster than they can be read. Raises UnreachableError.
     """
     stream, printer = _stream_of(registry, job, attempt, view, now=True), Printer(view, is_live=False)
+    gc.set_threshold(MANY)  # lines are no garbage that goes in circles, and looking for it is a fifth of the work
     try:
         if tail is not None:
             printer.print(stream.tail(tail, _wanted(view)))

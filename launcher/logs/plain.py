@@ -7,14 +7,14 @@ all of them only colours (SGR) are left, and none where nobody asked for colour.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["MOST_SHOWN", "folded", "is_odd", "shown", "tame"]
+__all__ = ["MOST_SHOWN", "are_plain", "folded", "shown", "tame"]
 
 MOST_SHOWN = 10_000  # characters of a line; --raw shows all of it
 
-_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|" + re.escape(events.MARK))
 # A colour is kept; else: a control sequence, a string for the terminal with its end, a lone escape, a lone control.
 _CONTROL = re.compile(
     "(\x1b\\[[0-9;:]*m)"
@@ -29,15 +29,17 @@ _DANGEROUS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|[\ud800-\udfff]")
 _RESET = "\x1b[0m"
 
 
-def is_odd(text: str) -> bool:
-    """Return whether the text, of one line or of many, has anything that is not shown as it is."""
-    return _ODD.search(text) is not None
+def are_plain(texts: Sequence[str]) -> bool:
+    """Return whether all the texts are shown as they are: of most pages, and told quickly."""
+    if not all(map(str.isprintable, texts)) or max(map(len, texts), default=0) > MOST_SHOWN:
+        return False
+    return events.MARK not in "\n".join(texts)
 
 
 def shown(text: str, *, colour: bool = True) -> str:
     """Return what is shown of a line: its text for people, folded and cut, without any control but colours."""
-    if not is_odd(text):
-        return _cut(text)
+    if are_plain((text,)):
+        return text
     return _cut(_clean(folded(events.parse(text)[0]), colour=colour))
 
 

@@ -59,7 +59,7 @@ class View:
         if self.grep is None:
             return lines
         search = self.grep.search
-        if self.raw or self.as_json or not plain.is_odd("\n".join([line[0] for line in lines])):
+        if self.raw or self.as_json or plain.are_plain([line[0] for line in lines]):
             return [line for line in lines if search(line[0])]
         return [line for line in lines if search(plain.shown(line[0], colour=False))]
 
@@ -70,12 +70,12 @@ class View:
         texts = [line[0] for line in lines]
         if self.raw:
             texts = [plain.tame(text) for text in texts] if sys.stdout.isatty() else texts
-        elif plain.is_odd("\n".join(texts)) or max(map(len, texts), default=0) > plain.MOST_SHOWN:
+        elif not plain.are_plain(texts):
             colour = self._wants_colour
             texts = [plain.shown(text, colour=colour) for text in texts]
         if self.prefix and not self.raw:
-            before = {who: self._prefix(*who) for who in {(line[1], line[2]) for line in lines}}
-            texts = [before[line[1], line[2]] + text for line, text in zip(lines, texts, strict=True)]
+            before = {who: self._prefix(*who) for who in {line[1:3] for line in lines}}
+            texts = [before[line[1:3]] + text for line, text in zip(lines, texts, strict=True)]
         if self.timestamps:
             clock = _Clock()
             texts = [f"{clock.at(line[3])} {text}" for line, text in zip(lines, texts, strict=True)]
