@@ -97,12 +97,12 @@ def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
     if share is None:
         return [labelled(width, signs, "progress", f"step {told['step']}")]
     left = f"step {told['step']}/{told['max_steps']} "
-    right = f" {percent(share)}"
+    right = percent(share)
     finish_s = sight.outlook.finish_at_s if sight.outlook is not None else None
     if job.active and finish_s is not None:
         right += f", done in {span(finish_s - now_s)}, at {clock(finish_s, now_s)}"
-    room = min(_MOST_BAR, width - LABEL - len(left) - len(right))
-    drawn = spark.bar(share, room, signs) if room >= _LEAST_BAR else ""
+    room = min(_MOST_BAR, width - LABEL - len(left) - len(right) - 1)
+    drawn = spark.bar(share, room, signs) + " " if room >= _LEAST_BAR else ""
     return [labelled(width, signs, "progress", left, (drawn, "cyan"), right)]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from rich.text import Text
 
-from cloudtrain.launcher.describe import as_lines
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.live import jobview, tableview
 from cloudtrain.launcher.live.choice import Choice, steer
@@ -19,6 +18,8 @@ from cloudtrain.launcher.live.sight import Scene, TailShot
 from cloudtrain.launcher.live.signs import Signs, signs_of
 from cloudtrain.launcher.live.tail import Tail
 from cloudtrain.launcher.logs.view import parse_ranks
+from cloudtrain.launcher.notices import alarm
+from cloudtrain.launcher.overview import as_lines
 from cloudtrain.launcher.terminal import print_text, say
 from cloudtrain.launcher.watch import Seen
 from cloudtrain.launcher.watch import line as plain_line
@@ -78,9 +79,7 @@ def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
     painter = Painter(state.signs.encoding)
     next_s = 0.0
     while True:
-        for words in screen.said():
-            feed.note(words)
-            state.said.append(words)
+        _take_in(screen, feed, state)
         scene = feed.scene(time.time())
         code = _ended(scene, state, is_named)
         if code is not None:
@@ -98,6 +97,19 @@ def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
             state.stays = state.stays or state.over_s is not None
             if _press(key, feed, state, screen) == "quit":
                 return _code_of(feed.scene(time.time()), is_named)
+
+
+def _take_in(screen: Screen, feed: Feed, state: State) -> None:
+    """Note what something has said meanwhile: of several lines the first; an alert rings the bell, too."""
+    for words in screen.said():
+        state.said.append(words)
+        text = words.removeprefix(alarm.MARK)
+        is_alert = text != words
+        if text.startswith("  ") or not text.strip():  # says more about the line before it
+            continue
+        feed.note(text.strip())
+        if is_alert:
+            screen.write(b"\a")
 
 
 def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:

@@ -20,9 +20,10 @@ from cloudtrain.launcher.money import curve
 
 __all__ = ["view"]
 
-_HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "SPENT")
-_DROPPED = ("DONE", "STEP", "LEFT", "LOSS", "SPENT")  # in this order, where the screen is narrow
-_LEAST_NAME = 8
+_HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "USD SPENT")
+_WEIGHTS = ("STATE", "LEFT", "USD SPENT", "LOSS", "DONE", "STEP")  # in this order, as long as there is room
+_AFTER_CURVES = ("STEP", "DONE")
+_MOST_NAME = 24  # a longer one is cut, where there is no room left over
 _LEAST_SPARK, _MOST_SPARK = 6, 48
 _GAP = 2
 _NOTES = 6  # of what was said, at most
@@ -46,9 +47,12 @@ def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, word
     ids = [sight.job.id for sight in scene.sights]
     chosen = ids.index(choice.chosen) if choice.chosen in ids else 0
     begin = min(max(0, chosen - room // 2), max(0, len(ids) - room))
+    about: Part = f"  {words}"
+    if len(ids) > room:
+        about = (f"  {begin} jobs above, {max(0, len(ids) - begin - room)} below", WARNS)
     rows = [
-        sides(width, signs, [("cloudtrain watch", "bold"), f"  {words}"], [(_clock(scene.now_s), QUIET)]),
-        _head(shape, width, signs, above=begin, below=max(0, len(ids) - begin - room)),
+        sides(width, signs, [("cloudtrain watch", "bold"), about], [(_clock(scene.now_s), QUIET)]),
+        _head(shape, width, signs),
     ]
     for place in range(begin, min(len(ids), begin + room)):
         rows.append(_row(scene.sights[place], texts[place], shape, width, signs, is_chosen=place == chosen))
@@ -76,7 +80,7 @@ def _texts(sight: Sight, now_s: float) -> dict[str, str]:
         "DONE": "" if share is None else figures.percent(share),
         "LOSS": figures.quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if finish_s is None else span(finish_s - now_s),
-        "SPENT": _spent(sight),
+        "USD SPENT": _spent(sight),
     }
 
 
@@ -87,33 +91,34 @@ def _spent(sight: Sight) -> str:
     if found.spent_micro is None:
         return "unknown"
     share = f", {100 * found.spent_micro // found.limit_micro} %" if found.limit_micro else ""
-    return f"{amount(found.spent_micro)} USD{share}"
+    return f"{amount(found.spent_micro)}{share}"
 
 
 def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
-    """Return the columns that fit: names cut first, then columns left out; what is left over is the curves'."""
+    """Return the columns that fit beside the name, the weightiest first; what is left over is the curves'."""
     natural = {head: max([len(head), *(cell_len(each[head]) for each in texts)]) for head in _HEADS}
-    kept = list(_HEADS)
-    for head in (None, *_DROPPED):
-        kept = [each for each in kept if each != head]
-        rest = width - 2 - sum(natural[each] for each in kept if each != "JOB") - _GAP * (len(kept) - 1)
-        if rest >= min(natural["JOB"], 2 * _LEAST_NAME):
-            break
-    widths = {head: natural[head] for head in kept}
-    widths["JOB"] = max(_LEAST_NAME, min(natural["JOB"], rest))
-    over = rest - widths["JOB"] - 1
-    has_curve = "LOSS" in kept and over >= _LEAST_SPARK
-    return Shape(widths, min(_MOST_SPARK, over) if has_curve else 0)
+    room = width - 2 - min(natural["JOB"], _MOST_NAME)
+    kept = {"JOB"}
+    for head in _WEIGHTS:
+        needs = natural[head] + _GAP
+        if head in _AFTER_CURVES and "LOSS" in kept:
+            needs += _LEAST_SPARK + 1
+        if needs <= room:
+            kept.add(head)
+            room -= natural[head] + _GAP
+    widths = {head: natural[head] for head in _HEADS if head in kept}
+    longer = min(natural["JOB"] - min(natural["JOB"], _MOST_NAME), max(0, room - _LEAST_SPARK - 1))
+    widths["JOB"] = min(natural["JOB"], _MOST_NAME) + longer
+    over = room - longer - 1
+    return Shape(widths, min(_MOST_SPARK, over) if "LOSS" in kept and over >= _LEAST_SPARK else 0)
 
 
-def _head(shape: Shape, width: int, signs: Signs, *, above: int, below: int) -> Text:
+def _head(shape: Shape, width: int, signs: Signs) -> Text:
     parts = []
     for head, columns in shape.widths.items():
         here = columns + (shape.spark + 1 if head == "LOSS" and shape.spark else 0)
         parts.append(filled(head, here))
-    hidden = ", ".join(f"{count} {where}" for count, where in ((above, "above"), (below, "below")) if count)
-    text = "  " + (" " * _GAP).join(parts)
-    return sides(width, signs, [(text.rstrip(), QUIET)], [(hidden, WARNS)] if hidden else [])
+    return row(width, signs, (f"  {(' ' * _GAP).join(parts)}".rstrip(), QUIET))
 
 
 def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool) -> Text:

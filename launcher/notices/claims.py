@@ -127,7 +127,8 @@ def sent(database: Database, job_id: str) -> list[Told]:
     """Return what has been told of the job, the first one first."""
     found: dict[str, Told] = {}
     rows = database.execute(
-        "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s", (job_id,)
+        "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s, channel",
+        (job_id,),
     )
     for row in rows:
         kind = row["channel"].partition("-")[0]

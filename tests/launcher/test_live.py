@@ -1,0 +1,274 @@
+"""The parts of the live view that need neither jobs nor a terminal: text made safe, curves, keys, choices, pauses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from rich.cells import cell_len
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.live.choice import Action, Choice, steer
+from cloudtrain.launcher.live.cleaning import LONGEST, cleaned
+from cloudtrain.launcher.live.curves import BINS, curves_of
+from cloudtrain.launcher.live.feed import pause_s
+from cloudtrain.launcher.live.keys import decode
+from cloudtrain.launcher.live.signs import ASCII, UNICODE, signs_of
+from cloudtrain.launcher.live.spark import bar, chart, stacked
+from cloudtrain.launcher.series import Point, Series
+
+JOBS = ("a", "b", "c")
+LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain [red]text[/red]", "plain [red]text[/red]"),
+        ("10%\r50%\r100%", "100%"),
+        ("100%\r", "100%"),
+        ("\x1b[1;31mred\x1b[0m \x1b[2Jon \x1b[?25lon", "red on on"),
+        ("\x1b]0;title\x07a\x1b]8;;http://x\x1b\\b", "ab"),
+        ("\x1b]never ended", ""),
+        ("\x1bPq...\x1b\\x\x1bcy\x1b(0z", "xyz"),
+        ("\x9b31mred \x9dtitle\x9c on", "red  on"),
+        ("a\tb\x00\x07\x7f\x85", "a       b"),
+        ("\u202eback\u2066\u200b", "back"),
+        ("\ud800\ue000\u0378", "???"),
+        ("two\u2028lines", "two lines"),
+        ("日本 é", "日本 é"),
+        ("👩\u200d👧\ufe0f", "👩👧"),
+        ("e" + "\u0301" * 9, "e" + "\u0301" * 2),
+    ],
+)
+def test_cleaned_text_is_what_prints(text: str, shown: str) -> None:
+    """Nothing that moves, colours, joins or stacks."""
+    assert cleaned(text) == shown
+
+
+def test_cleaned_text_never_holds_a_control() -> None:
+    """Whatever a job prints; and it is no longer than what is looked at."""
+    some = random.Random(9)
+    for _ in range(300):
+        text = "".join(
+            chr(some.choice([27, 91, 155, 13, 9, some.randrange(0x500), some.randrange(0x110000)])) for _ in range(60)
+        )
+        found = cleaned(text)
+        assert all(letter.isprintable() or letter == "\xa0" for letter in found), ascii(text)
+        assert cleaned(found) == found
+    assert len(cleaned("x" * 9 * LONGEST)) == LONGEST
+
+
+def test_curve_goes_from_the_least_to_the_largest() -> None:
+    """Each sign is a mean; the least is there, and what is not known is a blank."""
+    assert chart(list(range(8)), 8, 1, UNICODE) == ["▁▂▃▄▅▆▇█"]
+    assert chart([0.0, None, 7.0], 10, 1, UNICODE) == ["▁ █"]
+    assert chart([1.0] * 100, 4, 1, ASCII) == ["===="]
+    assert chart([], 4, 2, ASCII) == ["", ""]
+    assert chart([0, 1, 2, 3], 2, 2, UNICODE) == [" █", "▁█"]
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"), [(0.0, "...."), (0.001, "#..."), (0.5, "##.."), (0.999, "###."), (1.0, "####"), (7.0, "####")]
+)
+def test_bar_is_full_only_at_the_whole(share: float, drawn: str) -> None:
+    """And never empty above nothing."""
+    assert bar(share, 4, ASCII) == drawn
+
+
+def test_stacked_bar_is_as_wide_as_asked() -> None:
+    """Whatever the shares round to."""
+    assert "".join(stacked([0.78, 0.15, 0.05, 0.02], 20, ASCII)) == "################===:"
+    assert stacked([0.0, 0.0], 9, ASCII) == ["", ""]
+    assert [len("".join(stacked([1, 1, 1], width, ASCII))) for width in range(1, 9)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_unicode"),
+    [
+        ({"LANG": "en_US.UTF-8"}, True),
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, False),
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),  # as Python itself sets it
+        ({"LANG": "C.UTF-8", "LC_CTYPE": "C.UTF-8"}, True),
+        ({"LC_CTYPE": "de_DE.utf8"}, True),
+        ({}, False),
+    ],
+)
+def test_signs_are_those_of_the_locale(environ: dict[str, str], is_unicode: bool) -> None:
+    """ASCII where it promises no more."""
+    assert signs_of(environ) is (UNICODE if is_unicode else ASCII)
+
+
+def test_signs_are_one_column_wide() -> None:
+    """Else no bar would be as wide as it should."""
+    for signs in (UNICODE, ASCII):
+        every = signs.levels + signs.full + signs.empty + signs.parts + signs.rule + signs.cut + signs.pointer
+        assert {cell_len(sign) for sign in every} == {1}
+        assert every.encode(signs.encoding)
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "rest"),
+    [
+        (b"qj\r\x7f", ["q", "j", "enter", "back"], b""),
+        (b"\x1b[A\x1bOB\x1b[5~\x1b[1;5C", ["up", "down", "page up"], b""),
+        (b"\x1b[", [], b"\x1b["),
+        (b"\x1b", [], b"\x1b"),
+        (b"\x1b\x1b[A", ["escape", "up"], b""),
+        (b"\x1b[<0;10;10Mq", ["q"], b""),
+        ("é".encode(), [], b""),
+        (b"\x1b[" + b"1" * 40, ["escape"], b""),
+    ],
+)
+def test_keys_are_read_whole(data: bytes, keys: list[str], rest: bytes) -> None:
+    """What is not known is passed over, and what is not there yet waited for."""
+    assert decode(data) == (keys, rest)
+
+
+def test_escape_alone_is_a_key_once_nothing_follows() -> None:
+    """A sequence that was torn is waited for first."""
+    assert decode(b"\x1b", is_all=True) == (["escape"], b"")
+
+
+def pressed(choice: Choice, *keys: str, lines: Sequence[LogLine] = LINES) -> tuple[Choice, Action | None]:
+    """Return the choice after the keys, and what the last one asked for."""
+    action = None
+    for key in keys:
+        choice, action = steer(choice, key, JOBS, lines, 10)
+    return choice, action
+
+
+def test_keys_choose_and_open_a_job_and_come_back() -> None:
+    """From the table, with arrows or letters."""
+    choice, action = pressed(Choice(chosen="a"), "down", "j", "down", "k", "enter")
+    assert (choice.opened, action) == ("b", Action("open", "b"))
+    choice, action = pressed(choice, "escape")
+    assert (choice.opened, choice.chosen, action) == (None, "b", Action("open", ""))
+    assert pressed(choice, "q")[1] == Action("quit")
+
+
+def test_single_job_is_left_by_q_alone() -> None:
+    """There is no table to go back to, and a torn key must not end the watch."""
+    choice = Choice(opened="a", is_single=True)
+    assert pressed(choice, "escape") == (choice, None)
+    assert pressed(choice, "q")[1] == Action("quit")
+
+
+@pytest.mark.parametrize(("key", "is_asked"), [("y", True), ("Y", True), ("n", False), ("enter", False), ("q", False)])
+def test_stop_needs_a_yes(key: str, is_asked: bool) -> None:
+    """Anything else is a no, and does nothing besides."""
+    choice, action = pressed(Choice(opened="b", is_single=True), "s", key)
+    assert action == (Action("stop", "b") if is_asked else None)
+    assert choice.asks is None
+
+
+def test_stop_asks_for_the_job_that_was_chosen_then() -> None:
+    """Though the table moves on while the question waits."""
+    choice, _ = steer(Choice(chosen="b"), "s", JOBS)
+    assert steer(choice, "y", ("new", *JOBS))[1] == Action("stop", "b")
+
+
+def test_ranks_are_typed_and_taken_with_enter() -> None:
+    """What names none is said, and can be mended; Escape leaves them as they were."""
+    choice, action = pressed(Choice(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
+    assert (choice.ranks, choice.typing, action) == ("0,3-5", None, Action("open", "a"))
+    choice, action = pressed(choice, "r", "back", "back", "-", "enter")
+    assert (action, "names no ranks" in choice.word) == (None, True)
+    assert pressed(choice, "escape")[0].ranks == "0,3-5"
+    assert pressed(Choice(opened="a", ranks="0"), "r", "back", "enter")[0].ranks == ""
+
+
+def test_scrolling_back_holds_the_log_and_end_goes_on() -> None:
+    """Not above its first line."""
+    choice, _ = pressed(Choice(opened="a"), "up", "page up")
+    assert (choice.back, choice.held) == (11, LINES)
+    assert pressed(choice, *["page up"] * 20)[0].back == 90
+    assert pressed(choice, "home")[0].back == 90
+    assert pressed(choice, "end")[0].held is None
+    assert pressed(Choice(opened="a"), "down")[0].held is None
+
+
+def test_pause_holds_the_log_until_the_next() -> None:
+    """By p or the space bar."""
+    choice, _ = pressed(Choice(opened="a"), "p")
+    assert choice.held == LINES
+    assert pressed(choice, " ")[0].held is None
+
+
+def told(*losses: float | str, attempt: int = 1, first: int = 1) -> list[Point]:
+    """Return steps with these losses."""
+    return [Point(attempt, "step", 100.0 + n, first + n, {"loss": loss}) for n, loss in enumerate(losses)]
+
+
+def test_track_has_newest_least_and_largest() -> None:
+    """What is not finite is in none but the newest."""
+    track = curves_of(Series(tuple(told(3.0, 1.0, 2.0, "nan")))).loss
+    assert track is not None
+    assert (track.values, track.newest, track.least, track.largest) == ((3.0, 1.0, 2.0), "nan", 1.0, 3.0)
+
+
+def test_step_that_came_again_counts_once() -> None:
+    """As its last attempt told it."""
+    track = curves_of(Series((*told(5.0, 4.0, 9.0), *told(3.0, 2.0, attempt=2, first=3)))).loss
+    assert track is not None
+    assert track.values == (5.0, 4.0, 3.0, 2.0)
+
+
+def test_long_track_is_cut_into_equal_stretches() -> None:
+    """Of steps, not of events: what was thinned out unevenly stays where it was."""
+    dense = [Point(1, "step", float(n), n, {"loss": 1.0}) for n in range(1000)]
+    sparse = [Point(1, "step", float(n), n, {"loss": 2.0}) for n in range(1000, 2000, 100)]
+    track = curves_of(Series((*dense, *sparse))).loss
+    assert track is not None
+    assert len(track.values) == BINS
+    rise = next(place for place, value in enumerate(track.values) if value is not None and value > 1.0)
+    assert abs(rise - BINS * 1000 / 1900) < 2
+
+
+def test_rate_is_made_of_steps_where_none_is_told() -> None:
+    """A script's own lines have often no more than a step and a loss."""
+    track = curves_of(Series(tuple(Point(1, "step", 10.0 + 2 * n, 5 * n, {}) for n in range(4)))).rate
+    assert track is not None
+    assert (track.name, track.newest) == ("steps/s", 2.5)
+
+
+def test_split_is_the_mean_of_the_newest_steps() -> None:
+    """Saves are in few of them; what is no number is in none."""
+    parts = [
+        {"compute_s": 0.8, "data_s": 0.2},
+        {"compute_s": 0.8, "data_s": 0.2, "checkpoint_s": 1.0},
+        {"data_s": "nan"},
+    ]
+    curves = curves_of(Series(tuple(Point(1, "step", float(n), n, fields) for n, fields in enumerate(parts))))
+    assert dict(curves.split) == {"compute": 0.8, "data": 0.2, "save": 1.0}
+
+
+def test_memory_is_a_share_where_the_start_told_the_whole() -> None:
+    """And the newest checkpoint is the one that was saved last."""
+    points = (
+        Point(1, "start", 0.0, 0, {"device": "cuda:0", "memory_total_bytes": 100}),
+        Point(1, "step", 1.0, 1, {"memory_bytes": 40}),
+        Point(1, "checkpoint", 2.0, 1, {}),
+        Point(2, "checkpoint", 9.0, 7, {}),
+    )
+    curves = curves_of(Series(points))
+    assert (curves.memory_bytes, curves.memory_total_bytes, curves.is_gpu) == (40, 100, True)
+    assert curves.checkpoint == (7, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("pace", "jobs", "silences", "least", "expected"),
+    [
+        (0.2, 1, 0, 0.0, 1.0),  # no quicker than figures change
+        (4.0, 1, 0, 0.0, 4.0),
+        (4.0, 20, 0, 0.0, 16.0),  # many share a cloud's quota
+        (4.0, 1, 0, 60.0, 60.0),  # as asked for
+        (0.2, 1, 1, 0.0, 5.0),
+        (0.2, 1, 3, 0.0, 20.0),
+        (0.2, 1, 500, 0.0, 60.0),
+    ],
+)
+def test_pause_is_gentle_with_backends(pace: float, jobs: int, silences: int, least: float, expected: float) -> None:
+    """Many jobs share its pace, and one that is silent is asked more and more seldom."""
+    assert pause_s(pace, jobs, silences, least) == expected

@@ -1,0 +1,275 @@
+"""The live view on a real terminal: what it shows, and that the terminal is given back however the watch ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.job import Job, State
+
+COMMAND = Path(sys.executable).with_name("cloudtrain")
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+ENDED = State("failed", "error", error={"rank": 1, "type": "ValueError", "message": "no such thing"}, ended_s=1.0)
+
+
+class Terminal:
+    """A terminal of 80x24, and what runs on it as on one of a person's."""
+
+    def __init__(self, home: Path, argv: list[str], **environ: str) -> None:
+        self.master, slave = pty.openpty()
+        self.resize(80, 24)
+        self.modes = termios.tcgetattr(slave)
+        clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+        told = {**clean, "CLOUDTRAIN_HOME": str(home), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **environ}
+
+        def take() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        self.process = subprocess.Popen(
+            argv, stdin=slave, stdout=slave, stderr=slave, env=told, start_new_session=True, preexec_fn=take
+        )
+        self._slave = slave  # kept open, so that its modes can be looked at when all is over
+        self.output = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Change the terminal's size; the kernel tells whoever has it."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self.master, keys.encode())
+
+    def see(self, text: str, since: int = 0, timeout_s: float = 60.0) -> int:
+        """Wait until the text has been written behind that place; return where it ends."""
+        end_s = time.monotonic() + timeout_s
+        while text.encode() not in self.output[since:]:
+            assert time.monotonic() < end_s, f"{text!r} was not written: {self.output[since:].decode(errors='replace')}"
+            assert self.process.poll() is None or time.monotonic() > end_s - timeout_s + 2, self.output.decode()
+            time.sleep(0.02)
+        return self.output.index(text.encode(), since) + len(text.encode())
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code."""
+        return self.process.wait(60)
+
+    def is_given_back(self) -> bool:
+        """Return whether the alternate screen was left, with the cursor shown, and the modes are as they were."""
+        last = self.output.rfind(LEAVE)
+        is_left = last > self.output.rfind(ENTER) and b"\x1b[?25h" in self.output[:last][-40:]
+        return is_left and termios.tcgetattr(self._slave) == self.modes
+
+    def after(self) -> str:
+        """Return what stays in the terminal's scrollback."""
+        return re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", self.output[self.output.rfind(LEAVE) :].decode())
+
+    def close(self) -> None:
+        """End what still runs, and the terminal."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._slave)
+        if self.master >= 0:
+            os.close(self.master)
+        self._reader.join(10)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                return
+            if not data:
+                return
+            self.output += data
+
+
+@pytest.fixture
+def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
+    """Return what runs `cloudtrain watch` with these arguments on a terminal."""
+    begun: list[Terminal] = []
+
+    def begin(*args: str, argv: list[str] | None = None, **environ: str) -> Terminal:
+        begun.append(Terminal(home, argv or [str(COMMAND), "watch", *args], **environ))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+
+
+def waits(seed: Callable[..., Job], name: str = "waits") -> str:
+    """Put a job into the registry that this process is just submitting: it stays active as long as a test takes."""
+    return seed(name).id
+
+
+def test_one_job_is_shown_until_the_user_leaves(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
+) -> None:
+    """With its log and what to do; what stays is its status, and the exit code is the job's."""
+    seed("ended", ENDED, {"0": "a line of rank 0\n"})
+    shown = terminal("ended")
+    shown.see("ValueError: no such thing")
+    shown.see("a line of rank 0")
+    shown.press("q")
+    assert shown.end() == 1
+    wait_until(lambda: "no such thing" in shown.after())
+    assert shown.is_given_back()
+
+
+def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """By the arrows and Enter; q goes back first, and then ends."""
+    seed("first", ENDED, {"0": "said by the first\n"})
+    seed("second", ENDED, {"0": "said by the second\n"})
+    shown = terminal("first", "second")
+    shown.see("2 jobs, 0 active")
+    shown.press("\x1b[B\r")
+    at = shown.see("said by the second")
+    assert b"said by the first" not in shown.output
+    shown.press("\x1b")
+    at = shown.see("2 jobs, 0 active", since=at)
+    shown.press("q")
+    assert shown.end() == 1
+    assert shown.is_given_back()
+
+
+@pytest.mark.parametrize(("how", "code"), [("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), ("q", 130)])
+def test_terminal_is_given_back_however_the_watch_ends(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], how: str | int, code: int
+) -> None:
+    """And the job runs on."""
+    shown = terminal(waits(seed))
+    shown.see("pending")
+    if isinstance(how, str):
+        shown.press(how)
+    else:
+        shown.process.send_signal(how)
+    assert shown.end() == code
+    assert shown.is_given_back()
+
+
+def test_lost_terminal_ends_the_watch(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """Nobody is there any more."""
+    shown = terminal(waits(seed))
+    shown.see("pending")
+    os.close(shown.master)
+    shown.master = -1
+    assert shown.end() in (129, -signal.SIGHUP)
+
+
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, whose job control is used")
+def test_watch_can_be_suspended_and_taken_up_again(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
+) -> None:
+    """By Ctrl-Z and `fg`: the shell has its terminal meanwhile, and the picture is painted anew."""
+    modes = tmp_path / "modes"
+    script = f"set -m; {COMMAND} watch {waits(seed)}; stty -a > {modes}; echo in the shell; fg; echo code $?"
+    shown = terminal(argv=["/bin/bash", "--norc", "-c", script])
+    shown.see("pending")
+    shown.press("\x1a")
+    at = shown.see(LEAVE.decode())
+    at = shown.see("in the shell", since=at)
+    assert " icanon" in modes.read_text()
+    at = shown.see(ENTER.decode(), since=at)
+    at = shown.see("pending", since=at)
+    shown.press("q")
+    shown.see("code 130", since=at)
+    shown.end()
+    assert shown.is_given_back()
+
+
+def test_picture_follows_the_terminals_size(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """Larger and smaller, down to what shows hardly anything."""
+    shown = terminal(waits(seed))
+    at = shown.see("\x1b[24;1H")
+    for columns, rows in ((120, 40), (40, 10), (20, 4)):
+        shown.resize(columns, rows)
+        at = shown.see(f"\x1b[{rows};1H", since=at)
+    shown.press("q")
+    assert shown.end() == 130
+
+
+BROKEN = """\
+from cloudtrain.launcher.live import jobview
+def broken(*args): raise ZeroDivisionError("by nothing")
+jobview.view = broken
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+
+def test_our_own_fault_leaves_the_terminal_as_it_was(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job]
+) -> None:
+    """And is told where it can be read."""
+    shown = terminal(argv=[sys.executable, "-c", BROKEN, "watch", waits(seed)])
+    assert shown.end() == 1
+    shown.see("cloudtrain itself failed: ZeroDivisionError")
+    assert "ZeroDivisionError" in shown.after()
+    assert shown.is_given_back()
+
+
+LOUD = """\
+import os, subprocess
+from cloudtrain.launcher import watch
+def look(registry, herald, job):
+    os.write(1, b"by the process itself\\n")
+    subprocess.run(["sh", "-c", "echo by a child of it >&2"])
+    return watch.Seen(job)
+watch.look = look
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+
+def test_what_others_print_meanwhile_is_a_note_and_comes_after(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
+) -> None:
+    """Never in the midst of the picture."""
+    shown = terminal(argv=[sys.executable, "-c", LOUD, "watch", waits(seed)])
+    shown.see("by a child of it")
+    during = shown.output
+    assert during.count(b"by a child of it") == during.count(b"! by a child of it")
+    shown.press("q")
+    shown.end()
+    wait_until(lambda: "by the process itself\r\nby a child of it" in shown.after())
+
+
+def test_stop_is_asked_first_and_then_said(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """A job that is being submitted cannot be stopped yet."""
+    shown = terminal(waits(seed))
+    shown.see("pending")
+    shown.press("s")
+    at = shown.see("Stop waits after saving? [y/N]")
+    shown.press("y")
+    shown.see("waits is just being submitted", since=at)
+    shown.press("q")
+    assert shown.end() == 130
+
+
+@pytest.mark.parametrize(("args", "environ"), [(["--plain"], {}), ([], {"TERM": "dumb"}), (["--once"], {})])
+def test_lines_are_plain_where_no_picture_is_wanted(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], args: list[str], environ: dict[str, str]
+) -> None:
+    """Or none can be shown."""
+    seed("ended", ENDED)
+    shown = terminal("ended", *args, **environ)
+    shown.end()
+    shown.see("ended  failed (error)")
+    assert ENTER not in shown.output

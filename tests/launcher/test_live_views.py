@@ -1,0 +1,350 @@
+"""The live view's pictures: a frozen sight in, rows out, the same at any time and on no terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.text import Text
+
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.live import jobview, tableview
+from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.curves import curves_of
+from cloudtrain.launcher.live.painter import Painter
+from cloudtrain.launcher.live.sight import Curves, Scene, Sight, TailShot
+from cloudtrain.launcher.live.signs import ASCII, UNICODE
+from cloudtrain.launcher.money import curve
+from cloudtrain.launcher.money.outlook import outlook
+from cloudtrain.launcher.notices.claims import Told
+from cloudtrain.launcher.series import Point, Series
+
+NOW = 1_763_820_000.0  # 14:00:00 UTC
+PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 2.4, "cap_s": 7200, "deadline_s": 6900}
+SIZES = [(80, 24), (120, 40), (40, 10), (40, 12), (200, 60), (20, 4), (33, 7)]
+HOSTILE = (
+    "[red]no markup[/red] [/]",
+    "\x1b[2J\x1b[31mred\x1b[0m and \x1b]0;title\x07 on",
+    "10%\r20%\r100% done",
+    "tab\there\x00\x07\x08\x7f",
+    "\x9b31m and \x90dcs\x9c on",
+    "日本語" * 40,
+    "👩‍👩‍👧‍👦🚀 e\u0301" + "\u0301" * 50,
+    "\u202eright to left\u2066 \ufeff\u200b",
+    "\ud800 lone, private \ue000, none \u0378",
+    "x" * 100_000,
+    "\u2028two\u2029three",
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have clocks show the same wherever the tests run."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
+    """Return a function that makes the sight of a job half way through, with whatever differs."""
+
+    def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> Sight:
+        bins = curve.added(curve.EMPTY, [(NOW - 600 + step, step, 2.0 / (1 + step / 50)) for step in range(1, 601, 10)])
+        progress = {
+            "step": 600,
+            "max_steps": 2000,
+            "loss": 0.1534,
+            "eta_s": 1400.0,
+            "stepped_s": NOW,
+            "checkpoint_step": 500,
+            "curve": curve.dump(bins),
+        }
+        told = State("running", started_s=NOW - 600, restarts=1) if state is None else state
+        made = make_job(name)
+        now = replace(made.attempt, number=2, plan=PLAN, state=told, progress=changes.pop("progress", progress))
+        first = State("failed", "preempted", started_s=NOW - 2000, ended_s=NOW - 1000)
+        before = replace(made.attempt, plan=PLAN, state=first)
+        job = replace(made, attempt=replace(now, ref={}), created_s=NOW, config={"budget": {"limit": "10 USD"}})
+        attempts: tuple[Attempt, ...] = (before, job.attempt)
+        return replace(Sight(job, attempts, outlook(job, attempts, NOW), seen_s=NOW, **changes))
+
+    return make
+
+
+def steps(count: int = 60) -> Series:
+    """Return what a trainer tells of so many steps."""
+    points = [Point(2, "start", NOW - 600, 0, {"device": "cuda:0", "memory_total_bytes": 80 * 2**30})]
+    for step in range(10, 10 * count + 1, 10):
+        fields = {"loss": 2.0 / (1 + step / 50), "samples_per_s": 8000.0 + 300 * math.sin(step / 40)}
+        parts = {"compute_s": 0.08, "communication_s": 0.012, "data_s": 0.006, "checkpoint_s": 0.002, "step_s": 0.1}
+        points.append(Point(2, "step", NOW - 600 + step, step, {**fields, **parts, "memory_bytes": 31 * 2**30}))
+    points.append(Point(2, "checkpoint", NOW - 100, 500, {"path": "/x"}))
+    return Series(tuple(points))
+
+
+def log(*texts: str, rank: int = 0) -> TailShot:
+    """Return a log's end."""
+    return TailShot(tuple(LogLine(text, 0, rank, NOW) for text in texts), is_read=True)
+
+
+def drawn(rows: list[Text]) -> str:
+    """Return the rows' text, as a person sees it."""
+    return "\n".join(row.plain.rstrip() for row in rows)
+
+
+JOB_80x24 = """\
+digits-4k2pw  running                                          10m of at most 2h
+backend    local, 2 x 1 = 2 ranks, attempt 2, 1 restart
+progress   step 600/2000 ██████░░░░░░░░░░░░░░░░░ 30 %, done in 23m 20s, at 14:23
+loss       █▇▅▄▄▃▃▂▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁   0.1538  least 0.1538 largest 1.667
+samples/s  ▅▇███▆▅▃▁▁▁▂▄▆▇███▇▅▃▁▁▁▂▄▆▇██▇     8195  least 7700   largest 8299
+step time  100 ms ██████▓▒ █compute 80 % ▓communication 12 % ▒data 6 % ░save 2 %
+GPU memory ██████░░░░░░░░░░ 39 %, 31.0 GiB of 80.0 GiB at most so far, on rank 0
+spend      █░░░░░░░░ 1.07 USD of 10.00 USD, 10 %; 2.40 USD/h; 2.00 USD when done
+limit      saves and leaves at 15:45, is ended at 15:50
+checkpoint step 500, 1m 40s ago
+alerts     13:55:00 50 % of the budget (slack)
+before     attempt 1 failed (preempted) after 16m 40s
+── log ─────────────────────────────────────────────────────────────────────────
+[r0] step 590/2000 loss 0.156
+[r0] step 600/2000 loss 0.1534
+
+
+
+
+
+
+
+
+q quit  l larger log  r ranks  p pause  up/down scroll  s stop the job
+"""
+
+FAILED_TOP = """\
+failing  failed (error)                                                       1m
+backend    local, 2 x 1 = 2 ranks, attempt 2
+progress   no step was told
+error      rank 1: ValueError: the data has 3 columns
+           and the model wants 4
+next       cloudtrain logs --rank 1 --tail 50 failing
+spend      ██░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░ 0.71 USD of 10.00 USD, 7 %
+before     attempt 1 failed (preempted) after 16m 40s
+── log ─────────────────────────────────────────────────────────────────────────
+"""
+
+TABLE_80x24 = """\
+cloudtrain watch  all jobs                                              14:00:00
+  JOB           STATE           DONE  LOSS                   LEFT     USD SPENT
+  digits-4k2pw  running         30 %  █▅▄▃▂▂▁▁▁▁▁▁▁▁ 0.1534  23m 20s  1.07, 10 %
+▶ queued-abcde  pending                                               0.67, 6 %
+  failing       failed (error)                                        0.71, 7 %
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+13:59:55 queued-abcde: the backend is slow
+3 jobs, 2 active: 2.40 USD/h, 2.44 USD spent
+up/down choose  Enter open  s stop a job  q quit
+"""
+
+
+def picture(sight: Sight, tail: TailShot | None = None, size: tuple[int, int] = (80, 24), **changes: Any) -> list[Text]:
+    """Return a job's screen."""
+    choice = changes.pop("choice", Choice(opened=sight.job.id, is_single=True))
+    return jobview.view(sight, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
+
+
+def test_job_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
+    """Figures, curves, money and log, each in its place."""
+    alerts = (Told("budget:50@10000000", NOW - 300, ("terminal", "slack")), Told("started:2", NOW - 600, ("slack",)))
+    seen = sight(curves=curves_of(steps()), alerts=alerts)
+    rows = picture(seen, log("step 590/2000 loss 0.156", "step 600/2000 loss 0.1534"))
+    assert drawn(rows) + "\n" == JOB_80x24
+
+
+def test_failed_job_tells_its_cause_and_what_to_do(sight: Callable[..., Sight]) -> None:
+    """The first failing rank's exception, and the command for its log."""
+    error = {"rank": 1, "type": "ValueError", "message": "the data has 3 columns\nand the model wants 4"}
+    state = State("failed", "error", error=error, started_s=NOW - 60, ended_s=NOW)
+    rows = picture(sight("failing", state, progress={}))
+    assert drawn(rows[:9]) + "\n" == FAILED_TOP
+
+
+def test_table_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
+    """A row a job, the chosen one marked, what all cost, and what was said."""
+    failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
+    sights = (sight(), sight("queued-abcde", State("pending"), progress={}), sight("failing", failed, progress={}))
+    scene = Scene(sights, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
+    rows = tableview.view(scene, Choice(chosen="queued-abcde"), (80, 24), UNICODE, "all jobs")
+    assert drawn(rows) + "\n" == TABLE_80x24
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("signs", [UNICODE, ASCII], ids=["unicode", "ascii"])
+def test_no_picture_is_larger_than_the_screen(sight: Callable[..., Sight], size: tuple[int, int], signs: Any) -> None:
+    """Whatever is in it, and whatever is asked meanwhile."""
+    seen = sight(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
+    scene = Scene(tuple(replace(seen, job=replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
+    choices = [
+        Choice(opened="x"),
+        Choice(opened="x", is_large=True),
+        Choice(opened="x", typing="0,1"),
+        Choice(asks="x"),
+    ]
+    for choice in choices:
+        for rows in (
+            picture(seen, log(*HOSTILE), size, choice=choice, signs=signs, note="a word of ours " * 20),
+            tableview.view(scene, choice, size, signs, "all"),
+        ):
+            assert len(rows) == size[1]
+            assert max(row.cell_len for row in rows) <= size[0]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_line_stays_in_its_row(sight: Callable[..., Sight], text: str) -> None:
+    """No sequence of a job's reaches the terminal, and rich markup is but text."""
+    quiet, loud = (picture(sight(), log(line), (60, 12)) for line in ("x", text))
+    data = Painter("utf-8", is_coloured=False).paint(loud)
+    ours = Painter("utf-8", is_coloured=False).paint(quiet)
+    assert data.count(b"\x1b") == ours.count(b"\x1b")
+    text_of = data.decode()
+    assert not {letter for letter in text_of if not letter.isprintable()} - {"\x1b"}
+    assert [row.plain for row in loud if "[r0]" not in row.plain] == [
+        row.plain for row in quiet if "[r0]" not in row.plain
+    ]
+
+
+def test_markup_is_shown_as_it_was_printed(sight: Callable[..., Sight]) -> None:
+    """A list of names in brackets is no colour."""
+    assert "[r0] [red]no markup[/red] [/]" in drawn(picture(sight(), log(HOSTILE[0])))
+
+
+def test_event_tail_is_hidden(sight: Callable[..., Sight]) -> None:
+    """What is for programs is not for people."""
+    assert "::ct" not in drawn(picture(sight(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
+
+
+def test_low_screen_leaves_out_what_weighs_least(sight: Callable[..., Sight]) -> None:
+    """The name, the progress and some of the log are always there."""
+    told = drawn(picture(sight(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
+    assert "digits-4k2pw  running" in told
+    assert "step 600/2000" in told
+    assert "[r0] c" in told
+    assert "checkpoint" not in told
+
+
+def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
+    """And gives it back."""
+    seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
+    small = drawn(picture(seen, lines)).count("[r0]")
+    large = drawn(picture(seen, lines, choice=Choice(opened="x", is_large=True))).count("[r0]")
+    assert (small, large) == (11, 16)
+
+
+def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
+    """Room is used."""
+    rows = picture(sight(curves=curves_of(steps())), log("x"), (120, 40))
+    begin = next(place for place, row in enumerate(rows) if row.plain.startswith("loss"))
+    assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
+
+
+def test_scrolled_log_shows_what_came_before(sight: Callable[..., Sight]) -> None:
+    """As it was when the user went back, whatever comes since."""
+    held = log(*(f"line {n}" for n in range(100))).lines
+    choice = Choice(opened="x", held=tuple(held), back=40)
+    told = drawn(picture(sight(), log("newer"), choice=choice))
+    assert "line 59\n" in told
+    assert "newer" not in told
+    assert "PAUSED" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"asks_since_s": NOW - 30}, "local was asked 30s ago, no answer yet"),
+        ({"fault": "the disk is full"}, "! the disk is full"),
+    ],
+)
+def test_what_keeps_the_picture_old_is_said(sight: Callable[..., Sight], changes: dict[str, Any], words: str) -> None:
+    """A slow look, or one that failed."""
+    assert words in drawn(picture(sight(**changes)))
+
+
+def test_silent_backend_is_told_with_since_when(sight: Callable[..., Sight]) -> None:
+    """The job stays what it was."""
+    seen = sight()
+    silent = replace(seen.job, attempt=replace(seen.job.attempt, unreachable_since_s=NOW - 185))
+    told = drawn(picture(replace(seen, job=silent)))
+    assert "local has not answered for 3m 5s" in told
+    assert "running" in told
+    table = tableview.view(Scene((replace(seen, job=silent),), NOW), Choice(), (80, 24), UNICODE, "")
+    assert "running (no answer)" in drawn(table)
+
+
+def test_loss_that_is_not_finite_is_told_in_capitals(sight: Callable[..., Sight]) -> None:
+    """It is drawn nowhere, and must not be overlooked."""
+    told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
+    assert "NAN  least" in drawn(picture(sight(curves=curves_of(Series(told)))))
+
+
+def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> None:
+    """No step, no curve, and nothing of either is drawn."""
+    told = drawn(picture(sight(progress={}, curves=Curves()), log("hello")))
+    assert "no step told yet" in told
+    assert "samples/s" not in told
+    assert "[r0] hello" in told
+
+
+def test_many_jobs_scroll_around_the_chosen_one(sight: Callable[..., Sight]) -> None:
+    """And the title says how many are hidden on either side."""
+    scene = Scene(tuple(sight(f"job-{n:02}") for n in range(60)), NOW)
+    told = drawn(tableview.view(scene, Choice(chosen="job-30"), (80, 24), UNICODE, ""))
+    assert "▶ job-30" in told
+    assert "20 jobs above, 20 below" in told
+
+
+def test_only_changed_rows_are_painted_again(sight: Callable[..., Sight]) -> None:
+    """And nothing at all where nothing has changed."""
+    painter = Painter("utf-8", is_coloured=True)
+    seen = sight(curves=curves_of(steps()))
+    whole = painter.paint(picture(seen, log("a")))
+    assert painter.paint(picture(seen, log("a"))) == b""
+    assert len(painter.paint(picture(seen, log("a", "b")))) < len(whole) / 20
+    painter.forget()
+    assert painter.paint(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
+
+
+def test_no_color_leaves_no_colour_but_bold(sight: Callable[..., Sight]) -> None:
+    """And says the same."""
+    rows = picture(sight(curves=curves_of(steps())), log("a"))
+    plain, coloured = (Painter("utf-8", is_coloured=is_it).paint(rows).decode() for is_it in (False, True))
+    assert "\x1b[1m" in plain
+    assert "\x1b[36m" not in plain
+    assert "\x1b[36m" in coloured
+
+
+def test_ascii_locale_gets_nothing_else(sight: Callable[..., Sight]) -> None:
+    """What a job prints that is more becomes a question mark."""
+    rows = picture(sight(curves=curves_of(steps())), log("日本語 é"), signs=ASCII)
+    data = Painter("ascii", is_coloured=False).paint(rows)
+    assert data.isascii()
+    assert b"[r0] ??? ?" in data
