@@ -143,7 +143,7 @@ def pace(ref: JobRef) -> Pace:
     quiet_s = now_s - _last_line_s.setdefault(ref["name"], now_s)
     is_waiting = told is not None and told.status in (*history.WAITING, "Preparing")
     lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
-    return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False)
+    return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=streams.HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:

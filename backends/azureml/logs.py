@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,11 +20,12 @@ from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 
-__all__ = ["last_event", "node_of", "page"]
+__all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
 
 PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and of each at least: memory is bounded by it
 TAIL_BYTES = 64 << 10  # of a file, where its last words are looked for
 WORKERS = 8
+HOLD_BACK_S = 2.0  # nodes' files are written out at different times
 FRESH_S, SOON_S = 10.0, 1.0  # how old the list of files may be, and where some are missing yet
 
 _FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
@@ -47,11 +49,26 @@ class _File:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a read has brought: whole lines, and the file's place after them; `failure` where it could not be read."""
+    """What a read has brought: whole lines, and the file's place after them; `failure` where it could not be read.
+
+    `has_more`: the page has no room for what follows.
+    """
 
     place: _File
     lines: list[bytes]
     failure: rest.AzureError | None = None
+    has_more: bool = False
+    begin: int = 0
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a piece's lines say, each with its time, which never falls, and its bytes; they begin at `begin`."""
+
+    begin: int
+    lines: list[containerlog.Line]
+    times: list[float]
+    sizes: list[int]
 
 
 def node_of(name: str) -> int | None:
@@ -85,10 +102,14 @@ def page(
     failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
     if failures and len(failures) == len(pieces):
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
-    places |= {name: piece.place for name, piece in pieces.items()}
-    lines = sorted(
-        (line for name in pieces for line in _lines(name, pieces[name], places)), key=lambda line: line.time_s
-    )
+    told_by = {name: _told(piece) for name, piece in pieces.items()}
+    # Of files that are longer than a page: no other's younger lines have their turn yet.
+    ends = [told_by[name].times[-1] for name, piece in pieces.items() if piece.has_more and told_by[name].times]
+    until_s = min(ends, default=None)
+    lines = [
+        line for name, piece in pieces.items() for line in _lines(name, piece.place, told_by[name], until_s, places)
+    ]
+    lines.sort(key=lambda line: line.time_s)
     is_clean = not lines and not failures and all(places[name].at_end for name in urls)
     seen = {node_of(name) for name in urls if places[name].has_ended}
     return LogPage(
@@ -155,7 +176,8 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
     lines = whole.split(b"\n") if whole or newline else []
     taken = len(whole) + len(newline)
     at_end = not is_full and not (is_over and rest_of_it)
-    return _Piece(replace(place, at=place.at + taken, born=born, pending=len(rest_of_it), at_end=at_end), lines)
+    after = replace(place, at=place.at + taken, born=born, pending=len(rest_of_it), at_end=at_end)
+    return _Piece(after, lines, has_more=is_full, begin=place.at)
 
 
 def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
@@ -171,18 +193,29 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 
-def _lines(name: str, piece: _Piece, places: dict[str, _File]) -> Iterator[LogLine]:
-    """Yield the piece's lines, and note in `places` what they tell of the file."""
-    node, place = node_of(name) or 0, piece.place
+def _told(piece: _Piece) -> _Told:
     found = [containerlog.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines]
     # Of lines before any that has a time.
     begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
-    for line in found:
-        if line.time_s is not None:  # a node's own order is the file's, whatever its clock does
+    latest_s, times = piece.place.last_s, []
+    for line in found:  # a node's own order is the file's, whatever its clock does
+        latest_s = max(latest_s, line.time_s or 0.0)
+        times.append(latest_s or begin_s)
+    return _Told(piece.begin, found, times, [len(raw) + 1 for raw in piece.lines])
+
+
+def _lines(name: str, place: _File, told: _Told, until_s: float | None, places: dict[str, _File]) -> Iterator[LogLine]:
+    """Yield the lines of that time and before, and note in `places` where the file is read on."""
+    count = len(told.lines) if until_s is None else bisect_right(told.times, until_s)
+    if count < len(told.lines):
+        place = replace(place, at=told.begin + sum(told.sizes[:count]), at_end=False, pending=0)
+    node = node_of(name) or 0
+    for line, time_s in zip(told.lines[:count], told.times, strict=False):
+        if line.time_s is not None:
             place = replace(place, last_s=max(place.last_s, line.time_s))
         if line.own is not None:
             place = replace(place, has_ended=place.has_ended or line.own["e"] == "end")
             continue
         place = replace(place, has_ended=False) if place.has_ended else place  # the platform has begun it anew
-        yield LogLine(line.text, node, line.rank, place.last_s or begin_s)
+        yield LogLine(line.text, node, line.rank, time_s)
     places[name] = place

@@ -91,8 +91,8 @@ def logs(
     """Return the lines after the cursor."""
     only = nodes_of(ranks, ref["nproc_per_node"])
     connect = partial(aws.client, aws.Access.of(ref), "logs")
-    is_alone = now or ref["nodes"] == 1 or (only is not None and len(only) == 1)
-    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0 if is_alone else streams.HOLD_S)
+    # Who shows them holds them back (Pace.hold_back_s); here only what would come before what is known to be there.
+    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0)
     if ranks is None:
         return page
     return page.only(ranks)
@@ -101,7 +101,12 @@ def logs(
 def pace(ref: JobRef) -> Pace:
     """Return how often to ask: each look costs a call a host."""
     return Pace(
-        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S), state_s=STATE_S, late_s=LATE_S, can_kill=False, retries=True
+        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S),
+        state_s=STATE_S,
+        late_s=LATE_S,
+        can_kill=False,
+        retries=True,
+        hold_back_s=streams.HOLD_S,
     )
 
 

@@ -17,9 +17,10 @@ from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["PACE_S", "forget", "page"]
+__all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 
 PACE_S = 0.5  # between two looks; most of them ask nobody
+HOLD_BACK_S = 2.0  # nodes' entries are taken in at different times ; a tail's own window is as long
 PASSED_S = 10.0  # for which a reader that will not stay knows all there is
 LIVE_S = 2.0  # who comes again so soon is following
 

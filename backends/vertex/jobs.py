@@ -142,7 +142,7 @@ def logs(
 
 def pace(ref: JobRef) -> Pace:
     """Return how often to ask: lines that the tail has brought are there without a call."""
-    return Pace(lines_s=follow.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False)
+    return Pace(lines_s=follow.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=follow.HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:

@@ -253,7 +253,9 @@ class Stream:
         if self._now or self._place.is_complete:
             seconds = 0.0
         elif seconds is None:
-            seconds = 0.0 if self._attempt.plan["instances"] == 1 else self.pace.hold_back_s
+            nodes = backends.nodes_of(self._ranks, self._attempt.plan["nproc_per_node"])
+            is_alone = self._attempt.plan["instances"] == 1 or (nodes is not None and len(nodes) == 1)
+            seconds = 0.0 if is_alone else self.pace.hold_back_s
         self._hold_back = HoldBack(seconds, held)
 
     # -- what the backend has ------------------------------------------------------------------------------------------
