@@ -48,6 +48,7 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Star
         Route("/compare", handlers.compare),
         Route("/spend", handlers.spend),
         Route("/static/{name}", handlers.static),
+        Route("/favicon.ico", handlers.icon),
         Route("/jobs/{job}", handlers.job),
         Route("/jobs/{job}/stream", handlers.job_stream),
         Route("/jobs/{job}/curves", handlers.curves),
@@ -249,6 +250,11 @@ class _Handlers:
         content, kind = found
         headers = {"cache-control": "private, max-age=31536000, immutable"} if "v" in request.query_params else {}
         return Response(content, headers=headers, media_type=kind)
+
+    async def icon(self, request: Request) -> Response:
+        """The mark, for a page that names none."""
+        content, kind = self.site.assets["icon.svg"]
+        return Response(content, media_type=kind)
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """What is refused, in words."""

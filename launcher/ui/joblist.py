@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Listed:
-    """A page of jobs, each as `status --json` tells it and with its `tags`; `count` of them in all."""
+    """A page of jobs, each as `status --json` tells it; `count` of them in all."""
 
     jobs: list[dict[str, Any]]
     count: int
@@ -102,7 +102,7 @@ def choices(registry: Registry) -> dict[str, list[str]]:
 def _told(registry: Registry, job_id: str) -> dict[str, Any]:
     job = registry.find(job_id)
     attempts = [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
-    return as_json(job, attempts) | {"tags": job.config.get("tags") or {}}
+    return as_json(job, attempts)
 
 
 def _where(choice: Choice) -> tuple[str, list[Any]]:

@@ -11,6 +11,7 @@ from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.meter import legs_of, spent_micro
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.overview import lines_before
 from cloudtrain.launcher.ui.streams import Shown
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
         "next_steps": next_step(job, attempts),
         "attempts": [_attempt(attempt, now_s) for attempt in reversed(attempts)],
         "trace": _trace(state.error),
+        "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
     }
 

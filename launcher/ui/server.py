@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["has_desktop", "serve", "tunnel"]
 
 HOST = "127.0.0.1"
-MOST_HEAD_BYTES = 32_768  # of a request
 MOST_CONNECTIONS = 200
 END_S = 1  # that an answer under way has, once the server ends
 
@@ -32,7 +32,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
     import uvicorn
 
     from cloudtrain.launcher.ui.app import make
-    from cloudtrain.launcher.ui.guard import Keys
+    from cloudtrain.launcher.ui.guard import MOST_HEAD_BYTES, Keys
     from cloudtrain.launcher.ui.site import Site
 
     class Server(uvicorn.Server):
@@ -135,13 +135,9 @@ def _open(address: str) -> None:
         file.write(text)
     program = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
     nothing = subprocess.DEVNULL
-    subprocess.Popen(
-        [sys.executable, "-c", program, page.as_uri()],
-        stdin=nothing,
-        stdout=nothing,
-        stderr=nothing,
-        start_new_session=True,
-    )
+    options = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "start_new_session": True}
+    command = [sys.executable, "-c", program, page.as_uri()]
+    threading.Thread(target=subprocess.run, args=(command,), kwargs=options, name="browser", daemon=True).start()
 
 
 def _forget_page() -> None:

@@ -42,7 +42,7 @@ def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: Want
     """Return the answer that goes on until the page is closed. `show` is called in a thread; CloudtrainError is told.
 
     Events: `page` {parts}, `curves` (they have changed), `log` {lines} with their number as its id, `begin` where the
-    lines begin anew, `over`, `trouble` {text}.
+    lines begin anew, `over`; `trouble` {text} with the page, `logtrouble` with the lines, empty once it is over.
     """
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     return StreamingResponse(
@@ -56,14 +56,12 @@ async def _events(
     site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None, after: str
 ) -> AsyncIterator[str]:
     feed: Feed | None = None
-    trouble = ""
     yield "retry: 1000\n\n"
     if wanted is not None:
         try:
             feed = site.feeds.enter(wanted)
         except CloudtrainError as error:
-            trouble = str(error)
-            yield _event("trouble", {"text": trouble})
+            yield _event("logtrouble", {"text": str(error)})
     try:
         with site.listening() as news:
             page, log = _Page(site, show), _Log(feed, after)
@@ -163,7 +161,7 @@ class _Log:
         found = []
         if feed.trouble != self._trouble:
             self._trouble = feed.trouble
-            found.append(_event("trouble", {"text": self._trouble}))
+            found.append(_event("logtrouble", {"text": self._trouble}))
         if not feed.is_ready:
             return found
         if not self._has_begun:

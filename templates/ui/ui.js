@@ -97,6 +97,7 @@
 
   on.page = ({parts}) => { trouble(""); for (const [name, html] of Object.entries(parts)) show(name, html); newAttempt(); };
   on.trouble = ({text}) => trouble(text);
+  on.logtrouble = ({text}) => { logTrouble = text; tell(); };
   on.curves = () => readCurves();
 
   /* ---- curves ---- */
@@ -132,7 +133,7 @@
   /* ---- a job's lines ---- */
 
   const log = one("log"), form = one("log-form"), state = one("log-state");
-  let paused = [], isPaused = false, isOver = false, count = 0;
+  let paused = [], isPaused = false, isOver = false, count = 0, logTrouble = "";
   const bars = new Map(); // of each rank the progress bar that still runs
 
   function lineOf([rank, node, time, text, runs]) {
@@ -168,6 +169,8 @@
   }
 
   function tell() {
+    state.classList.toggle("over", Boolean(logTrouble));
+    if (logTrouble) { state.textContent = logTrouble; return; }
     const more = isPaused && paused.length ? `, ${paused.length} more wait` : "";
     const what = isPaused ? "paused" : isOver ? "the end" : "live";
     state.textContent = count || more ? `${count === MOST_LINES ? "the last " : ""}${count} line${count === 1 ? "" : "s"}${more}; ${what}` : isOver ? "no lines" : "no lines yet";
@@ -183,7 +186,7 @@
     const path = `/jobs/${encodeURIComponent(body.dataset.job)}`, query = wanted();
     one("log-download").href = `${path}/log?${query}`;
     if (!form.checkValidity()) return;
-    after = "";
+    after = logTrouble = "";
     address = `${path}/stream?${query}`;
     state.textContent = "reading";
     connect();
@@ -244,20 +247,22 @@
     if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   });
 
+  /* A form goes by fetch: a page that passes no address on sends its forms without saying whose they are. */
   document.addEventListener("submit", async (event) => {
-    const dialog = event.target.closest("dialog");
-    if (!dialog) return;
+    const form = event.target, then = form.dataset.then, dialog = form.closest("dialog");
+    if (form.method !== "post") return;
     event.preventDefault();
-    const fields = new URLSearchParams(new FormData(event.target, event.submitter));
-    dialog.close();
+    const fields = new URLSearchParams(new FormData(form, event.submitter));
+    if (dialog) dialog.close(); else event.submitter.disabled = true;
     say("asking");
     try {
-      const answer = await fetch(event.target.action, {
+      const answer = await fetch(form.action, {
         method: "POST",
         body: fields,
         headers: {accept: "application/json", "x-cloudtrain-csrf": document.querySelector("meta[name=csrf]").content},
       });
       const told = await answer.json();
+      if (answer.ok && then) location.assign(then);
       say(told.said || told.error, !answer.ok);
     } catch (error) {
       say(`That was not sent: ${error.message}`, true);

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from uiserver import Served, serving
 
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.registry import Registry, this_process
 from cloudtrain.launcher.ui import server
-from uiserver import Served, serving
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 1.5, "cap_s": 3600}
 HOSTILE = "<script>alert(1)</script>"
@@ -71,14 +71,14 @@ def test_address_is_of_the_loopback_alone(served: Served) -> None:
 def test_token_is_long_and_in_no_process_s_arguments(served: Served) -> None:
     """256 bits; what `ps` shows is for everybody."""
     assert len(served.token) >= 43
-    arguments = b"".join(
-        path.read_bytes() for path in Path(f"/proc/{served.process.pid}").glob("task/*/../../cmdline")
-    )
+    arguments = b"".join(path.read_bytes() for path in Path(f"/proc/{served.process.pid}").glob("task/*/../../cmdline"))
     assert arguments
     assert served.token.encode() not in arguments
 
 
-@pytest.mark.parametrize("path", ["/", "/?token=wrong", "/jobs/hostile", "/stream", "/static/ui.js", "/spend", "/nosuch"])
+@pytest.mark.parametrize(
+    "path", ["/", "/?token=wrong", "/jobs/hostile", "/stream", "/static/ui.js", "/spend", "/nosuch"]
+)
 def test_nobody_gets_in_without_the_token(served: Served, path: str) -> None:
     """Whatever is asked for, and whether it is there."""
     answer = served.ask("GET", path)
@@ -247,7 +247,9 @@ def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path) -> None
     """In one line with the command that installs it; a fault of our own is not hidden by that."""
     folder = tmp_path / "without"
     folder.mkdir()
-    (folder / "starlette.py").write_text("raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')\n")
+    (folder / "starlette.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')\n"
+    )
     done = cli("ui", "--no-open", env={"PYTHONPATH": str(folder)})
     assert (done.code, 'pip install "cloudtrain[ui]"' in done.stderr) == (2, True), done.stderr
 
