@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -45,6 +46,8 @@ class Terminal:
         )
         self._slave = slave  # kept open, so that its modes can be looked at when all is over
         self.output = b""
+        self._is_lost = threading.Event()
+        self._reading = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -66,8 +69,14 @@ class Terminal:
         return self.output.index(text.encode(), since) + len(text.encode())
 
     def end(self) -> int:
-        """Wait for the end; return the exit code."""
-        return self.process.wait(60)
+        """Wait for the end, and for all that was written by then; return the exit code."""
+        code = self.process.wait(60)
+        while not self._is_lost.is_set():
+            with self._reading:
+                if not select.select([self.master], [], [], 0.0)[0]:
+                    break
+            time.sleep(0.01)
+        return code
 
     def is_given_back(self) -> bool:
         """Return whether the alternate screen was left, with the cursor shown, and the modes are as they were."""
@@ -84,20 +93,22 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self.lose()
         os.close(self._slave)
-        if self.master >= 0:
+
+    def lose(self) -> None:
+        """Have the terminal go, as when its window is closed: not before nobody reads from it."""
+        if not self._is_lost.is_set():
+            self._is_lost.set()
+            self._reader.join()
             os.close(self.master)
-        self._reader.join(10)
 
     def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self.master, 65536)
-            except OSError:
-                return
-            if not data:
-                return
-            self.output += data
+        while not self._is_lost.is_set():
+            select.select([self.master], [], [], 0.05)
+            with self._reading:
+                if select.select([self.master], [], [], 0.0)[0]:
+                    self.output += os.read(self.master, 65536)
 
 
 @pytest.fixture
@@ -168,8 +179,7 @@ def test_lost_terminal_ends_the_watch(terminal: Callable[..., Terminal], seed: C
     """Nobody is there any more."""
     shown = terminal(waits(seed))
     shown.see("pending")
-    os.close(shown.master)
-    shown.master = -1
+    shown.lose()
     assert shown.end() in (129, -signal.SIGHUP)
 
 

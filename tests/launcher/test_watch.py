@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from cloudtrain.launcher import retry, watchservice
 from cloudtrain.launcher import watch as watching
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.logs import kept
 from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.registry import Registry
 
@@ -82,6 +84,48 @@ def test_one_watcher_acts_on_a_job_at_a_time(
     os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
     assert look(job) is not None
+
+
+def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process's own lock would be none between them, and go with the first look that ends."""
+    looked, goes_on = threading.Event(), threading.Event()
+
+    def slow(ref: Any) -> State:
+        looked.set()
+        goes_on.wait(30)
+        return RUNS
+
+    states(monkeypatch, lambda ref: slow(ref) if "slow" in ref["folder"] else RUNS)
+    job, other = seed("slow", RUNS), seed("other", RUNS)
+
+    def watch() -> None:
+        registry = Registry()
+        watching.look(registry, Herald(registry), job)
+        registry.close()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert looked.wait(30)
+    try:
+        assert look(other) is not None
+        assert look(job) is None
+    finally:
+        goes_on.set()
+        thread.join()
+    assert look(job) is not None
+
+
+def test_log_of_a_job_that_has_ended_is_brought_home(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """By any watcher that sees the end: the machine may soon be gone."""
+    seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
+    assert cli("watch", "--once").code == 0
+    registry = Registry()
+    place = kept.place(registry.database, "ended", 1)
+    registry.close()
+    assert place is not None
+    assert place.is_complete
 
 
 def test_unreachable_backend_says_nothing_of_the_job(
