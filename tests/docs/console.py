@@ -13,6 +13,7 @@ What is shown holds for what comes if all of it comes, in its order, nothing bet
 - `...` alone on a line is any lines, also none; within a line it is any text;
 - a figure with a decimal point or a unit (`0.1827`, `3.1k`, `12s`, `45%`) is any such figure; whole numbers, as steps
   and ranks have, are those very ones;
+- the width of a column is any: where the page has two blanks or more, so may what comes, of its own number;
 - the five letters of a job's id (`spirals-x7k2m`) are any five.
 
 `python tests/docs/console.py PAGE` prints a page's commands with what they print here, to write it from.
@@ -36,7 +37,7 @@ UNIT = r"(?:ms|s|m|h|d|k|M|G|kB|MB|GB|%)"
 FIGURE = re.compile(rf"\d+\.\d+(?:e-?\d+)?{UNIT}?\b|\d+(?:ms|[smhd](?: \d+[smhd])*|k|M|kB|MB|GB|%)(?![\w-])")
 ANY_FIGURE = rf"\d[\d.]*(?:e-?\d+)?{UNIT}?(?: \d+[smhd])*"
 ID = "-[2-9b-df-hjkmnp-tv-xz]{5}(?![\\w])"  # launcher.job's alphabet
-COMMAND_LIMIT_S = 120.0
+COMMAND_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,9 @@ def _pattern(line: str) -> str:
 def _varying(text: str) -> str:
     """Return the expression of a text without dots: its figures and ids are any, all else is itself."""
     parts, at = [], 0
-    for found in re.finditer(rf"(?P<id>{ID})|{FIGURE.pattern}", text):
-        parts += [re.escape(text[at : found.start()]), ID if found["id"] else ANY_FIGURE]
+    for found in re.finditer(rf"(?P<id>{ID})|(?P<gap> {{2,}})|{FIGURE.pattern}", text):
+        any_ = ID if found["id"] else " {2,}" if found["gap"] else ANY_FIGURE
+        parts += [re.escape(text[at : found.start()]), any_]
         at = found.end()
     return "".join([*parts, re.escape(text[at:])])
 

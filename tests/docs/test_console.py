@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from docs.console import Session, Step, Written, missing, steps
 
 PAGE = """\
@@ -62,6 +61,7 @@ def test_session_keeps_folder_variables_and_code(tmp_path: Path) -> None:
         (["at ... here"], ["at /a/b here"]),
         (["3.1k samples/s, 45% of 2.0GB"], ["512 samples/s, 7% of 1.25GB"]),
         (["step 200/200"], ["step 200/200  "]),
+        (["A   8s  x"], ["A    12s  x"]),
     ],
 )
 def test_what_varies_may_vary(shown: list[str], printed: list[str]) -> None:

@@ -1,0 +1,58 @@
+"""Every tutorial's commands, run in their order against the stand-ins, and what it shows held to what is printed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.console import Session, Written, missing, steps
+from doubles.aws.handle import Aws
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
+# What stands in for the platform; its `environ` is all that a reader's terminal here has beyond his own.
+STAND_INS = {"local": None, "ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+
+
+@pytest.fixture(params=sorted(STAND_INS))
+def page(request: pytest.FixtureRequest) -> str:
+    """Return the tutorial's name."""
+    return str(request.param)
+
+
+@pytest.fixture
+def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Return the variables of a reader who has an account, or hosts, and has just installed cloudtrain."""
+    name = STAND_INS[page]
+    platform = request.getfixturevalue(name) if name else None
+    if isinstance(platform, Aws):
+        platform.role()
+        platform.bucket()
+        platform.settings(stop_grace_s=30, interrupt_grace_s=20)
+    found: dict[str, str] = cli.environment(platform.environ if platform else {})
+    return {**found, "PATH": f"{Path(sys.executable).parent}:{found['PATH']}", "SHELL": "/bin/bash"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_tutorial_prints_what_it_shows(page: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Each command in turn, as its reader types it; one that fails without the page saying so fails here too."""
+    (tmp_path / "reader").mkdir()
+    session = Session(tmp_path / "reader", environment)
+    for step in steps((PAGES / f"{page}.md").read_text(encoding="utf-8")):
+        if isinstance(step, Written):
+            session.write(step)
+            continue
+        assert session.code == 0 or step.command == "echo $?", f"line {step.line}: exit code {session.code} before it"
+        printed = session.run(step.command)
+        lacking = missing(step.shown, printed)
+        told = "\n".join(["", f"docs/tutorials/{page}.md:{step.line}: $ {step.command}", *printed])
+        assert lacking is None, f"{told}\n--- not as shown: {lacking}"
+    assert session.code == 0
+
+
+def test_every_page_is_run() -> None:
+    """A tutorial without a stand-in here is not tested."""
+    assert {path.stem for path in PAGES.glob("*.md")} == set(STAND_INS)
