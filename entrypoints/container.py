@@ -38,12 +38,8 @@ from cloudtrain.entrypoints.usedtime import Note
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
 
-FAILURE_BYTES, MESSAGE_BYTES, TYPE_BYTES, LINES_BYTES = (
-    1000,
-    300,
-    80,
-    200,
-)  # SageMaker passes on the first 1024 characters
+FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
+MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = 300, 80, 100
 LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
@@ -126,9 +122,9 @@ def account(verdict: dict[str, Any]) -> str:
     fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
     fields |= {"message": message, "traceback": "", "lines": []}
     room = FAILURE_BYTES - len(events.format_line("ended", f"{who}{kind}{message}", fields).encode())
-    told = [str(line) for line in error.get("lines") or ()]
+    told = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
     # Of both the end: there stands the user's own line, and what was printed last.
-    kept = len(json.dumps(_last(told, LINES_BYTES)))
+    kept = len(json.dumps(_last(told, 2 * LINE_BYTES)))
     frames = _last(str(error.get("traceback") or "").split("\n"), room - kept, "\n".join)
     told = _last(told, room - len(json.dumps("\n".join(frames))))
     return events.format_line(

@@ -213,6 +213,8 @@ def _without_ours(error: BaseException) -> list[str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
     frames = [f for f in frames if f.filename != runpy.__file__]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    if code := os.environ.get("CLOUDTRAIN_CODE_DIR"):  # as the user knows the file
+        head = [line.replace(f'  File "{code}/', '  File "') for line in head]
     return [*head, *traceback.format_exception_only(type(error), error)]
 
 

@@ -14,6 +14,7 @@ from cloudtrain.launcher.describe import limit_words, next_step, onward_of, outc
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.live import spark
 from cloudtrain.launcher.live.signs import signs_of
+from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.money import curve, meter
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, of_limit
@@ -52,7 +53,7 @@ def as_lines(
     tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
     found: list[str] = []
     for frames, told in _MOST:
-        found = wrapped([*head, *_failure_lines(job, before[-told:], frames), *tail], columns)
+        found = wrapped([*head, *_failure_lines(job, before[-told:], frames, columns), *tail], columns)
         if rows is None or len(found) < rows:
             break
     return found
@@ -117,14 +118,15 @@ def _pending(job: Job, now_s: float) -> list[str]:
 
 def _progress_lines(job: Job) -> list[str]:
     progress, lines = job.attempt.progress, list[str]()
-    if text := progress_words(progress):
+    trend = _trend(progress)
+    if text := progress_words(progress | ({"loss": None} if trend else {})):
         lines.append(f"  progress    {_done(progress)}{text}{_left(progress) if job.active else ''}")
     elif job.attempt.state.state == "running":
         told = "no step yet" if job.config.get("task") else "not known: the job has printed no event lines"
         lines.append(f"  progress    {told}")
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
-    if trend := _trend(progress):
+    if trend:
         lines.append(f"  loss        {trend}")
     if metrics := progress.get("metrics"):
         lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
@@ -158,17 +160,22 @@ def _speed(progress: dict[str, Any]) -> str:
     if (share := data_share(progress)) is not None:
         parts.append(f"{100 * share:.0f} % of it waits for data")
     if isinstance(memory := progress.get("memory_bytes"), float | int):
-        parts.append(f"{memory / 1e9:.3g} GB of GPU memory")
+        parts.append(f"{memory / 1e9:.3g} GB of memory")
     return ", ".join(parts)
 
 
 def _trend(progress: dict[str, Any]) -> str:
-    """Return the loss over this attempt as a curve, from its first mean to its last; "" before there is one."""
+    """Return the loss over this attempt: its first mean and its last, the curve between, and the newest of all.
+
+    "" before there is a curve.
+    """
     bins = curve.load(progress.get("curve")).bins
     if len(bins) < 3:
         return ""
     picture = spark.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
-    return f"{picture}  {bins[0].loss:.4g} at step {bins[0].step}, {bins[-1].loss:.4g} at {bins[-1].step}"
+    newest = progress.get("loss")
+    now = f"; now {_number(newest)}" if newest is not None else ""
+    return f"{bins[0].loss:.4g} {picture} {bins[-1].loss:.4g}, steps {bins[0].step} to {bins[-1].step}{now}"
 
 
 def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
@@ -176,7 +183,7 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     step = money.checkpoint_step
     if step is None:
         is_running = job.attempt.state.state == "running" and "step" in job.attempt.progress
-        return ["  checkpoint  none yet: what is done would be lost"] if is_running else []
+        return ["  checkpoint  none told of yet"] if is_running else []
     progress, state = job.attempt.progress, job.attempt.state
     saved_s, at = progress.get("saved_s"), progress.get("step")
     age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
@@ -184,8 +191,8 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     if isinstance(at, int) and at > step:
         steps = f"{at - step} step{'s' if at - step != 1 else ''}"
         seen_s = now_s if job.active else (state.ended_s or now_s)
-        took = f", {span(seen_s - saved_s)} of work," if isinstance(saved_s, float | int) and seen_s > saved_s else ""
-        risk = f"; {steps}{took} since then {'are' if job.active else 'were'} not saved"
+        took = f" ({span(seen_s - saved_s)})" if isinstance(saved_s, float | int) and seen_s > saved_s else ""
+        risk = f"; {steps} since{took} {'not yet' if job.active else 'were not'} saved"
     return [f"  checkpoint  step {step}{age}{risk}"]
 
 
@@ -230,12 +237,18 @@ def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     return [f"  outlook     {limit_words(job, money)}", f"{_HANG}it would be {finish}"]
 
 
-def _failure_lines(job: Job, before: Sequence[str], most_frames: int) -> list[str]:
-    """Return the first failing rank's exception, where it was raised, what came before it, and what is likely."""
+def _failure_lines(job: Job, before: Sequence[str], most_frames: int, columns: int | None) -> list[str]:
+    """Return the first failing rank's exception, where it was raised, what came before it, and what is likely.
+
+    Code and log lines are cut where they are too long: broken ones cannot be told from others.
+    """
     state = job.attempt.state
-    lines = _error_lines(state.error, most_frames)
+    lines = _error_lines(state.error, most_frames, columns)
     if before and state.error:
-        lines += [f"  before it   {before[0]}", *(f"{_HANG}{line}" for line in before[1:])]
+        lines += [
+            _cut(f"{_HANG if place else '  before it   '}{line}", columns)
+            for place, line in enumerate(map(_plain, before))
+        ]
     if state.detail and state.state != "pending":
         lines.append(f"  detail      {state.detail}")
     if cause := causes.likely(state.error, job.config):
@@ -243,15 +256,27 @@ def _failure_lines(job: Job, before: Sequence[str], most_frames: int) -> list[st
     return lines
 
 
-def _error_lines(error: dict[str, Any] | None, most_frames: int) -> list[str]:
+def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | None) -> list[str]:
     if not error:
         return []
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{error['type']}: " if error.get("type") else ""
-    first, *rest = f"{who}{kind}{error['message']}".splitlines() or [""]
+    first, *rest = map(_plain, f"{who}{kind}{error['message']}".splitlines() or [""])
     trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
     frames = [line for line in trace.splitlines() if line.startswith("  ")]
-    return [f"  error       {first}", *(f"{_HANG}{line}" for line in rest + frames[-most_frames:])]
+    # The message may be the user's code's: of many lines the first say what it is.
+    rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
+    below = [*rest, *(_cut(f"{_HANG}{line}", columns)[len(_HANG) :] for line in frames[-most_frames:])]
+    return [f"  error       {first}", *(f"{_HANG}{line}" for line in below)]
+
+
+def _plain(line: str) -> str:
+    """Return the line without what a terminal would obey: it was written by the job."""
+    return shown(line, colour=False)
+
+
+def _cut(line: str, columns: int | None) -> str:
+    return line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…"
 
 
 def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, now_s: float) -> list[str]:

@@ -122,9 +122,17 @@ class Fleet:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
 
 
-@functools.lru_cache(maxsize=1)
+_making = threading.Lock()
+
+
 def fleet() -> Fleet:
-    """Return this process's fleet."""
+    """Return this process's fleet, the same one in every thread."""
+    with _making:
+        return _fleet()
+
+
+@functools.lru_cache(maxsize=1)
+def _fleet() -> Fleet:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="ssh", daemon=True).start()
 

@@ -156,6 +156,7 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert done.code == 1
     assert (status["state"], status["reason"], status["restarts"]) == ("failed", "error", 0)
     assert (status["error"]["rank"], status["error"]["type"]) == (1, "ValueError")
+    assert status["error"]["lines"], "what the rank printed before it"
     assert "boom of rank one" in cli("status", "last").stdout
 
 

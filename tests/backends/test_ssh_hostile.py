@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.ssh import check, jobs
-from cloudtrain.backends.ssh.fleet import fleet
+from cloudtrain.backends.ssh.fleet import _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
@@ -75,10 +75,10 @@ def nothing_is_executed(tmp_path: Path) -> Iterator[None]:
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this very process reaches; no command of a string has run there at the end."""
     ssh_pair.apply(monkeypatch)
-    fleet.cache_clear()
+    _fleet.cache_clear()
     yield ssh_pair
     fleet().run(fleet()._close())
-    fleet.cache_clear()
+    _fleet.cache_clear()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):  # masters
         processes.kill(pid, 9)
     for host in ssh_pair.hosts:

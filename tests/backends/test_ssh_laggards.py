@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import laggards
-from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.fleet import Answer, Call, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
@@ -24,7 +24,7 @@ CLOCK = Call("clock", {})
 def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
     """Return two hosts to which there are channels; with them end the masters and what is still asked."""
     ssh_pair.apply(monkeypatch)
-    fleet.cache_clear()
+    _fleet.cache_clear()
     monkeypatch.setattr(laggards, "PATIENCE_S", 0.3)
     monkeypatch.setattr(laggards, "_under_way", {})
     first, second = (Host(name, ssh_config=str(ssh_pair.ssh_config), python=sys.executable) for name in ("h0", "h1"))
@@ -33,7 +33,7 @@ def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     ssh_pair.hosts[1].join()
     laggards._give_up()
     fleet().close()
-    fleet.cache_clear()
+    _fleet.cache_clear()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 

@@ -19,7 +19,7 @@ import pytest
 
 from cloudtrain.backends.ssh import masters, shipping
 from cloudtrain.backends.ssh.crew import Seat
-from cloudtrain.backends.ssh.fleet import Fleet, fleet
+from cloudtrain.backends.ssh.fleet import Fleet, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.bundle import Bundle, pack
@@ -33,10 +33,10 @@ DAY_S = 86_400
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this very process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
-    fleet.cache_clear()
+    _fleet.cache_clear()
     yield ssh_pair
     fleet().close()
-    fleet.cache_clear()
+    _fleet.cache_clear()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import channel, masters
-from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.fleet import Answer, Call, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
@@ -31,7 +31,7 @@ CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this very process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
-    fleet.cache_clear()
+    _fleet.cache_clear()
     yield ssh_pair
     forget(home)
 
@@ -39,7 +39,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def forget(home: Path) -> None:
     """End this process's channels and masters: what comes next is a new command."""
     fleet().run(fleet()._close())
-    fleet.cache_clear()
+    _fleet.cache_clear()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 
@@ -358,7 +358,7 @@ def test_sixteen_hosts_through_a_bastion(
     folder.mkdir()
     config = folder / "config"
     config.write_text(many.jump_config().read_text())
-    fleet.cache_clear()
+    _fleet.cache_clear()
     targets = [Host(host.name, ssh_config=str(config), python=sys.executable) for host in many.hosts]
     answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
     errors = {target.name: str(answer.error) for target, answer in answers.items() if answer.error is not None}

@@ -150,6 +150,30 @@ def test_outcome_of_a_sigterm_from_torchrun_is_an_echo(tmp_path: Path) -> None:
     assert outcome(tmp_path, torchrun=[{**SIGTERM, "time_s": 1.0}], rank_1=echo)[1][0]["rank"] == 1
 
 
+def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not speak for itself; another rank's log is not its own."""
+    monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
+    (tmp_path / "rank-1.log").write_text("loading\nallocating 80 GB\n")
+    (tmp_path / "rank-0.log").write_text("waiting\n")
+    killed = {"rank": 1, "kind": "signal", "signal": "SIGKILL", "exit_code": -9, "message": "killed by SIGKILL"}
+    assert outcome(tmp_path, torchrun=[killed])[1][0]["lines"] == ["loading", "allocating 80 GB"]
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "killed", "words"),
+    [
+        ("SIGKILL", 1, "killed by it; meanwhile the kernel killed a process of this machine for want of memory"),
+        ("SIGKILL", 3, "killed by it; meanwhile the kernel killed 3 processes of this machine for want of memory"),
+        ("SIGKILL", 0, "killed by it"),
+        ("SIGSEGV", 1, "killed by it"),
+    ],
+)
+def test_failure_tells_of_memory_where_the_kernel_does(signal_name: str, killed: int, words: str) -> None:
+    """Its counter proves what a SIGKILL alone does not."""
+    failure = {"rank": 0, "kind": "signal", "signal": signal_name, "message": "killed by it"}
+    assert boot._with_memory([failure], killed) == [{**failure, "message": words}]
+
+
 def test_outcome_of_a_killed_torchrun(tmp_path: Path) -> None:
     """Without any account the signal itself is the account."""
     code, failures = outcome(tmp_path, -9)

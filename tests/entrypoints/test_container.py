@@ -164,7 +164,7 @@ def test_account_is_an_event_that_fits(message: str) -> None:
     """What SageMaker cuts at 1024 characters must be whole: words first, then data, the traceback's end in it."""
     frames = "".join(f'  File "train.py", line {n}, in f{n}\n    call()\n' for n in range(100))
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": frames + "the end"}
-    lines = [f"loading shard {n} of the training set, é" for n in range(10)]
+    lines = [*(f"loading shard {n}, é" for n in range(9)), "in a very long line " * 20]
     line = account({**FAILED, "error": {**error, "lines": lines}})
     text, fields = events.parse(line)
     assert fields is not None
@@ -173,7 +173,8 @@ def test_account_is_an_event_that_fits(message: str) -> None:
     assert (fields["rank"], fields["state"], fields["resumable"]) == (5, "failed", True)
     assert fields["traceback"].endswith("the end")
     assert fields["lines"]
-    assert fields["lines"] == lines[-len(fields["lines"]) :]
+    assert lines[-1].startswith(fields["lines"][-1])
+    assert fields["lines"][:-1] == lines[-len(fields["lines"]) : -1]
 
 
 def test_account_without_an_error_says_why() -> None:

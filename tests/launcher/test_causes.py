@@ -1,0 +1,96 @@
+"""What is likely behind a failure: by texts that torch 2.13, Python 3.11 and this launcher have printed.
+
+Those of CUDA, NCCL and the driver are as their sources write them: no GPU was there to print them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.causes import CAUSES, likely
+
+GPU_FULL = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 5.12 GiB"
+CPU_FULL = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+KILLED = "killed by SIGKILL; meanwhile the kernel killed a process of this machine for want of memory"
+SHM = "unable to allocate shared memory(shm) for file </torch_20391_1992539922_0>: No space left on device (28)"
+NCCL = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, "
+    "NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+GLOO = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation"
+REDUCTION = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates"
+NAN = "loss is nan at step 12, learning rate 0.1; no checkpoint was written; look at the data of this step, a lower lr"
+
+TEXTS = [
+    ("OutOfMemoryError", GPU_FULL, "the GPU's memory is full"),
+    ("RuntimeError", CPU_FULL, "the machine's memory is full"),
+    ("MemoryError", "", "the machine's memory is full"),
+    (None, KILLED, "the machine's memory is full"),
+    ("RuntimeError", SHM, "shared memory (/dev/shm) is too small"),
+    ("OSError", "[Errno 28] No space left on device", "a disk is full"),
+    ("RuntimeError", "iostream error; the disk of /mnt/checkpoints is full: 3 MB free", "a disk is full"),
+    ("ModuleNotFoundError", "No module named 'strtok'", "no module `strtok`"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/train.bin'", "`data/train.bin` was not sent"),
+    ("OSError", "[Errno 98] Address already in use", "has the port"),
+    ("DistBackendError", NCCL, "in a collective"),
+    ("RuntimeError", GLOO, "in a collective"),
+    ("RuntimeError", "CUDA driver version is insufficient for CUDA runtime version", "NVIDIA driver is older"),
+    ("RuntimeError", "CUDA error: no kernel image is available for execution on the device", "not built for"),
+    ("RuntimeError", "CUDA error: device-side assert triggered", "out of range"),
+    ("NonFiniteError", NAN, "diverges"),
+    ("RuntimeError", REDUCTION, "take no part in the loss"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "wanted"), TEXTS)
+def test_cause_is_told_by_the_failures_own_text(kind: str | None, message: str, wanted: str) -> None:
+    """One sentence: what it means, and what to do."""
+    told = likely({"rank": 0, "kind": "exception", "type": kind, "message": message}, {})
+    assert told is not None
+    assert wanted in told
+    assert "; " in told
+    assert "{" not in told.replace("env: {CUDA_LAUNCH_BLOCKING: 1}", "")
+
+
+def test_every_cause_has_a_text() -> None:
+    """None stands in the table untried."""
+    for cause in CAUSES:
+        assert any(cause.pattern.search(f"{kind}: {message}") for kind, message, _ in TEXTS), cause.means
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        {"rank": 1, "type": "ValueError", "message": "label 11 is not below 10"},
+        {"rank": 1, "type": "FileNotFoundError", "message": "[Errno 2] No such file or directory: '/mnt/data/x'"},
+        {"rank": 1, "kind": "exit", "message": "exited with code 3", "lines": ["all shards loaded"]},
+    ],
+)
+def test_no_cause_is_told_where_the_text_proves_none(error: dict[str, Any] | None) -> None:
+    """An absolute path may be anything; a code of the user's own means what they made it mean."""
+    assert likely(error, {}) is None
+
+
+def test_cause_is_looked_for_in_the_last_lines_too() -> None:
+    """A library that prints why and exits leaves an exit code alone."""
+    error = {"rank": 0, "kind": "exit", "message": "exited with code 1", "lines": ["step 3", GPU_FULL]}
+    assert "GPU's memory" in str(likely(error, {}))
+
+
+def test_cause_names_the_keys_where_the_trainer_is_ours() -> None:
+    """A script has no micro_batch_size."""
+    error = {"type": "OutOfMemoryError", "message": GPU_FULL}
+    assert "training.micro_batch_size" in str(likely(error, {"task": "task.py"}))
+    assert "training." not in str(likely(error, {"task": None, "script": "train.py"}))
+
+
+def test_sigkill_without_a_proof_is_not_called_memory() -> None:
+    """Somebody's `kill -9` looks the same; only the kernel's counter tells."""
+    told = str(likely({"rank": 0, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL"}, {}))
+    assert told.startswith("something killed it from outside")

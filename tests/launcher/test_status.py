@@ -1,0 +1,200 @@
+"""One screen about a job: what stands on it in each of its states, and that it fits 80x24."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import asking
+from cloudtrain.launcher.commands import status as status_command
+from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.money import curve
+from cloudtrain.launcher.overview import as_lines, lines_before
+from cloudtrain.launcher.registry import Registry
+
+NOW_S = time.time()
+CURVE = curve.dump(curve.added(curve.EMPTY, [(NOW_S - 100 + n, 10 * n, 2.0 / n) for n in range(1, 40)]))
+STEPS = {
+    "step": 390,
+    "max_steps": 1000,
+    "loss": 0.0512,
+    "eta_s": 125.0,
+    "samples_per_s": 20480.0,
+    "mfu": 0.413,
+    "step_s": 0.05,
+    "data_s": 0.006,
+    "curve": CURVE,
+    "checkpoint_step": 300,
+    "saved_s": NOW_S - 30,
+}
+FRAMES = "".join(f'  File "part{n}.py", line {n}, in call\n    return inner({"batch, " * 20})\n' for n in range(9))
+ERROR = {
+    "rank": 1,
+    "kind": "exception",
+    "type": "ValueError",
+    "message": "label 11 is not below 10\nsample 8812",
+    "traceback": f"Traceback (most recent call last):\n{FRAMES}ValueError: label 11",
+    "lines": ["a"] * 10,
+}
+
+
+@pytest.fixture
+def screen(make_job: Callable[..., Job]) -> Callable[..., str]:
+    """Return a function that gives the screen of a job in that state, on a terminal of 80x24."""
+
+    def show(state: State, progress: dict[str, Any] | None = None, earlier: int = 0, **config: Any) -> str:
+        job = make_job("digits-x", earlier + 1, config={"task": "task.py", **config})
+        attempt = replace(job.attempt, phase="sent", ref={"x": 1}, state=state, progress=progress or {})
+        job = replace(job, attempt=attempt)
+        before = [_preempted(attempt, number) for number in range(1, earlier + 1)]
+        lines = as_lines(job, [*before, attempt], (state.error or {}).get("lines") or (), (80, 24))
+        assert len(lines) < 24
+        assert max(map(len, lines)) <= 80
+        return "\n".join(lines)
+
+    return show
+
+
+def _preempted(attempt: Attempt, number: int) -> Attempt:
+    state = State("failed", "preempted", resumable=True, started_s=NOW_S - 9000, ended_s=NOW_S - 8400)
+    return replace(attempt, number=number, state=state, progress={"step": 100 * number, "checkpoint_step": 90 * number})
+
+
+@pytest.mark.parametrize("language", ["C.UTF-8", "C"])
+def test_status_of_a_running_job_tells_how_far_and_how_fast(
+    screen: Callable[..., str], monkeypatch: pytest.MonkeyPatch, language: str
+) -> None:
+    """A bar and the percentage, the time left, the throughput, the loss as a curve, what is not saved yet."""
+    monkeypatch.setenv("LC_ALL", language)
+    shown = screen(State("running", started_s=NOW_S - 200), STEPS)
+    full = "█" if language == "C.UTF-8" else "#"
+    assert full * 7 in shown
+    assert full * 8 not in shown.split("loss")[0]
+    for words in (
+        "39 %  step 390/1000, 2m 5s to go",
+        "20.5k samples/s, mfu 41 %, 50 ms a step, 12 % of it waits for data",
+        "steps 10 to 390; now 0.0512",
+        "step 300, 30s ago; 90 steps since (30s) not yet saved",
+        "cloudtrain watch digits-x",
+    ):
+        assert words in shown
+    assert shown.isascii() == (language == "C")
+
+
+def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Callable[..., str]) -> None:
+    """A script may print nothing of its steps."""
+    shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
+    assert "not known: the job has printed no event lines" in shown
+    assert not any(word in shown for word in ("speed", "loss", "checkpoint", "outlook", "%"))
+
+
+def test_status_of_a_pending_job_tells_what_it_waits_for(screen: Callable[..., str]) -> None:
+    """Since when, and until when at most."""
+    shown = screen(State("pending", detail="no capacity for 2 x ml.p4d.24xlarge"), limits={"max_wait": "2h"})
+    assert "for 0s: no capacity for 2 x ml.p4d.24xlarge; given up after 2h" in shown.replace("1s", "0s")
+    assert "detail" not in shown
+
+
+def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., str]) -> None:
+    """The rank, its exception, its own last frames, what it printed before; attempts and all, it fits."""
+    shown = screen(State("failed", "error", True, ERROR, started_s=NOW_S - 60, ended_s=NOW_S - 5), STEPS, earlier=3)
+    assert "rank 1: ValueError: label 11 is not below 10" in shown
+    assert "sample 8812" in shown
+    assert 'File "part8.py", line 8' in shown
+    assert "before it   a" in shown
+    assert "cloudtrain logs --rank 1 --tail 50 digits-x" in shown
+    assert "90 steps since (25s) were not saved" in shown
+
+
+def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) -> None:
+    """A job's words are text: no title is set, no line is cleared, no event tail is shown."""
+    error = {
+        **ERROR,
+        "message": "bad\x1b[2J\x07 batch",
+        "lines": ['\x1b]0;title\x07step 3  ::ct {"e":"step","step":3}'],
+    }
+    shown = screen(State("failed", "error", True, error, started_s=1.0, ended_s=2.0))
+    assert shown.replace("\n", "").isprintable()
+    assert "::ct" not in shown
+
+
+def test_status_lists_the_attempts_where_there_were_several(screen: Callable[..., str]) -> None:
+    """How each ended, what it took and came to; the newest five."""
+    shown = screen(State("running", started_s=NOW_S - 60), STEPS, earlier=6)
+    rows = [line.split() for line in shown.splitlines() if "(preempted)" in line or "running  " in line]
+    assert [row[0] for row in rows] == ["3", "4", "5", "6", "7"]
+    assert rows[0][-2:] == ["300", "270"]
+    assert "and 2 before" in shown
+    assert "ATTEMPT" not in screen(State("running", started_s=NOW_S - 60), STEPS)
+
+
+def test_status_tells_since_when_a_backend_is_silent(make_job: Callable[..., Job]) -> None:
+    """What is shown is then what it said last."""
+    job = make_job("far")
+    attempt = replace(job.attempt, phase="sent", state=State("running"), unreachable_since_s=NOW_S - 3600 * 3)
+    shown = "\n".join(as_lines(replace(job, attempt=attempt), [attempt]))
+    assert "does not answer, first 3h ago; this is what it said last" in shown
+
+
+def test_json_has_each_attempt_and_what_is_likely(make_job: Callable[..., Job]) -> None:
+    """Scripts need not read sentences."""
+    job = make_job("digits-x", 2, config={"task": "task.py"})
+    error = {"rank": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
+    last = replace(job.attempt, phase="sent", state=State("failed", "error", error=error), progress=STEPS)
+    told = as_json(replace(job, attempt=last), [_preempted(job.attempt, 1), last])
+    assert [(each["number"], each["reason"], each["step"]) for each in told["attempts"]] == [
+        (1, "preempted", 100),
+        (2, "error", 390),
+    ]
+    assert "micro_batch_size" in told["likely"]
+    assert (told["mfu"], round(told["data_share"], 2)) == (0.413, 0.12)
+
+
+def test_lines_before_come_from_the_account(seed: Callable[..., Job], home: Path) -> None:
+    """Whatever the platform passed on of them; where it passed on none, and no log is kept, there are none."""
+    registry = Registry()
+    assert lines_before(registry, seed("a", State("failed", "error", error=ERROR))) == ["a"] * 10
+    assert lines_before(registry, seed("b", State("failed", "error", error={**ERROR, "lines": []}))) == []
+
+
+def test_lines_before_come_from_the_kept_log_where_the_account_has_few(seed: Callable[..., Job], home: Path) -> None:
+    """SageMaker passes on a thousand characters: two lines of it are fewer than the log here has."""
+    from cloudtrain.launcher.logs import keeping
+
+    log = "".join(f"shard {n}\n" for n in range(30)) + "Traceback (most recent call last):\n  File x\nValueError: y\n"
+    error = {**ERROR, "lines": ["shard 28", "shard 29"]}
+    job = seed("c", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
+    registry = Registry()
+    assert lines_before(registry, job) == ["shard 28", "shard 29"]
+    assert keeping.keep(registry, job)
+    assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
+
+
+def test_status_does_not_wait_for_a_backend_that_hangs(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is shown as it was last seen, and that is said."""
+    import threading
+
+    seed("hangs", State("running", started_s=NOW_S))
+    seed("ended", State("succeeded"))
+    release = threading.Event()
+
+    def refresh(registry: Registry, job: Job) -> Job:
+        release.wait(60)
+        return job
+
+    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(status_command, "PATIENCE_S", 0.2)
+    status_command.command.main(["hangs", "ended"], standalone_mode=False)
+    release.set()
+    told = capsys.readouterr()
+    assert "hangs  running" in told.out
+    assert "\n\nended  succeeded" in told.out
+    assert "hangs is shown as it was last seen: local has not answered within 0 s" in told.err
