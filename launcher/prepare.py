@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,15 +61,13 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"{fault.key}: {fault.message}" for fault in found]
-    return Prepared(
-        config,
-        config_file,
-        backend,
-        plan,
-        bundle,
-        request,
-        (*request.notes, *doubts, *_warnings(config, request, plan)),
-    )
+    warnings = (*request.notes, *doubts, *_warnings(config, request, plan))
+    prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
+    if dry and shipped is None and config.resources.spot:  # a submit refuses, and says the same
+        from cloudtrain.launcher.rehearsal import proofs
+
+        prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
+    return prepared
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:

@@ -46,13 +46,25 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 @click.option("--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a word, as a lost machine.")
 @click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="At most so many of its nodes.")
 @click.option(
-    "--nproc", type=click.IntRange(min=1), help="At most so many ranks a node. Default: what this machine bears."
+    "--nproc", type=click.IntRange(min=1), help="At most so many ranks a node.  [default: what this machine bears]"
 )
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")
 @click.option(
-    "--tolerance", type=float, default=0.0, help="How far a loss may part after the resume, relative. Default: 0."
+    "--tolerance",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="How far losses may part after the resume, relative.",
 )
-@click.option("--timeout", "timeout_s", default="5m", callback=_duration, show_default=True, help="For each start.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="DURATION",
+    default="5m",
+    callback=_duration,
+    show_default=True,
+    help="For each start.",
+)
 @click.option("--keep", "keeps", is_flag=True, help="Keep the folder with all logs.")
 @json_option
 def command(
@@ -121,9 +133,7 @@ def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -
         verdict = rehearsing.rehearse(prepared, chosen, wish, secrets, say, own)
         if unset:
             verdict.not_checked.append(f"the secrets {', '.join(unset)}: not set here")
-        if wish.keeps or not verdict.is_right:
-            (own / rehearsing.KEPT).touch()
-            verdict.folder = str(own)
+        verdict.folder = str(own) if wish.keeps else None
     if verdict.is_proven:
         from cloudtrain.launcher.database import Database
 

@@ -40,6 +40,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 @click.option(
     "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
 )
+@click.option("--force", is_flag=True, help="Send it to spot machines though no rehearsal has proven its resume.")
 @yes_option
 @json_option
 def command(
@@ -49,6 +50,7 @@ def command(
     output: Path | None,
     detach: bool,
     idempotency_key: str | None,
+    force: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
@@ -68,7 +70,7 @@ def command(
         raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
     if overrides.compares():
         overrides = _chosen(overrides)
-    return _submit(overrides, name, idempotency_key, detach=detach, yes=yes, as_json=as_json)
+    return _submit(overrides, name, idempotency_key, detach=detach, force=force, yes=yes, as_json=as_json)
 
 
 @click.command("render")
@@ -84,7 +86,9 @@ def render(
     return _dry_run(overrides, output, as_json)
 
 
-def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: bool, yes: bool, as_json: bool) -> int:
+def _submit(
+    overrides: Overrides, name: str | None, key: str | None, *, detach: bool, force: bool, yes: bool, as_json: bool
+) -> int:
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
@@ -97,7 +101,9 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
     registry = Registry(folder)
     is_known = key is not None and registry.with_key(key) is not None  # it is not sent again, and costs nothing more
-    if not approved(prepared, yes=yes, check=lambda: None if is_known else _check(registry, prepared, overrides)):
+    if not approved(
+        prepared, yes=yes, check=lambda: None if is_known else _check(registry, prepared, overrides, force)
+    ):
         return 1
     try:
         job, is_new = submit.send(registry, prepared, name=name, key=key)
@@ -113,14 +119,20 @@ def _submit(overrides: Overrides, name: str | None, key: str | None, *, detach: 
     return follow(registry, job, view_of(job, View(as_json=as_json)))
 
 
-def _check(registry: Registry, prepared: Prepared, overrides: Overrides) -> None:
+def _check(registry: Registry, prepared: Prepared, overrides: Overrides, force: bool) -> None:
     """Say which budgets the job counts against, before anybody is asked.
 
-    Raises BudgetError where one does not hold it, ConfigError for a slip in the project's name.
+    Raises BudgetError where one does not hold it, ConfigError for a slip in the project's name, and for spot machines
+    without a proven resume.
     """
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.money import foretold
 
+    if prepared.config.resources.spot and not force:
+        from cloudtrain.launcher.rehearsal import proofs
+
+        with overrides.placing():
+            proofs.require(registry.database, prepared)
     if prepared.plan.worst_case_micro == 0:
         return
     books = foretold.books_of(prepared.config)

@@ -23,7 +23,11 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_t
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
     last = ended.account.last_step
-    verdict.words = f"{len(ended.account.steps)} steps on {ranks} ranks" if last else f"{ranks} ranks"
+    verdict.words = (
+        f"{_counted(len(ended.account.steps), 'step')} on {_counted(ranks, 'rank')}"
+        if last
+        else _counted(ranks, "rank")
+    )
     if is_task or ended.left_s is None:
         return _done(verdict, laid_out, ended)
     return _left(verdict, laid_out, ended)
@@ -138,7 +142,8 @@ def _started(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int) ->
         late = "in time " if ended.is_late else ""
         few = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
         return _wrong(verdict, ended, "started", f"{few} of {ranks} did not start {late}by the rendered command")
-    words = f"bundle unpacked, {nodes} nodes x {ranks // nodes} ranks started by the rendered command, and met"
+    shape = f"{_counted(nodes, 'node')} x {_counted(ranks // nodes, 'rank')}"
+    words = f"bundle unpacked, {shape} started by the rendered command{', and met' if ranks > 1 else ''}"
     return verdict.found("started", words)
 
 
@@ -195,3 +200,8 @@ def _wrong(verdict: Verdict, ended: Ended, name: str, words: str) -> bool:
     verdict.failure = error if isinstance(error, dict) else None
     verdict.tail = ended.tail
     return verdict.found(name, words, is_right=False)
+
+
+def _counted(count: int, what: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"

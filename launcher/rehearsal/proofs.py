@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.database import Database
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["Proof", "find", "note", "require", "store"]
+__all__ = ["Proof", "find", "notes", "require", "store"]
 
 _RELEVANT = {"task", "script", "module", "args", "params", "training", "env", "checkpoint"}
 _OF_CHECKPOINT = ("every_steps", "every", "keep", "keep_best", "blocking", "resume")  # not where they are kept
+DEFAULT_FILE = "cloudtrain.yaml"
 PREEMPT_AT = 3  # in the command that is told: early, so that the proof is quick
 
 
@@ -46,55 +49,73 @@ def find(database: Database, backend: str, bundle_sha256: str, config: Config) -
     return _newest(database, _key(backend, config, bundle_sha256))
 
 
-def require(database: Database, prepared: Prepared, config_file: str) -> None:
+def require(database: Database, prepared: Prepared) -> None:
     """Raise ConfigError where the job is to run on spot machines and its resume was never proven."""
     why = _missing(database, prepared)
     if why is None:
         return
-    hint = (
-        f"`{_command(prepared.config, config_file)}` proves it here, in seconds and for nothing; --force sends it all"
-    )
-    hint += " the same: then what spot machines lose is lost, and paid for"
+    hint = f"`{_command(prepared)}` proves it here, in seconds and for nothing; --force sends it as it is"
     raise ConfigError([Fault(f"spot machines, and {why}", key="resources.spot", hint=hint)])
 
 
-def note(database: Database, prepared: Prepared, config_file: str) -> str | None:
-    """Return what a dry run says of it, None where there is nothing to say."""
+def notes(prepared: Prepared) -> Iterator[str]:
+    """Yield what a dry run says of it, which asks nobody and makes nothing."""
     if not _is_spot(prepared):
-        return None
+        return
+    database = _there()
     why = _missing(database, prepared)
     if why is not None:
-        return f"resources.spot: {why}; submit asks for `{_command(prepared.config, config_file)}`, or for --force"
+        yield f"resources.spot: {why}; submit wants `{_command(prepared)}` before, or --force"
+        return
+    assert database is not None
     proof = find(database, prepared.config.backend, prepared.bundle.sha256, prepared.config)
     assert proof is not None
-    day = time.strftime("%Y-%m-%d", time.localtime(proof.ended_s))
-    return f"resources.spot: its resume was rehearsed on {day}: {proof.words}"
+    yield f"resources.spot: its resume was rehearsed on {_day(proof)}: {proof.words}"
 
 
-def _missing(database: Database, prepared: Prepared) -> str | None:
+def _there() -> Database | None:
+    """Return the home's database, None where there is none yet."""
+    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.home import where
+
+    folder = where()
+    return Database(folder) if (folder / "registry.sqlite").exists() else None
+
+
+def _day(proof: Proof) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(proof.ended_s))
+
+
+def _missing(database: Database | None, prepared: Prepared) -> str | None:
     """Return why the resume of the job is not proven; None where it is, or where nothing takes its machines away."""
     config, sha256 = prepared.config, prepared.bundle.sha256
-    if not _is_spot(prepared) or find(database, config.backend, sha256, config) is not None:
+    never = f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
+    if not _is_spot(prepared):
+        return None
+    if database is None:
+        return never
+    if find(database, config.backend, sha256, config) is not None:
         return None
     older = _newest(database, f"{config.backend}:{_config_hash(config)}:%")
     if older is not None:
-        day = time.strftime("%Y-%m-%d", time.localtime(older.ended_s))
-        return f"the code has changed since its resume was proven ({day})"
+        return f"the code has changed since its resume was proven ({_day(older)})"
     if _newest(database, f"{config.backend}:%:{sha256}") is not None:
         return "the training's settings have changed since its resume was proven"
-    return f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
+    return never
 
 
 def _is_spot(prepared: Prepared) -> bool:
     return prepared.config.resources.spot and "resources.spot" in prepared.request.carried
 
 
-def _command(config: Config, config_file: str) -> str:
+def _command(prepared: Prepared) -> str:
     from shlex import quote
 
-    at = PREEMPT_AT if config.task is None else min(PREEMPT_AT, max(1, (config.training.max_steps or 9) - 2))
-    file = "" if config_file == "cloudtrain.yaml" else f" -f {quote(config_file)}"
-    return f"cloudtrain rehearse{file} --backend {config.backend} --preempt-at {at}"
+    config, file = prepared.config, str(prepared.config_file)
+    most = config.training.max_steps if config.task is not None else None
+    at = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
+    named = "" if file == DEFAULT_FILE else f" -f {quote(file)}"
+    return f"cloudtrain rehearse{named} --backend {config.backend} --preempt-at {at}"
 
 
 def _key(backend: str, config: Config, bundle_sha256: str) -> str:

@@ -25,10 +25,10 @@ from cloudtrain.launcher.rehearsal.verdict import Verdict
 if TYPE_CHECKING:
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["KEPT", "Wish", "place", "rehearse", "require_torch"]
+__all__ = ["Wish", "place", "rehearse", "require_torch"]
 
 QUIET_S = 10.0  # a script that tells no steps is interrupted so long after its ranks have started
-PLACE, KEPT = "rehearsals", "kept-for-you"  # below the home; the mark of one that stays
+PLACE, KEPT = "rehearsals", "stays"  # below the home; the mark of one that stays
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ def rehearse(
         work = _Work(prepared, chosen, wish, folder, addresses, secrets, services, verdict, say)
         _acts(work)
     verdict.seconds = time.monotonic() - begun_s
-    verdict.not_checked = _not_checked(work)
-    if not verdict.is_right:
-        verdict.folder = str(folder)
+    verdict.scaled, verdict.not_checked = chosen.words, [*verdict.not_checked, *_not_checked(work)]
     return verdict
 
 
@@ -200,7 +198,6 @@ def _not_checked(work: _Work) -> list[str]:
     has_gpus = any(chosen.gpus)
     own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
     return [
-        *chosen.words,
         *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
         *([f"the inputs {', '.join(missing)}: empty folders here (--input NAME=PATH gives one)"] if missing else []),
         *own,
@@ -213,7 +210,7 @@ def _not_checked(work: _Work) -> list[str]:
 def place(home: Path, *, keeps: bool) -> Iterator[Path]:
     """Make the rehearsal's own folder below the home; it is removed at the end, with what dead ones have left.
 
-    It stays where `keeps`, or where a file KEPT says so.
+    It stays where `keeps`.
     """
     above = home / PLACE
     above.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, nodefolder
+from cloudtrain.entrypoints import durable, events, nodefolder
 from cloudtrain.entrypoints.places import EXIT
 from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.errors import ConfigError
@@ -160,14 +160,15 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
-    """Return the last lines of the rank that failed, or of the first node where none did."""
+    """Return the last lines of the rank that failed, of rank 0 where none did, or of whoever has said anything."""
     error = (found.verdict or {}).get("error") or {}
-    paths = [agent / "log" / f"rank-{error['rank']}.log" for agent in agents if error.get("rank") is not None]
+    rank = error.get("rank")
+    paths = [agent / "log" / f"rank-{rank or 0}.log" for agent in agents]
     paths += [agent / "log" / name for agent in agents for name in ("boot.log", "agent.txt")]
     paths += [one.output for one in running]
     for path in paths:
         with contextlib.suppress(OSError):
-            lines = path.read_text(errors="replace").rstrip().splitlines()
+            lines = path.read_text(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
             if lines:
-                return lines[-TAIL_LINES:]
+                return [events.parse(line)[0].rstrip() for line in lines]
     return []

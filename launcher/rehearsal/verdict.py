@@ -28,6 +28,7 @@ class Verdict:
     bundle_sha256: str = ""
     is_asked_to_prove: bool = False
     findings: list[Finding] = field(default_factory=list)
+    scaled: tuple[str, ...] = ()  # what is less or otherwise than planned
     not_checked: list[str] = field(default_factory=list)
     saved_step: int | None = None
     resumed_step: int | None = None
@@ -68,6 +69,7 @@ class Verdict:
             "grace_s": self.grace_s,
             "seconds": self.seconds,
             "checked": [{"name": one.name, "ok": one.is_right, "found": one.words} for one in self.findings],
+            "scaled": list(self.scaled),
             "not_checked": self.not_checked,
             "error": self.failure,
             "folder": self.folder,
@@ -78,23 +80,29 @@ class Verdict:
         if self.is_right:
             return f"proven: {self.words}" if self.is_asked_to_prove else f"it runs: {self.words}"
         wrong = next((finding.words for finding in self.findings if not finding.is_right), "nothing was found out")
+        wrong += f": {self._failed()}" if self.failure is not None else ""
         return f"{'not proven' if self.is_asked_to_prove else 'it does not run'}: {wrong}"
 
     def lines(self) -> list[str]:
         """Return it for people: what was checked, what was not, and the verdict last, where the eye is."""
-        shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s"]
+        scaled = f", as {', '.join(self.scaled)}" if self.scaled else ""
+        shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s{scaled}"]
         shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
         shown += [f"not checked: {'; '.join(self.not_checked)}"] if self.not_checked else []
         shown += self._cause()
+        shown += [f"all that they have written is in {self.folder}"] if self.folder else []
         return [*shown, self.headline()]
 
     def _cause(self) -> list[str]:
         if self.is_right:
             return []
-        shown = []
-        if self.failure is not None:
-            rank = self.failure.get("rank")
-            kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
-            shown.append(f"{'node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}")
+        shown = [self._failed()] if self.failure is not None else []
         shown += [f"  | {line}" for line in self.tail]
-        return [*shown, *([f"all of it is in {self.folder}"] if self.folder else [])]
+        return shown if self.folder else [*shown, "(--keep keeps the folder with all logs)"]
+
+    def _failed(self) -> str:
+        """Return the first failing rank's exception in one line."""
+        assert self.failure is not None
+        rank = self.failure.get("rank")
+        kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
+        return f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
