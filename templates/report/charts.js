@@ -86,7 +86,7 @@
       view.bar.replaceChildren(
         node("div", {class: "ct-switch", role: "group", "aria-label": "x axis"}, axes),
         button("Log scale", () => { view.log = !view.log; render(view); }, {"data-toggle": "log", title: "Of loss and gradient norm"}),
-        button("Smooth", () => { view.smooth = !view.smooth; render(view); }, {"data-toggle": "smooth", title: "A moving average over the raw loss"}),
+        button("Smooth", () => { view.smooth = !view.smooth; render(view); }, {"data-toggle": "smooth", title: "A moving average over the figures as they were told"}),
         view.readout);
     }
     for (const each of view.bar.querySelectorAll("[data-x]")) {
@@ -191,15 +191,15 @@
     };
     add("loss", "Training loss", number, {tall: true, log: true, smooth: true, marks: true, unit: keyOf(view)});
     for (const name of metricsOf(view.jobs)) specs.push(evalSpec(view, name));
-    add("samples_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "samples/s", zero: true, tick: si});
-    add("tokens_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "tokens/s", zero: true, tick: si});
-    add("mfu", "Model FLOPs utilisation", percent, {unit: "of the peak", zero: true});
+    add("samples_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "samples/s", zero: true, tick: si, smooth: true});
+    add("tokens_per_s", "Throughput", (value) => `${si(value)}/s`, {unit: "tokens/s", zero: true, tick: si, smooth: true});
+    add("mfu", "Model FLOPs utilisation", percent, {unit: "of the peak", zero: true, smooth: true});
     if (view.jobs.length === 1 && has("compute_s")) specs.push(stackSpec(view.jobs[0], view));
-    else add("step_s", "Time of a step", span, {zero: true});
+    else add("step_s", "Time of a step", span, {zero: true, smooth: true});
     add("lr", "Learning rate", number, {zero: true});
-    add("grad_norm", "Gradient norm", number, {log: true, unit: "before clipping"});
+    add("grad_norm", "Gradient norm", number, {log: true, unit: "before clipping", smooth: true});
     add("memory_bytes", "Memory, most in use", bytes, {unit: "rank 0", zero: true, base: 1024});
-    for (const key of ownColumns(view.jobs)) add(key, key, number, {});
+    for (const key of ownColumns(view.jobs)) add(key, key.replace(/_/g, " "), number, {smooth: true});
     const spend = spendSpec(view);
     if (spend) specs.push(spend);
     if (specs.length && !specs[0].marks) specs[0].marks = true;
@@ -251,7 +251,7 @@
       const y = (job.data.steps[key] || []).map((value) => (typeof value === "number" ? value : 0));
       const base = bottoms.slice();
       y.forEach((value, at) => { bottoms[at] += value; });
-      return {job, name, key, x: job.xs[view.axis], y, base, rows: y.length, cuts: job.cuts, stale: null, area: true, colour: `var(--ct-part-${PARTS.findIndex((part) => part[0] === key) + 1})`, dash: ""};
+      return {job, name, key, x: job.xs[view.axis], y, base, rows: y.length, cuts: job.cuts, stale: view.axis === "step" ? job.stale : null, area: true, colour: `var(--ct-part-${PARTS.findIndex((part) => part[0] === key) + 1})`, dash: ""};
     });
     return {id: "split", title: "Where a step's time goes", format: span, zero: true, series, stack: true};
   }
@@ -449,6 +449,7 @@
 
   function drawArea(chart, into, series) {
     for (const run of runsOf(series)) {
+      if (run.stale) continue; // a stack over another one would be read as a sum
       const tops = [], bottoms = [];
       let pixel = null;
       for (let i = run.from; i < run.to; i++) {

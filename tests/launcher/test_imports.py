@@ -44,6 +44,8 @@ COMMANDS = {
     "budget set vision 100USD": LIGHT,
     "watch --once": LIGHT,
     "watch --once ended": LIGHT,
+    "report ended --json": LIGHT,
+    "report ended": {MODEL, RICH, PATTERNS},
     "completion bash": LIGHT,
     "backends": LIGHT,
     "prices --json": LIGHT,

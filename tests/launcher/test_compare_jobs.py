@@ -1,0 +1,119 @@
+"""Jobs side by side: what differs, what came of each, what a loss cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import contrast
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.report import comparing, config
+from doubles import reported
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+NOW_S = reported.BEGAN_S + 10_000
+
+
+@pytest.fixture
+def pair(home: Path, make_job: Callable[..., Job]) -> Registry:
+    """Return a registry with two jobs, of which the second one was given another learning rate."""
+    registry = Registry()
+    reported.put(registry, make_job, "one")
+    reported.put(registry, make_job, "two", training={"optimizer": {"lr": 0.2}})
+    return registry
+
+
+def losses(values: list[float], usd_each: float = 1.0) -> dict[str, Any]:
+    """Return a job's columns: a step, a second and some dollars for each loss."""
+    count = len(values)
+    steps = {"step": list(range(count)), "time_s": [100.0 + n for n in range(count)], "loss": values}
+    return {
+        "steps": steps | {"usd": [usd_each * n for n in range(count)]},
+        "attempts": [{"began_s": 100.0, "ended_s": 100.0 + count}],
+    }
+
+
+def test_differing_keys_are_those_alone() -> None:
+    """By dotted name; what one does not set is None."""
+    one = {"params": {"width": 32, "depth": 2}, "tags": ["a"]}
+    other = {"params": {"width": 64, "depth": 2}, "seed": 1, "tags": ["a"]}
+    assert config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
+
+
+def test_loss_that_all_reached_is_the_worst_of_the_best() -> None:
+    """One that stays at 0.5 sets what the other is asked for."""
+    fast, slow = losses([1.0, 0.6, 0.2, 0.1]), losses([1.0, 0.8, 0.7, 0.5], usd_each=3.0)
+    assert comparing.common_loss([fast, slow]) == 0.5
+    assert comparing.reached(fast, 0.5, NOW_S) == comparing.Reached(2, 2.0, 2.0)
+    assert comparing.reached(slow, 0.5, NOW_S) == comparing.Reached(3, 3.0, 9.0)
+    assert comparing.reached(slow, 0.4, NOW_S) is None
+
+
+def test_loss_is_a_mean_since_one_step_may_be_luck() -> None:
+    """Of 200 steps a single low one does not count as reached."""
+    noisy = losses([1.0] * 100 + [0.0] + [1.0] * 99)
+    assert comparing.reached(noisy, 0.5, NOW_S) is None
+
+
+def test_time_to_a_loss_leaves_out_the_pauses() -> None:
+    """Between attempts nothing ran."""
+    data = {"attempts": [{"began_s": 0.0, "ended_s": 10.0}, {"began_s": 100.0, "ended_s": None}]}
+    assert comparing.ran_s(data, 105.0, 200.0) == 15.0
+
+
+def test_crossing_tells_from_where_on_who_is_ahead() -> None:
+    """A straight line against one that falls late."""
+    steady, late = losses([10 - n for n in range(10)]), losses([10.0] * 4 + [9, 6, 3, 1, 0.5, 0.25])
+    where, who = comparing.crossing(steady, late, "usd") or (0.0, 0)
+    assert (4 < where < 7, who) == (True, 1)
+    assert comparing.crossing(steady, losses([20.0] * 10), "usd") is None
+
+
+def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> None:
+    """Equal jobs but for a key: that key alone, and each one's figures."""
+    told = cli("compare", "one", "two")
+    assert told.code == 0, told.stderr
+    lines = [line.split() for line in told.stdout.splitlines()]
+    assert ["training.optimizer.lr", "0.1", "0.2"] in lines
+    assert ["samples/s", "1004", "1004"] in lines
+    assert [line[0] for line in lines if line and line[0].startswith("training.")] == [
+        "training.optimizer.lr", "training.monitor.metric", "training.monitor.mode",
+    ]  # fmt: skip
+
+
+def test_compare_as_json_has_stable_names(pair: Registry, cli: Any) -> None:
+    """Jobs in the order in which they were named."""
+    told = cli("compare", "two", "one", "--json", "--loss", "1.0").json
+    assert [each["job"]["job"] for each in told["jobs"]] == ["two", "one"]
+    assert told["target_loss"] == 1.0
+    assert told["config"]["training.optimizer.lr"] == [0.2, 0.1]
+    assert told["jobs"][0]["reached"]["step"] == told["jobs"][1]["reached"]["step"] > 200
+    assert told["jobs"][0]["results"]["best.accuracy"] == pytest.approx(600 / 700, rel=1e-5)
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "one"], ["one"] * 9, ["one", "two", "--open"]])
+def test_compare_refuses_what_makes_no_sense(pair: Registry, cli: Any, names: list[str]) -> None:
+    """One job, one twice, nine, and a page to open that is not written."""
+    told = cli("compare", *names)
+    assert (told.code, "hint:" in told.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_compared_curves_lie_over_each_other(
+    pair: Registry, cli: Any, tmp_path: Path, open_page: Callable[..., Page], scheme: str
+) -> None:
+    """One line a job, told apart by colour and by dashes; every chart has both values."""
+    assert cli("compare", "one", "two", "-o", "both.html").stdout == "both.html\n"
+    opened = open_page((tmp_path / "both.html").as_uri(), color_scheme=scheme)
+    lines = opened.locator("[data-chart=lr] path.ct-line:not(.ct-stale)")
+    styles = lines.evaluate_all("all => [...new Set(all.map(each => each.getAttribute('style')))]")
+    assert len(styles) == 2
+    assert sum("dasharray" in style for style in styles) == 1
+    assert opened.locator("[data-chart=loss] .ct-value").count() == 2
+    assert contrast(opened)[0][0] >= 4.5

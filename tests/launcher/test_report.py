@@ -1,0 +1,339 @@
+"""The report of a job: what it says, what it must not say, and how it looks in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browser import contrast
+from cloudtrain.launcher import series
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
+from cloudtrain.launcher.report.page import report_html
+from doubles import reported
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "cloudtrain.yaml"
+NOW_S = reported.BEGAN_S + 10_000
+
+
+@pytest.fixture
+def registry(home: Path) -> Registry:
+    """Return the open registry of the private home."""
+    return Registry()
+
+
+@pytest.fixture
+def job(registry: Registry, make_job: Callable[..., Job]) -> Job:
+    """Return a job of three attempts, in the registry."""
+    return reported.put(registry, make_job)
+
+
+@pytest.fixture
+def page(job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page]) -> Callable[..., Page]:
+    """Return a function that opens the job's report."""
+    path = tmp_path / "seeded.html"
+    path.write_text(report_html(registry, job, NOW_S))
+    return lambda **more: open_page(path.as_uri(), **more)
+
+
+def shown(page: Page, chart: str) -> str:
+    """Return what is written over a chart on the right: its newest value, or the one at the hover."""
+    return page.locator(f"[data-chart={chart}] .ct-values").inner_text()
+
+
+def data_of(registry: Registry, job: Job, now_s: float = NOW_S) -> dict[str, Any]:
+    """Return what the job's charts are drawn from."""
+    return chart_data(job, registry.attempts(job), series.read(registry.database, job.id), now_s)
+
+
+# -- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def test_chart_data_is_columns_of_one_length(job: Job, registry: Registry) -> None:
+    """A loss that is no number is text, steps that were done again are there twice, money only grows."""
+    data = data_of(registry, job)
+    steps = data["steps"]
+    assert {len(column) for column in steps.values()} == {len(steps["step"])} == {260 + 170 + 200}
+    assert steps["loss"][149] == "nan"
+    assert steps["step"].count(255) == 2
+    assert steps["usd"] == sorted(steps["usd"])
+    assert [row["metrics"]["accuracy"] for row in data["evals"]][-1] == pytest.approx(600 / 700, rel=1e-5)
+    assert json.dumps(data, allow_nan=False)
+
+
+def test_spend_over_time_is_what_was_metered(job: Job, registry: Registry) -> None:
+    """At every moment, and flat in the pauses, when nothing ran."""
+    attempts = registry.attempts(job)
+    spend = spend_curve(attempts, NOW_S)
+    at = spent_at(spend)
+    legs = meter.legs_of(attempts)
+    assert spend[-1][1] == pytest.approx((meter.spent_micro(legs, NOW_S) or 0) / 1e6)
+    first_end_s, middle_s = reported.BEGAN_S + 540, reported.BEGAN_S + 270
+    assert at(first_end_s) == at(first_end_s + reported.PAUSE_S) == pytest.approx(7.2 * 540 / 3600)
+    assert at(middle_s) == pytest.approx(7.2 * 270 / 3600)
+
+
+def test_spend_of_an_unknown_price_is_not_invented(seed: Callable[..., Job], registry: Registry) -> None:
+    """No line is drawn, and the axis of money is not offered."""
+    found = seed("free", State("running", started_s=1000.0))
+    registry.database.execute("UPDATE attempts SET plan = json_remove(plan, '$.hourly_usd')")
+    registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', NULL)")
+    data = data_of(registry, registry.find(found.id))
+    assert (data["spend"], data["limit_usd"]) == ([], None)
+
+
+def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..., Job], home: Path) -> None:
+    """Three attempts with as many steps as are kept: under a megabyte."""
+    job = reported.put(registry, make_job)
+    for number in (1, 2, 3):
+        lines = [(reported.step_line(n, 1 / (n + 1)), reported.BEGAN_S + n / 7) for n in range(1000, 3000)]
+        registry.database.execute("DELETE FROM points WHERE attempt = ?", (number,))
+        with registry.database.transaction():
+            series.append(registry.database, job.id, series.gather(number, lines))
+    text = report_html(registry, job, NOW_S)
+    assert len(data_of(registry, job)["steps"]["step"]) == 3 * series.MOST
+    assert len(text.encode()) < 1_000_000
+
+
+def test_report_tells_no_secret(job: Job, registry: Registry) -> None:
+    """It is sent around: names of secrets are in it, values and addresses are not, nor other backends' settings."""
+    text = report_html(registry, job, NOW_S)
+    assert "HF_TOKEN" in text
+    assert "NCCL_DEBUG: WARN" in text
+    assert [word for word in ("hunter2", "hooks.example.org", "arn:of:another") if word in text] == []
+
+
+def test_report_says_what_was_planned_and_what_came(job: Job, registry: Registry) -> None:
+    """Commit and changes, machines, attempts and their reasons, the price's source, the failing rank."""
+    text = report_html(registry, job, NOW_S)
+    for words in (
+        *("with uncommitted changes", "2 x a big one", "A card, 80 GiB", "the list of 2026-11", "8 ranks"),
+        *("stopped (preempted)", "failed (node failure)", "250 to 420", "Attempt 3: rank 3 on node 1"),
+        *("best 0.8571 at step 600", "10.00 USD"),
+    ):
+        assert words in text, words
+
+
+# -- how it looks -----------------------------------------------------------------------------------------------------
+
+
+def test_report_opens_without_a_request_or_an_error(page: Callable[..., Page], page_seen: Any) -> None:
+    """One file, from which nothing that a job has printed breaks out."""
+    opened = page()
+    assert opened.title() == "seeded: failed"
+    assert opened.evaluate("window.broken") is None
+    assert opened.locator("script").count() == 3
+    assert len(page_seen.requests) == 1
+    assert opened.locator(".failure .message").inner_text().startswith("ValueError: </script><script>")
+
+
+def test_curves_show_the_values_that_were_told(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """By keyboard to the first and the last step: every chart shows that step's figures."""
+    opened, steps = page(), data_of(registry, job)["steps"]
+    charts = opened.locator("[data-chart]").evaluate_all("all => all.map(each => each.dataset.chart)")
+    assert charts == ["loss", "eval-accuracy", "eval-loss", "samples_per_s", "split", "lr", "grad_norm",
+                      "memory_bytes", "spend"]  # fmt: skip
+    assert float(shown(opened, "loss")) == pytest.approx(steps["loss"][-1], rel=1e-3)
+    opened.locator("[data-chart=loss] > svg").focus()
+    opened.keyboard.press("Home")
+    assert float(shown(opened, "loss")) == pytest.approx(steps["loss"][0], rel=1e-3)
+    assert "step 1 · 12 s in" in opened.locator(".ct-readout").inner_text()
+    assert (shown(opened, "eval-accuracy"), shown(opened, "memory_bytes")) == ("0.1429", "1 GiB")
+    assert re.sub(r"\s+", " ", shown(opened, "split")) == "data 250 ms compute 1.5 s communication 250 ms"
+    opened.keyboard.press("Escape")
+    assert float(shown(opened, "loss")) == pytest.approx(steps["loss"][-1], rel=1e-3)
+    assert opened.locator("[data-chart=loss] path.ct-line").first.get_attribute("d").count("L") > 100
+
+
+def test_hover_shows_the_same_moment_in_every_chart(page: Callable[..., Page]) -> None:
+    """The crosshair stands at one step, in all of them."""
+    opened = page()
+    box = opened.locator("[data-chart=loss] > svg").bounding_box()
+    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    step = int(re.match(r"step (\d+)", opened.locator(".ct-readout").inner_text())[1])
+    assert 280 < step < 320
+    assert opened.locator(".ct-cross line").count() == opened.locator("[data-chart]").count()
+    assert float(shown(opened, "lr")) == pytest.approx(0.1 / (step + 1), rel=1e-3)
+    box = opened.locator("[data-chart=lr] > svg").bounding_box()
+    ends = opened.locator("[data-chart=lr] .ct-cross line").get_attribute("x1")
+    assert 0.45 < (float(ends) - 62) / (box["width"] - 62 - 16) < 0.55
+
+
+def test_attempts_restarts_and_bad_losses_are_marked(page: Callable[..., Page]) -> None:
+    """Lines with their reasons, ticks for what was saved, crosses where the loss was no number, faint lost steps."""
+    opened = page()
+    loss = opened.locator("[data-chart=loss]")
+    assert loss.locator("text.ct-attempt").all_text_contents() == [
+        "attempt 2, after a preemption", "attempt 3, after a node failure",
+    ]  # fmt: skip
+    assert loss.locator("text.ct-restart").count() == 0  # there is no room beside its neighbour: the line tells
+    assert loss.locator("line.ct-restart title").all_text_contents() == ["restart, went on from step 300"]
+    assert loss.locator(".ct-notfinite").count() == 2
+    assert loss.locator(".ct-saved").count() > 10
+    assert loss.locator("path.ct-stale").count() > 0
+    assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
+
+
+def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) -> None:
+    """All charts at once; over time the pauses between attempts are shaded, over money steps take the spend's place."""
+    opened = page()
+    ticks = "[data-chart=loss] text.ct-tick[text-anchor=middle]"
+    assert opened.locator(ticks).nth(1).text_content() == "50"
+    opened.get_by_role("button", name="Time").click()
+    assert opened.locator(ticks).nth(1).text_content() == "5m"
+    assert opened.locator("[data-chart=lr] .ct-gap").count() == 2
+    opened.get_by_role("button", name="Money").click()
+    assert opened.locator("[data-chart=bought]").count() == 1
+    assert opened.locator("[data-chart=spend]").count() == 0
+    assert opened.locator("[data-x=money]").get_attribute("aria-pressed") == "true"
+
+
+def test_log_scale_has_decades(page: Callable[..., Page]) -> None:
+    """The loss spans little more than one: its ticks are not evenly spaced any more."""
+    opened = page()
+    opened.get_by_role("button", name="Log scale").click()
+    ticks = opened.locator("[data-chart=loss] text.ct-tick[text-anchor=end]").all_text_contents()
+    assert {"0.2", "0.5", "1", "2"} <= set(ticks)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_is_readable(page: Callable[..., Page], scheme: str) -> None:
+    """The contrast of each text with what is behind it is 4.5 at least (WCAG 2.1, AA)."""
+    lowest = contrast(page(color_scheme=scheme))
+    assert lowest
+    assert lowest[0][0] >= 4.5, lowest
+
+
+def test_narrow_window_needs_no_sideways_scrolling(page: Callable[..., Page]) -> None:
+    """At 400 pixels the charts lie below each other, and tables scroll by themselves."""
+    opened = page(width=400)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+    left = opened.locator("[data-chart]").evaluate_all("all => all.map(each => each.getBoundingClientRect().left)")
+    assert len(set(left)) == 1
+
+
+def test_report_prints_on_pages(page: Callable[..., Page]) -> None:
+    """White, without its buttons, what is folded opened, and no chart over a page's edge."""
+    opened = page(color_scheme="dark")
+    assert len(re.findall(rb"/Type\s*/Page\b", opened.pdf(format="A4"))) >= 3
+    opened.emulate_media(media="print", color_scheme="dark")
+    assert opened.locator(".ct-bar").is_hidden()
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.locator("[data-chart=loss]").evaluate("each => getComputedStyle(each).breakInside") == "avoid"
+
+
+def test_drawing_again_keeps_what_the_reader_chose(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """The page of `ui` draws every second: axis, focus and hover stay."""
+    opened, data = page(), data_of(registry, job)
+    opened.get_by_role("button", name="Time").click()
+    opened.locator("[data-chart=lr] > svg").focus()
+    opened.keyboard.press("Home")
+    before = opened.locator(".ct-readout").inner_text()
+    opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})", data)
+    assert opened.locator("[data-x=time]").get_attribute("aria-pressed") == "true"
+    assert opened.locator(".ct-readout").inner_text() == before
+    assert opened.evaluate("document.activeElement.closest('[data-chart]').dataset.chart") == "lr"
+
+
+def test_values_are_there_as_a_table(page: Callable[..., Page]) -> None:
+    """For whoever cannot see curves; each chart says in words what it shows."""
+    opened = page()
+    opened.get_by_text("Table of values").click()
+    assert opened.locator(".ct-rows tbody tr").count() > 200
+    assert opened.locator(".ct-rows th").first.inner_text() == "attempt"
+    assert "Training loss: from 4.064 to 0.2036, least 0.1096" in opened.locator(
+        "[data-chart=loss] > svg"
+    ).get_attribute("aria-label")
+
+
+def test_report_of_a_silent_script_says_how_to_tell_steps(
+    seed: Callable[..., Job], registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
+) -> None:
+    """Instead of empty axes."""
+    job = seed("silent", State("succeeded", started_s=1000.0, ended_s=1060.0))
+    path = tmp_path / "silent.html"
+    path.write_text(report_html(registry, job, NOW_S))
+    text = open_page(path.as_uri()).locator("#charts").inner_text()
+    assert "The job told no steps" in text
+    assert "::ct" in text
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_report_of_a_real_job(cli: Any, tmp_path: Path, open_page: Callable[..., Page]) -> None:
+    """Two ranks that trained: the file's last loss is the one that the trainer printed last, in four digits."""
+    few = (
+        "training.max_steps=12",
+        "training.eval_every=6",
+        "training.log_every=1",
+        "checkpoint.every_steps=6",
+        "training.schedule.warmup_steps=2",
+    )
+    sets = [word for each in few for word in ("--set", each)]
+    done = cli("submit", "-f", DIGITS, "--name", "real", "-y", *sets, timeout_s=240)
+    assert done.code == 0, done.stderr
+    told = cli("report", "real")
+    assert (told.code, told.stdout) == (0, "real.html\n")
+    opened = open_page((tmp_path / "real.html").as_uri())
+    assert opened.locator("h1").inner_text() == "real"
+    printed = re.findall(r"step 12/12 loss (\S+)", done.stdout)[0]
+    assert float(shown(opened, "loss")) == pytest.approx(float(printed), rel=1e-3)
+    assert opened.locator("[data-chart=eval-accuracy] circle.ct-dot").count() == 2
+    assert "torch" in opened.locator("main").inner_text()
+
+
+def test_report_replaces_only_what_is_its_own(cli: Any, seed: Callable[..., Job], tmp_path: Path) -> None:
+    """A newer report takes an older one's place; any other file is left, unless --force says otherwise."""
+    seed("one", State("succeeded", started_s=1000.0, ended_s=1060.0))
+    assert cli("report", "one").code == cli("report", "one").code == 0
+    path = tmp_path / "mine.html"
+    path.write_text("<p>mine</p>")
+    refused = cli("report", "one", "-o", path)
+    assert (refused.code, path.read_text()) == (2, "<p>mine</p>")
+    assert "is no report of ours" in refused.stderr
+    assert cli("report", "one", "-o", path, "--force").code == 0
+    assert "mine</p>" not in path.read_text()
+
+
+@pytest.mark.parametrize("where", ["none/there.html", "."])
+def test_report_says_where_it_cannot_be_written(cli: Any, seed: Callable[..., Job], where: str) -> None:
+    """A folder, or one that is not there: no traceback, and nothing is left."""
+    seed("one", State("succeeded"))
+    told = cli("report", "one", "-o", where)
+    assert told.code == 2
+    assert "hint:" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_report_of_no_job(cli: Any) -> None:
+    """It ends as every command that is asked for a job which is not there."""
+    assert cli("report", "nobody").code == 8
+
+
+def test_report_of_a_running_job_tells_as_of_when(job: Job, registry: Registry) -> None:
+    """What is not over is not told as if it were."""
+    registry.database.execute(
+        "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
+    )
+    text = report_html(registry, registry.find(job.id), NOW_S)
+    assert "It runs: as of " in text
+
+
+def test_report_as_json_is_what_the_charts_are_drawn_from(cli: Any, job: Job, tmp_path: Path) -> None:
+    """Nothing is written then."""
+    told = cli("report", "seeded", "--json").json
+    assert told["job"]["job"] == "seeded"
+    assert len(told["steps"]["loss"]) == 630
+    assert not list(tmp_path.glob("*.html"))
