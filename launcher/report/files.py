@@ -8,32 +8,32 @@ from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.terminal import confirm, say
+from cloudtrain.launcher.terminal import confirm, is_terminal, say
 
-__all__ = ["require_free", "show", "write"]
+__all__ = ["GENERATOR", "is_report", "require_free", "show", "write"]
 
-_BEGINNING = 4000  # characters within which a report says that it is one
+GENERATOR = "cloudtrain report"
+_BEGINNING = 4000  # bytes within which a report says that it is one
+
+
+def is_report(path: Path) -> bool:
+    """Return whether the file is a report or a comparison of ours, which a newer one may replace. Raises OSError."""
+    with path.open("rb") as file:
+        return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
 
 
 def require_free(path: Path, *, force: bool) -> None:
     """Ask before a file that is no report of ours is replaced. Raises UsageError where nobody can be asked, or no."""
-    from cloudtrain.launcher.report.page import is_ours
-
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"name a file: -o {path / 'report.html'}")
     if force or not path.exists():
         return
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            beginning = file.read(_BEGINNING)
+        if is_report(path):
+            return
     except OSError as error:
-        raise UsageError(
-            f"{path} is there and cannot be read: {error.strerror}", hint="name another file: -o"
-        ) from error
-    if is_ours(beginning):
-        return
-    from cloudtrain.launcher.terminal import is_terminal
-
+        hint = "name another file: -o"
+        raise UsageError(f"{path} is there and cannot be read: {error.strerror}", hint=hint) from error
     if not is_terminal():
         raise UsageError(f"{path} is there, and is no report of ours", hint="name another file with -o, or add --force")
     if not confirm(f"{path} is no report of ours; replace it?", yes=False):

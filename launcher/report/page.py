@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher import series as serieses
 from cloudtrain.launcher.report import comparing, config, facts
 from cloudtrain.launcher.report.data import chart_data
+from cloudtrain.launcher.report.files import GENERATOR
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.report.comparing import Comparison
 
-__all__ = ["GENERATOR", "comparison_html", "is_ours", "rendered", "report_html"]
+__all__ = ["comparison_html", "rendered", "report_html"]
 
-GENERATOR = "cloudtrain report"
 _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
 
@@ -64,6 +64,7 @@ def comparison_html(found: Comparison, now_s: float) -> str:
         "compare.html",
         found.datas,
         title=f"compared: {', '.join(names)}",
+        heading=", ".join(names) if len(names) <= 3 else f"{len(names)} jobs compared",
         as_of=facts.stamp(now_s),
         names=names,
         running=[job.id for job in found.jobs if job.active],
@@ -91,11 +92,6 @@ def rendered(template: str, datas: Sequence[dict[str, Any]], **values: Any) -> s
         **values,
     )
     return text.encode("utf-8", "replace").decode()  # half a character, as JSON lets a job print it
-
-
-def is_ours(beginning: str) -> bool:
-    """Return whether a file that begins so is a report, which a newer one may replace."""
-    return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
 def _json(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
-from cloudtrain.launcher import series
+from cloudtrain.launcher import bundle, series
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.registry import Registry
@@ -305,6 +305,15 @@ def test_report_replaces_only_what_is_its_own(cli: Any, seed: Callable[..., Job]
     assert "is no report of ours" in refused.stderr
     assert cli("report", "one", "-o", path, "--force").code == 0
     assert "mine</p>" not in path.read_text()
+
+
+def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp_path: Path) -> None:
+    """It lies where the user works: the code's hash stays, and a page of the user's own is code."""
+    (tmp_path / "train.py").write_text("x = 1")
+    (tmp_path / "page.html").write_text("<p>mine</p>")
+    (tmp_path / "seeded.html").write_text(report_html(registry, job, NOW_S))
+    shipped = [str(name) for name in bundle.collect(tmp_path, exclude=["home"])]
+    assert shipped == ["page.html", "train.py"]
 
 
 @pytest.mark.parametrize("where", ["none/there.html", "."])
