@@ -16,90 +16,91 @@ __all__ = ["CAUSES", "Cause", "likely"]
 
 @dataclass(frozen=True)
 class Cause:
-    """A pattern of the failure's text, what it means, and what to try, of which a task's words may be other ones.
+    """A pattern of the failure's text, what it means, and what to try.
 
-    `{name}` in a text is the pattern's group; `of_task` is said where the trainer is ours, and its keys are there.
+    `{name}` in the words is the pattern's group; `of_task` is said where the trainer is ours, and its keys are there.
+    The pattern is compiled where there is a failure: most screens show none.
     """
 
-    pattern: re.Pattern[str]
+    pattern: str
     means: str
     do: str
     of_task: str = ""
 
-
-def _cause(pattern: str, means: str, do: str, of_task: str = "") -> Cause:
-    return Cause(re.compile(pattern, re.IGNORECASE), means, do, of_task)
+    def found_in(self, text: str) -> re.Match[str] | None:
+        """Return where the text speaks of it."""
+        return re.search(self.pattern, text, re.IGNORECASE)
 
 
 # The first that is found counts: what is more certain comes first.
 CAUSES = (
-    _cause(
+    Cause(
         r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
         "the GPU's memory is full",
         "try a smaller batch",
         "try a smaller training.micro_batch_size, the steps stay the same; or training.activation_checkpointing: true, "
         "precision: bf16, strategy: fsdp",
     ),
-    _cause(
+    Cause(
         r"for want of memory|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|\bMemoryError\b",
         "the machine's memory is full",
         "try fewer data loader workers, or a machine with more memory",
         "try a smaller training.num_workers or micro_batch_size, or a machine with more memory",
     ),
-    _cause(
+    Cause(
         r"unable to (?:open|allocate) shared memory|insufficient shared memory|Bus error.*shared memory",
         "the container's shared memory (/dev/shm) is too small for the data loader's workers",
         "use fewer workers, or give the container more",
         "set training.num_workers: 0, or give the container more",
     ),
-    _cause(
+    Cause(
         r"No space left on device|Disk quota exceeded|Errno 28|the disk of \S+ is full",
         "a disk is full",
         "raise resources.disk_gb, or lower checkpoint.keep",
     ),
-    _cause(
+    Cause(
         r"No module named '(?P<module>[^']+)'",
         "the job's Python has no module `{module}`",
         "install it where the job runs (image, or the backend's environment); if it is your own, see that code.dir "
         "holds it and that no ignore file names it",
     ),
-    _cause(
+    Cause(
         r"No such file or directory: '(?P<path>(?!/)[^']+)'",
         "`{path}` was not sent with the code",
         "see that code.dir holds it and that no ignore file names it; data comes by `inputs`",
     ),
-    _cause(
+    Cause(
         r"Address already in use|EADDRINUSE",
         "another program, or a job that is being ended, has the port",
         "submit or resume it once more; a script must not choose ports of its own",
     ),
-    _cause(
+    Cause(
         r"collective operation timeout|Timed out waiting \d+ms for (?:recv|send)",
         "a rank waited in vain for the others in a collective: one was stuck, or took another path through the code",
         "look at what the other ranks did last; distributed.timeout_s is how long they wait",
     ),
-    _cause(
+    Cause(
         r"CUDA driver version is insufficient|driver on your system is too old",
         "the machine's NVIDIA driver is older than what this torch was built for",
         "use an image or a torch for an older CUDA, or a machine with a newer driver",
     ),
-    _cause(
+    Cause(
         r"no kernel image is available for execution",
         "this torch was not built for the machine's GPU",
         "use a torch build that names its architecture, or another machine",
     ),
-    _cause(
+    Cause(
         r"device-side assert triggered",
         "an index on the GPU is out of range: a label beyond the classes, a token beyond the vocabulary",
         "run it with env: {{CUDA_LAUNCH_BLOCKING: 1}}, or on the CPU, to see the very line",
     ),
-    _cause(
+    Cause(
         r"NonFiniteError",
         "the training diverges",
         "lower the learning rate, or clip the gradient",
         "lower training.optimizer.lr, set training.clip_norm: 1.0, or on_nan: skip, which leaves out single steps",
     ),
-    _cause(
+    Cause(
         r"Expected to have finished reduction in the prior iteration",
         "some parameters take no part in the loss, and DDP waits for their gradients",
         "use all of them in forward, or freeze the others with requires_grad_(False)",
@@ -115,7 +116,7 @@ def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | 
     spoken = f"{error.get('type') or ''}: {error.get('message') or ''}"
     for text in (spoken, "\n".join(error.get("lines") or ())):
         for cause in CAUSES:
-            if found := cause.pattern.search(text):
+            if found := cause.found_in(text):
                 do = cause.of_task if config.get("task") and cause.of_task else cause.do
                 return f"{cause.means}; {do}".format(**found.groupdict())
     if error.get("signal") == "SIGKILL":

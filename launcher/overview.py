@@ -64,13 +64,15 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
 
     A platform may pass on few lines of an account, or none. No backend is asked.
     """
-    from cloudtrain.entrypoints import lastlines
-    from cloudtrain.launcher.logs import kept
-
     error = job.attempt.state.error or {}
     told: list[str] = list(error.get("lines") or ())
     rank = error.get("rank")
-    if job.active or rank is None or len(told) >= lastlines.MOST:
+    if job.active or rank is None:
+        return told
+    from cloudtrain.entrypoints import lastlines
+    from cloudtrain.launcher.logs import kept
+
+    if len(told) >= lastlines.MOST:
         return told
     place = kept.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:

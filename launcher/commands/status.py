@@ -28,15 +28,18 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     A backend that has not answered after twenty seconds is not waited for: the job is shown as it was last seen.
     `cloudtrain watch JOB` shows it again and again.
     """
-    from cloudtrain.launcher.asking import ask
-    from cloudtrain.launcher.errors import UnreachableError
+    from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
     from cloudtrain.launcher.registry import Registry
 
-    registry = Registry()
+    registry, faults = Registry(), dict[str, CloudtrainError]()
     found = list({job.id: job for job in map(registry.find, jobs)}.values())
-    answers = ask(registry, found, PATIENCE_S)
-    for place, job in enumerate(answers.jobs):
-        fault = answers.faults.get(job.id)
+    if any(job.active for job in found):
+        from cloudtrain.launcher.asking import ask
+
+        answers = ask(registry, found, PATIENCE_S)
+        found, faults = answers.jobs, answers.faults
+    for place, job in enumerate(found):
+        fault = faults.get(job.id)
         if fault is not None and not isinstance(fault, UnreachableError):
             raise fault
         if place and not as_json:
