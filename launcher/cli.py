@@ -29,9 +29,9 @@ COMMANDS = {
     "rehearse": "Run a job here as its backend would, and prove its resume.",
     "submit": "Send a job, and follow it.",
     "logs": "Print a job's lines.",
-    "status": "Show how a job is.",
+    "status": "Show how a job is, why it failed, what to do next.",
     "list": "List jobs, the newest first.",
-    "watch": "Look at jobs again and again, and send alerts.",
+    "watch": "Watch jobs live; send alerts and earned retries.",
     "ui": "Show jobs, their lines and costs on a page in the browser.",
     "wait": "Wait for jobs to end.",
     "stop": "Have a job save and stop.",
@@ -43,13 +43,13 @@ COMMANDS = {
     "report": "Write one file about a job: curves, costs, code, config.",
     "compare": "Lay jobs side by side: config, results, curves.",
     "artifacts": "Fetch what a job has left in its output folder.",
-    "doctor": "Check what stands in the way of a job.",
+    "doctor": "Check what stands in the way, on each backend.",
     "notify": "Try the channels that a config tells people by.",
     "hosts": "Show who uses which GPU of your own machines.",
     "explain": "Explain a key of the config file.",
     "schema": "Print the config file's JSON schema, for editors.",
     "backends": "List the backends.",
-    "completion": "Print the shell's completion script.",
+    "completion": "Print the shell's completion script, or install it.",
 }
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 

@@ -220,14 +220,22 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _CONFIG_OPTIONS = (
-    click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True),
+    click.option(
+        "-f",
+        "--file",
+        default=DEFAULT_FILE,
+        type=click.Path(path_type=Path),
+        show_default=True,
+        help="The config file.",
+    ),
     click.option(
         "--backend",
+        metavar="NAME",
         shell_complete=completes("backends_and_all"),
-        help="Override backend. Of several: names with commas, `all` that the file has, or `cheapest`.",
+        help="Override backend. Several: names with commas, `all` that the file has, or `cheapest`.",
     ),
-    click.option("--instances", type=click.IntRange(min=1), help="Override resources.instances."),
-    click.option("--instance-type", help="Override resources.instance_type."),
+    click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Override resources.instances."),
+    click.option("--instance-type", metavar="NAME", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
     set_option,
     price_option,

@@ -13,6 +13,14 @@ from cloudtrain.launcher.errors import UsageError
 __all__ = ["KINDS", "command"]
 
 KINDS = ("task", "script")
+NEXT = {
+    "cloudtrain doctor": "what stands in the way?",
+    "cloudtrain rehearse": "a few steps of the very thing",
+    "cloudtrain submit --instances 2": "train here, as two instances",
+    "cloudtrain watch last": "curves, spend and log, live",
+    "cloudtrain report last --open": "what came of it, in one file",
+    "cloudtrain explain": "every key of cloudtrain.yaml",
+}
 
 
 @click.command("init", short_help="Write a small project that trains as it is.")
@@ -44,10 +52,8 @@ def command(folder: Path, kind: str, force: bool) -> None:
     click.echo("\nnext:")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
-    click.echo("  cloudtrain validate                # is the file right?")
-    click.echo("  cloudtrain submit                  # train on this machine")
-    click.echo("  cloudtrain submit --instances 2    # as two instances")
-    click.echo("  cloudtrain explain                 # every key of cloudtrain.yaml")
+    for line, told in NEXT.items():
+        click.echo(f"  {line:<{max(map(len, NEXT))}}  # {told}")
 
 
 def _job_name(folder: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from docs.console import Session, Written, missing, steps
+
 from doubles.aws.handle import Aws
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"

@@ -1,0 +1,88 @@
+"""Pages that are written from the code are what the code says now, and what pages point to is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# A path of this repository between backticks: with a folder, and an ending or a slash behind.
+FILE = re.compile(r"`((?:launcher|backends|entrypoints|templates|tests|tools|benchmarks|examples|docs)/[\w./-]*)`")
+
+
+def names(page: Path) -> str:
+    """Return a page's name, for the test's."""
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """Return a page without its fenced blocks."""
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link can name of a page: its headings, as forges write them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def targets(page: Path) -> Iterator[tuple[str, Path, str]]:
+    """Yield each link within this repository: as it is written, its file, its heading."""
+    for link in LINK.findall(prose(page)):
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            yield link, (page.parent / path).resolve() if path else page, anchor
+
+
+def test_generated_pages_are_what_the_code_says(tmp_path: Path) -> None:
+    """A help text or a key that has changed is renewed with one command, which the message names."""
+    done = subprocess.run(
+        [sys.executable, "tools/cli_pages.py", "--check"],
+        cwd=ROOT,
+        env={**os.environ, "CLOUDTRAIN_HOME": str(tmp_path), "COLUMNS": "40"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Files and headings that a page links to are there."""
+    dead = [
+        link
+        for link, path, anchor in targets(page)
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path))
+    ]
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """A path between backticks is one of this repository; `NAME` in capitals and `*` stand for any."""
+    named = [path for path in FILE.findall(prose(page)) if not re.search(r"[A-Z]{3}", path)]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_every_page_is_in_the_reading_list() -> None:
+    """A page that nothing leads to is not read."""
+    listed = {path for _, path, _ in targets(ROOT / "docs" / "README.md")}
+    assert {page for page in PAGES if page.parent != ROOT} - listed == {ROOT / "docs" / "README.md"}
+
+
+def test_every_command_has_its_help_on_the_page() -> None:
+    """By a heading of its own, which can be linked to."""
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"## cloudtrain {name}\n" not in text] == []
