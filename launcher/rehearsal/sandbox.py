@@ -156,7 +156,8 @@ def _binds(cell: Cell) -> list[tuple[str, str]]:
     hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     hidden = [*cell.hidden, Path("/tmp")]
     # This machine's Python may lie in what is hidden.
-    kept = sorted({p for p in (sys.prefix, sys.base_prefix) if any(Path(p).is_relative_to(one) for one in hidden)})
+    prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    kept = sorted(prefix for prefix in prefixes if any(Path(prefix).is_relative_to(one) for one in hidden))
     return [
         (str(tmp), "/tmp"),
         *((str(empty), str(folder)) for folder in cell.hidden),

@@ -107,7 +107,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 def whole(cli: Any, azure_account: Azure, folder: Path) -> Whole:
     """Return what the same job comes to where nothing disturbs it; run once for all tests."""
     if not _whole:
-        assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
+        assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
         _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
     return _whole[0]
 
@@ -126,7 +126,7 @@ def test_digits_are_read(cli: Any, azure_account: Azure, tmp_path: Path) -> None
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
     settings = [*more, *(f"azureml.{key}={value}" for key, value in where)]
     given = [part for setting in settings for part in ("--set", setting)]
-    command = ("submit", "-y", "--name", "digits", "--backend", "azureml", "--instances", "2", *given)
+    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "azureml", "--instances", "2", *given)
     done = cli(*command, "--instance-type", "Standard_D4s_v5", cwd=tmp_path / "digits", timeout_s=280)
     assert done.code == 0, done.stdout + done.stderr
     status = cli("status", "digits", "--json").json
@@ -141,7 +141,7 @@ def test_preemption_that_restarts_changes_nothing(
 ) -> None:
     """Machines are taken away mid-run and the run begins anew on others, with new log files: the same weights."""
     azure_account.settings(restart_logs="replace")
-    process = cli.start("submit", "-y", "--name", "broken", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
     azure_account.preempt("broken-1")
     shown = process.communicate(timeout=200)[0]
@@ -159,7 +159,7 @@ def test_preemption_that_fails_is_a_further_attempt(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
     """A run that ends in PreemptionError is sent again by who follows it: one job, and the same weights."""
-    process = cli.start("submit", "-y", "--name", "broken", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
     other = cli.start("wait", "broken")
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
@@ -183,7 +183,7 @@ def test_without_a_mount_checkpoints_go_to_blob_storage(
     """Each node has its own disk, which a preemption takes: the job goes on from the copy, bit for bit."""
     mirror = f"checkpoint.mirror=https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/mirror"
     given = ("--set", mirror, "--set", "azureml.identity=managed")
-    assert cli("submit", "-d", "-y", "--name", "broken", *given, cwd=folder).code == 0
+    assert cli("submit", "--force", "-d", "-y", "--name", "broken", *given, cwd=folder).code == 0
     wait_until(lambda: "step 40/100" in cli("logs", "broken").stdout, 100, 0.3)
     azure_account.preempt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
@@ -206,7 +206,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.001)\n",
     )
-    cli.watch("line 1 100", "submit", "-y", "--name", "lines", cwd=folder)
+    cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
     azure_account.fault("blob.get", "sas_expired")
     azure_account.fault("run.details", "expired")
     done = cli("logs", "-f", "lines", timeout_s=200)
@@ -224,7 +224,7 @@ def test_failure_of_another_node_is_on_the_screen_at_once(cli: Any, azure_accoun
         "if os.environ['RANK'] == '1':\n    time.sleep(12)\n    print('failing', time.time(), flush=True)\n"
         "    raise ValueError('boom of node one')\ntime.sleep(120)\n",
     )
-    process = cli.start("submit", "-y", "--name", "hurt", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "hurt", cwd=folder)
     seen_s = 0.0
     failed_s = 0.0
     for line in process.stdout:
@@ -246,7 +246,7 @@ def test_files_can_be_fetched_while_it_runs(cli: Any, azure_account: Azure, fold
         "Path(os.environ['CLOUDTRAIN_OUTPUT_DIR'], 'early.txt').write_text('so far')\n"
         "print('written', flush=True)\ntime.sleep(120)\n",
     )
-    assert cli("submit", "-d", "-y", "--name", "early", cwd=folder).code == 0
+    assert cli("submit", "--force", "-d", "-y", "--name", "early", cwd=folder).code == 0
     cli.watch("written", "logs", "-f", "early")
     fetched = cli("artifacts", "early", "-o", folder / "out", "--json")
     assert [Path(path).read_text() for path in fetched.json["files"] if path.endswith("early.txt")] == ["so far"]

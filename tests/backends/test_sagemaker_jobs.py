@@ -78,7 +78,7 @@ def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     more = ("resources.accelerators=null", "budget=null", "sagemaker.region=us-east-1", "env={OMP_NUM_THREADS: '1'}")
     given = [part for setting in (*more, "sagemaker.bucket=cloudtrain-tests") for part in ("--set", setting)]
-    command = ("submit", "-y", "--name", "digits", "--backend", "sagemaker", "--instances", "2", *given)
+    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "sagemaker", "--instances", "2", *given)
     done = cli(*command, "--instance-type", "ml.m5.xlarge", cwd=tmp_path / "digits", timeout_s=280)
     assert done.code == 0, done.stdout + done.stderr
     status = cli("status", "digits", "--json").json
@@ -89,8 +89,8 @@ def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
 
 def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
     """Machines are taken away mid-run, others take over from S3: the same weights, bit for bit, and every step once."""
-    assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
-    assert cli("submit", "-d", "-y", "--name", "broken", cwd=folder).code == 0
+    assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
+    assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
     account.interrupt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
@@ -119,7 +119,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     )
     text = CONFIG.replace("task: task.py", "script: train.py")
     (folder / "cloudtrain.yaml").write_text(text[: text.index("training:")] + text[text.index("limits:") :])
-    cli.watch("line 1 100", "submit", "-y", "--name", "lines", cwd=folder)
+    cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
         numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
@@ -138,7 +138,7 @@ def loss(model, batch):
         os.kill(os.getpid(), signal.SIGKILL)
 """
     (folder / "task.py").write_text(TASK.replace("def loss(model, batch):", kill + "   "))
-    done = cli("submit", "-y", "--name", "hurt", cwd=folder, timeout_s=200)
+    done = cli("submit", "--force", "-y", "--name", "hurt", cwd=folder, timeout_s=200)
     status = cli("status", "hurt", "--json").json
     assert (done.code, status["state"], status["step"]) == (0, "succeeded", 100), done.stdout + done.stderr
     assert len(account.journal("CreateTrainingJob")) == 1

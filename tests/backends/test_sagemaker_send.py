@@ -301,7 +301,7 @@ def test_secrets_are_where_only_the_job_can_read_them_and_only_for_its_life(
 
 def test_end_of_a_job_is_told_with_what_it_cost(cli: Any, folder: Path, account: Aws) -> None:
     """SageMaker's own seconds, times the instances; spot's are fewer than it trained."""
-    assert cli("submit", "-d", "-y", "--name", "one", "--spot", cwd=folder).code == 0
+    assert cli("submit", "-d", "-y", "--force", "--name", "one", "--spot", cwd=folder).code == 0
     hourly = cli("plan", "--json", cwd=folder).json["hourly_usd"]
     end(account, "one-1", training_s=1000, billable_s=300)
     told = cli("status", "one", "--json").json

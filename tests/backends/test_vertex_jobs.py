@@ -103,7 +103,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 def whole(cli: Any, google_project: Google, folder: Path) -> Whole:
     """Return what the same job comes to where nothing disturbs it; run once for all tests."""
     if not _whole:
-        assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
+        assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
         _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
     return _whole[0]
 
@@ -122,7 +122,7 @@ def test_digits_are_read(cli: Any, google_project: Google, tmp_path: Path) -> No
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
     settings = [*more, *(f"vertex.{key}={value}" for key, value in where)]
     given = [part for setting in settings for part in ("--set", setting)]
-    command = ("submit", "-y", "--name", "digits", "--backend", "vertex", "--instances", "2", *given)
+    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "vertex", "--instances", "2", *given)
     done = cli(*command, "--instance-type", "n1-standard-4", cwd=tmp_path / "digits", timeout_s=280)
     assert done.code == 0, done.stdout + done.stderr
     status = cli("status", "digits", "--json").json
@@ -136,7 +136,7 @@ def test_killed_replica_changes_nothing(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
     """A machine is lost mid-run and Vertex AI begins all replicas anew, on empty disks: the same weights."""
-    process = cli.start("submit", "-y", "--name", "broken", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "cloudtrain/checkpoints/broken/latest.json" in google_project.objects(), 120, 0.1)
     google_project.preempt("broken-1", "workerpool1-0")
     shown, said = process.communicate(timeout=200)
@@ -173,7 +173,7 @@ def test_scripts_checkpoints_go_with_it(
 ) -> None:
     """What one node has saved all nodes find after a machine, or a rank, was lost; and the output is fetched."""
     as_script(folder, SAVER)
-    process = cli.start("submit", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
     if lost == "machine":
         wait_until(lambda: "cloudtrain/checkpoints/saves/last" in google_project.objects(), 120, 0.1)
         google_project.preempt("saves-1", "workerpool0-0")
@@ -198,13 +198,13 @@ def test_inputs_are_brought_where_nothing_is_mounted(cli: Any, google_project: G
         "    print(train, (train / 'a b.txt').read_text(), (train / 'sub/c.txt').read_text(), labels.read_text())\n",
     )
     given = [f"inputs.train=gs://{BUCKET}/data/train", f"inputs.labels=gs://{BUCKET}/data/labels.csv"]
-    done = cli("submit", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
+    done = cli("submit", "--force", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
     assert done.code == 0, done.stdout + done.stderr
     assert "[r1] /tmp/cloudtrain/inputs/train one two three" in done.stdout
     google_project.settings(gcs=True)
-    done = cli("submit", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
+    done = cli("submit", "--force", "-y", *(part for each in given for part in ("--set", each)), cwd=folder)
     assert f"[r1] /gcs/{BUCKET}/data/train one two three" in done.stdout, done.stdout + done.stderr
-    done = cli("submit", "-y", "--set", f"inputs.train=gs://{BUCKET}/data/nothing", cwd=folder)
+    done = cli("submit", "--force", "-y", "--set", f"inputs.train=gs://{BUCKET}/data/nothing", cwd=folder)
     assert done.code == 1
     assert f"the input train: there is nothing at gs://{BUCKET}/data/nothing" in done.stderr
 
@@ -222,7 +222,7 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
         "import os, time\nfor n in range(1500):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.002)\n",
     )
-    process = cli.start("submit", "-y", "--name", "lines", cwd=folder)
+    process = cli.start("submit", "--force", "-y", "--name", "lines", cwd=folder)
     wait_until(google_project.jobs, 60, 0.1)
     google_project.wait_log("lines-1", "line 1 100", timeout_s=120)
     google_project.expire_tokens()
@@ -239,7 +239,7 @@ def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Goo
     """Google's own images take a Python package: the boot is one, and the script runs under it."""
     as_script(folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
     image = "image=us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"
-    done = cli("submit", "-y", "--set", image, cwd=folder)
+    done = cli("submit", "--force", "-y", "--set", image, cwd=folder)
     assert done.code == 0, done.stdout + done.stderr
     assert ("[r0] rank 0 of 2" in done.stdout, "[r1] rank 1 of 2" in done.stdout) == (True, True)
     [job] = google_project.jobs()

@@ -160,7 +160,7 @@ resources: {{instances: 2, instance_type: n1-standard-4, spot: true}}
 limits: {{max_duration: 1h}}
 vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """
-SUBMIT = ("submit", "-d", "-y", "--name", "one")
+SUBMIT = ("submit", "-d", "-y", "--force", "--name", "one")
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_stop_goes_through(vertex: Any, folder: Path, google: Google, kind: str)
 
 def test_preempted_attempt_is_followed_by_another(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:
     """Where the config asks for it and somebody follows; it goes on by the same checkpoints, under its own label."""
-    process = cli.start("submit", "-y", "--set", "retry.max_attempts=2", "--name", "one", cwd=folder)
+    process = cli.start("submit", "-y", "--force", "--set", "retry.max_attempts=2", "--name", "one", cwd=folder)
     wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
     google.begin("one-1")
     tell(google, SIGNALLED)

@@ -1,0 +1,177 @@
+"""Rehearsals, end to end and for real: the installed command, every backend's rendered command, torchrun.
+
+No stand-in of a cloud is running, and nothing could be asked for one: a rehearsal needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.backend import BUILT_IN
+
+pytestmark = pytest.mark.slow
+
+# What a backend needs to know of an account that nobody has.
+SETTINGS = {
+    "local": "resources: {instances: 2}",
+    "ssh": "resources: {instances: 2}\nssh: {hosts: [h0, h1]}",
+    "sagemaker": """\
+resources: {instances: 2, instance_type: ml.m5.xlarge}
+sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain", bucket: a-bucket}""",
+    "azureml": """\
+resources: {instances: 2, instance_type: Standard_D4s_v5}
+azureml: {subscription: 00000000-0000-0000-0000-000000000000, resource_group: g, workspace: w, region: eastus}""",
+    "vertex": """\
+resources: {instances: 2, instance_type: n1-standard-4}
+vertex: {project: p-1, location: europe-west4, staging_bucket: a-bucket}""",
+}
+TASK_ON = ("sagemaker", "vertex")  # the shared trainer, whose ranks import torch; elsewhere a script, which is quicker
+
+# Two numbers and a momentum go down a slope; what is said by `mode` is not saved, or not taken up again.
+SCRIPT = """
+import json, math, os, signal, sys, time
+from pathlib import Path
+
+mode, folder, stops = sys.argv[1], Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"]), []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(1))
+state, saved = {"step": 0, "weight": 1.0, "momentum": 0.0}, folder / "state.json"
+if saved.exists() and mode != "anew":
+    state.update(json.loads(saved.read_text()))
+is_first = os.environ["RANK"] == "0"
+while state["step"] < 10_000 and not stops:
+    state["step"] += 1
+    state["momentum"] = 0.9 * state["momentum"] + 2 * state["weight"] + math.sin(state["step"])
+    state["weight"] -= 0.01 * state["momentum"]
+    time.sleep(0.02)
+    if is_first and mode != "silent":
+        told = json.dumps({"e": "step", "step": state["step"], "loss": state["weight"] ** 2})
+        print(f"step {state['step']}  ::ct {told}", flush=True)
+if is_first and mode != "deaf":
+    saved.write_text(json.dumps({key: state[key] for key in state if (mode, key) != ("forgets", "momentum")}))
+sys.exit(75 if stops else 0)
+"""
+TASK = """
+import torch
+from neighbour import WIDTH
+
+def model(params):
+    return torch.nn.Sequential(torch.nn.Linear(4, WIDTH), torch.nn.Dropout(0.2), torch.nn.Linear(WIDTH, 1))
+
+def dataset(params, split):
+    values = torch.arange(256.0).reshape(64, 4) / 256
+    return torch.utils.data.TensorDataset(values, values.sum(1, keepdim=True)) if split == "train" else None
+
+def loss(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""
+TRAINING = "task: task.py\ntraining: {global_batch_size: 8, micro_batch_size: 4, max_steps: 200}\n"
+
+
+def project(folder: Path, backend: str, *, mode: str | None = "saves", more: str = "") -> Path:
+    """Write a project: a script, or without a mode a task of two files."""
+    folder.mkdir()
+    for name, text in (("train.py", SCRIPT), ("task.py", TASK), ("neighbour.py", "WIDTH = 8\n")):
+        (folder / name).write_text(text)
+    run = TRAINING if mode is None else f"script: train.py\nargs: [{mode}]\n"
+    (folder / "cloudtrain.yaml").write_text(f"name: tried\nbackend: {backend}\n{run}{SETTINGS[backend]}\n{more}")
+    return folder
+
+
+@pytest.mark.parametrize("backend", BUILT_IN)
+def test_rehearsal_proves_that_an_interrupted_job_goes_on(cli: Any, tmp_path: Path, backend: str) -> None:
+    """On every backend: two nodes are started, interrupted, started again, and the losses are as without that."""
+    is_task = backend in TASK_ON
+    folder = project(tmp_path / "project", backend, mode=None if is_task else "saves")
+    done = cli("rehearse", "--preempt-at", "4", "--steps", "4", "--json", cwd=folder, timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    told = done.json
+    assert told["proven"] is True
+    assert told["resumed_step"] == told["saved_step"] >= 4
+    assert not is_task or told["saved_step"] == 4
+    assert "equal bit for bit" in told["verdict"]
+    assert 0 < told["left_s"] < told["grace_s"]
+    assert "2 nodes x 1 rank" in told["checked"][0]["found"]
+    assert list((cli.home / "rehearsals").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "words"),
+    [
+        ("deaf", "saved", "the script has saved nothing into CLOUDTRAIN_CHECKPOINT_DIR"),
+        ("anew", "resumed", "the script began anew at step 1"),
+        ("forgets", "losses", "the losses go another way after the resume"),
+    ],
+)
+def test_rehearsal_finds_a_script_that_does_not_go_on(
+    cli: Any, tmp_path: Path, mode: str, name: str, words: str
+) -> None:
+    """One that saves nothing, begins anew, or has lost its optimizer's state is not proven, and exit code 1 says so."""
+    folder = project(tmp_path / "project", "sagemaker", mode=mode)
+    done = cli("rehearse", "--preempt-at", "3", "--steps", "4", "--nodes", "1", "--json", cwd=folder)
+    assert done.code == 1
+    assert done.json["proven"] is False
+    assert words in done.json["verdict"]
+    assert [each["name"] for each in done.json["checked"] if not each["ok"]] == [name]
+
+
+def test_rehearsal_misses_a_file_that_is_not_shipped(cli: Any, tmp_path: Path) -> None:
+    """What .cloudtrainignore leaves out is not there, though it lies in the folder; the exception is told."""
+    folder = project(tmp_path / "project", "sagemaker", mode=None)
+    (folder / ".cloudtrainignore").write_text("neighbour.py\n")
+    done = cli("rehearse", "--nodes", "1", cwd=folder)
+    assert done.code == 1
+    assert "ModuleNotFoundError: No module named 'neighbour'" in done.stdout
+    assert "FAIL  it failed before its first step" in done.stdout
+
+
+def test_spot_is_refused_until_the_resume_of_this_code_is_proven(cli: Any, tmp_path: Path) -> None:
+    """Without a proof, and after a change of the code, submit refuses with the command that helps; a dry run tells."""
+    folder = project(tmp_path / "project", "sagemaker")
+    refused = cli("submit", "-d", "-y", "--spot", cwd=folder)
+    assert refused.code == 3
+    assert "nothing has proven that this job saves" in refused.stderr
+    assert "cloudtrain rehearse --backend sagemaker --preempt-at 3" in refused.stderr
+    assert cli("rehearse", "--preempt-at", "3", "--nodes", "1", cwd=folder).code == 0
+    shown = cli("submit", "--spot", "--dry-run", cwd=folder)
+    assert shown.code == 0
+    assert "its resume was rehearsed on" in shown.stderr
+    (folder / "train.py").write_text(SCRIPT + "\n")
+    assert "the code has changed since its resume was proven" in cli("plan", "--spot", cwd=folder).stdout
+    assert "the code has changed" in cli("submit", "-d", "-y", "--spot", cwd=folder).stderr
+
+
+def test_rehearsal_that_is_killed_leaves_no_process(cli: Any, tmp_path: Path, wait_until: Any) -> None:
+    """Whatever it has started dies with it, and the next rehearsal removes its folder."""
+    folder = project(tmp_path / "project", "sagemaker", mode="silent")
+    process = cli.start("rehearse", "--preempt-at", "3", cwd=folder)
+    wait_until(lambda: any(cli.home.glob("rehearsals/*/first/*/ml/cloudtrain/log/rank-1.log")), timeout_s=60)
+    running = _below(process.pid)
+    assert len(running) > 4
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running), timeout_s=30)
+
+
+def _below(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
+    parents = dict(zip(map(int, found[::2]), map(int, found[1::2]), strict=True))
+    below = [pid]
+    while more := [one for one, above in parents.items() if above in below and one not in below]:
+        below += more
+    return below[1:]
+
+
+def test_rehearsal_works_without_namespaces(cli: Any, tmp_path: Path) -> None:
+    """Where the kernel allows none, the platform's paths are rewritten, and the verdict says so."""
+    folder = project(tmp_path / "project", "vertex", more="env: {QUOTED: \"a 'b' $(c) /opt/ml\"}\n")
+    environ = {"CLOUDTRAIN_SANDBOX": "none"}
+    done = cli("rehearse", "--steps", "3", "--nodes", "1", "--json", cwd=folder, env=environ)
+    assert done.code == 0, json.dumps(done.json)
+    assert any("nobody make namespaces" in each for each in done.json["not_checked"])
