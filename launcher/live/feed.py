@@ -31,7 +31,6 @@ _AT_ONCE = 5  # jobs of one backend that are looked at as often as each could be
 _SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # between two looks at one whose backend does not answer
 _REST = 12.0  # times the processor time that a look took, at least: 8 % of a core, however many jobs there are
 _CHOOSE_S = 1.0
-_CLOSE_S = 3.0  # for what is being told, or sent
 
 
 def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> float:
@@ -85,7 +84,7 @@ class Feed:
         """Ask the job to save and stop, in a thread of its own; what came of it is noted."""
         threading.Thread(target=self._stop, args=(job_id,), name=f"stop {job_id}", daemon=True).start()
 
-    def close(self, wait_s: float = _CLOSE_S) -> None:
+    def close(self, wait_s: float) -> None:
         """End the looks; what is being told or sent just now has a little time."""
         self.is_closing.set()
         end_s = time.monotonic() + wait_s
@@ -109,8 +108,8 @@ class Feed:
                 try:
                     known = self._look_through(registry, known)
                     drawn = self._gather(registry, drawn)
-                except (CloudtrainError, OSError) as error:
-                    self.note(str(error).splitlines()[0])
+                except Exception as error:
+                    self.note(_words(error))
                 self.is_closing.wait(_CHOOSE_S)
         finally:
             registry.close()
@@ -155,10 +154,8 @@ class Feed:
                 self.note(stopping.ask(registry, job_id).words)
             finally:
                 registry.close()
-        except (CloudtrainError, OSError) as error:
-            self.note(f"{job_id} was not asked to stop: {str(error).splitlines()[0]}")
         except Exception as error:
-            self.note(f"{job_id} was not asked to stop: cloudtrain itself failed: {type(error).__name__}: {error}")
+            self.note(f"{job_id} was not asked to stop: {_words(error)}")
 
 
 class _Lane:
@@ -185,7 +182,7 @@ class _Lane:
         try:
             registry = Registry(self._feed.folder)
         except CloudtrainError as error:
-            self._feed.note(str(error).splitlines()[0])
+            self._feed.note(_words(error))
             return
         herald = Herald(registry)
         try:
@@ -196,7 +193,11 @@ class _Lane:
                     self._feed.is_closing.wait(0.1)
                     continue
                 used_s = time.thread_time()
-                self._look(registry, herald, job)
+                try:
+                    self._look(registry, herald, job)
+                except Exception as error:  # of the registry's, say: what a look itself meets is in what was seen
+                    self._feed.put(job.id, fault=_words(error), asks_since_s=None)
+                    self._plan(job)
                 self._feed.is_closing.wait(_REST * (time.thread_time() - used_s))
         finally:
             herald.close()
@@ -238,3 +239,10 @@ class _Lane:
             silences = self._silences[job.id] = self._silences.get(job.id, 0) + 1 if is_silent else 0
             pace_s = backends.load(job.backend).pace(job.attempt.ref).state_s if job.attempt.ref else _LEAST_S
             self._due_s[job.id] = time.monotonic() + pause_s(pace_s, len(self._due_s), silences, self._least_s)
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong on one line; what should never happen says so."""
+    first = (str(error).splitlines() or [""])[0]
+    is_known = isinstance(error, CloudtrainError | OSError)
+    return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from cloudtrain.entrypoints.figures import dollars, span
@@ -23,6 +26,7 @@ __all__ = [
     "heading",
     "limit",
     "memory",
+    "metrics",
     "percent",
     "place",
     "progress",
@@ -37,6 +41,7 @@ __all__ = [
 SLOW_S = 5.0  # a look that takes longer is told
 _LEAST_BAR = 6  # columns; a shorter one says nothing
 _MOST_BAR = 60
+_FAR = 20.0  # times the least that the largest loss is, from where on it is drawn by decades
 _PART_COLOURS = ("green", "magenta", "yellow", "blue")
 _ALERTS = {
     "projected": "will reach its limit first",
@@ -139,12 +144,27 @@ def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Tex
     room = width - LABEL - len(words) - len(range_words) - 1
     if room < _LEAST_BAR:
         range_words, room = "", width - LABEL - len(words) - 1
-    drawn = spark.chart(told.values, max(0, room), height, signs)
+    values, name = _by_decades(told)
+    drawn = spark.chart(values, max(0, room), height, signs)
     first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
     return [
-        labelled(width, signs, told.name, *first),
+        labelled(width, signs, name, *first),
         *(labelled(width, signs, "", (each, "cyan")) for each in drawn[1:]),
     ]
+
+
+def _by_decades(told: Track) -> tuple[Sequence[float | None], str]:
+    """Return what is drawn, and its name: of a loss that has fallen far its logarithm, else its last part is flat."""
+    if told.name != "loss" or not told.least or told.least <= 0 or (told.largest or 0.0) < _FAR * told.least:
+        return told.values, told.name
+    return [None if value is None else math.log10(value) for value in told.values], f"{told.name} (log)"
+
+
+def metrics(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return what the last evaluation found."""
+    told = sight.job.attempt.progress.get("metrics") or {}
+    words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in told.items()]
+    return [labelled(width, signs, "metrics", cleaned(", ".join(words)))] if words else []
 
 
 def split(curves: Curves, width: int, signs: Signs) -> list[Text]:

@@ -72,6 +72,7 @@ def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -
         (5, figures.following(sight, width, signs)),
         (4, figures.track(curves.loss, width, tall, signs)),
         (6, figures.track(curves.rate, width, max(1, tall - 1), signs)),
+        (7, figures.metrics(sight, width, signs)),
         (8, figures.split(curves, width, signs)),
         (10, figures.memory(curves, width, signs)),
         (3, figures.spend(sight, width, signs)),

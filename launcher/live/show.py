@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.text import Text
 
@@ -29,6 +29,7 @@ __all__ = ["show"]
 FRAME_S = 0.25  # between two pictures, at the least
 BYTES_PER_S = 8000  # that a slow line has for them: after a large picture the next one waits
 LEAVE_S = 10.0  # after the end of all that was named: somebody may want to read on
+CLOSE_S = 1.5  # for what is being told or sent when the user leaves
 NOTE_S = 30.0  # that a word of ours stays in a job's view
 _KEYS_AT_ONCE = 64
 
@@ -57,16 +58,18 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     opened = jobs[0] if is_single else None
     state = State(Choice(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
     code: int | None = None
+    is_left = False  # by a key, or because all is over: then nobody is in a hurry
     try:
         with Screen() as screen:
             _open(feed, state)
             code = _run(screen, feed, state, bool(names))
+            is_left = True
     except Ended as ended:
         code = ended.exit_code
     except KeyboardInterrupt:
         code = 130
     finally:
-        feed.close(0.0 if code is None or code >= 128 else 3.0)
+        feed.close(CLOSE_S if is_left else 0.0)
         if state.tail is not None:
             state.tail.close()
         if code != 129:  # then there is no terminal to tell it to
@@ -124,7 +127,7 @@ def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
     elif action is not None and kind == "open":
         _open(feed, state)
     elif action is not None and kind == "stop":
-        state.choice = replace(state.choice, word=f"asking {action.job} to stop")
+        feed.note(f"asking {action.job} to stop")
         feed.stop(action.job)
     return kind
 

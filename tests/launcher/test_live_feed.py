@@ -36,7 +36,7 @@ def feed() -> Iterator[Callable[..., Feed]]:
 
     yield begin
     for each in begun:
-        each.close()
+        each.close(3.0)
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
             "eta_s": 1400.0,
             "stepped_s": NOW,
             "checkpoint_step": 500,
+            "metrics": {"accuracy": 0.98765, "loss": "nan"},
             "curve": curve.dump(bins),
         }
         told = State("running", started_s=NOW - 600, restarts=1) if state is None else state
@@ -106,6 +107,7 @@ backend    local, 2 x 1 = 2 ranks, attempt 2, 1 restart
 progress   step 600/2000 ██████░░░░░░░░░░░░░░░░░ 30 %, done in 23m 20s, at 14:23
 loss       █▇▅▄▄▃▃▂▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁   0.1538  least 0.1538 largest 1.667
 samples/s  ▅▇███▆▅▃▁▁▁▂▄▆▇███▇▅▃▁▁▁▂▄▆▇██▇     8195  least 7700   largest 8299
+metrics    accuracy 0.9877, loss nan
 step time  100 ms ██████▓▒ █compute 80 % ▓communication 12 % ▒data 6 % ░save 2 %
 GPU memory ██████░░░░░░░░░░ 39 %, 31.0 GiB of 80.0 GiB at most so far, on rank 0
 spend      █░░░░░░░░ 1.07 USD of 10.00 USD, 10 %; 2.40 USD/h; 2.00 USD when done
@@ -116,7 +118,6 @@ before     attempt 1 failed (preempted) after 16m 40s
 ── log ─────────────────────────────────────────────────────────────────────────
 [r0] step 590/2000 loss 0.156
 [r0] step 600/2000 loss 0.1534
-
 
 
 
@@ -257,7 +258,7 @@ def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
     seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
     small = drawn(picture(seen, lines)).count("[r0]")
     large = drawn(picture(seen, lines, choice=Choice(opened="x", is_large=True))).count("[r0]")
-    assert (small, large) == (11, 16)
+    assert (small, large) == (10, 16)
 
 
 def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
@@ -304,6 +305,15 @@ def test_loss_that_is_not_finite_is_told_in_capitals(sight: Callable[..., Sight]
     """It is drawn nowhere, and must not be overlooked."""
     told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
     assert "NAN  least" in drawn(picture(sight(curves=curves_of(Series(told)))))
+
+
+def test_loss_that_has_fallen_far_is_drawn_by_decades(sight: Callable[..., Sight]) -> None:
+    """And says so: else the last nine tenths of it were a flat line."""
+    falls = tuple(Point(2, "step", NOW, step, {"loss": 10.0 ** (-step / 10)}) for step in range(41))
+    told = drawn(picture(sight(curves=curves_of(Series(falls)))))
+    line = next(line for line in told.splitlines() if line.startswith("loss (log)"))
+    assert set("▁▂▃▄▅▆▇█") <= set(line)
+    assert "\nloss  " in drawn(picture(sight(curves=curves_of(steps()))))
 
 
 def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> None:
