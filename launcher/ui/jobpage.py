@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.describe import as_json, limit_words, next_step
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.meter import legs_of, spent_micro
 from cloudtrain.launcher.money.outlook import outlook
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["curves", "facts", "shown"]
 
-PARTS = ("head", "actions", "facts", "error", "attempts")
+PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
 
 
 def shown(pages: Pages, registry: Registry, job_id: str, fault: str) -> Shown:
@@ -48,7 +50,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
         "config_file": job.config_file,
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
-        "can_kill": job.active and job.attempt.ref is not None,
+        "can_kill": _can_kill(job),
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
         "plan": plan,
         "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,
@@ -88,6 +90,16 @@ def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
         "ranks": attempt.plan["ranks"],
         "url": state.url,
     }
+
+
+def _can_kill(job: Job) -> bool:
+    """Return whether it can be ended without letting it save."""
+    if not job.active or job.attempt.ref is None:
+        return False
+    try:
+        return backends.load(job.backend).pace(job.attempt.ref).can_kill
+    except CloudtrainError:  # a plug-in that is gone
+        return False
 
 
 def _trace(error: dict[str, Any] | None) -> str:

@@ -11,11 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.watch import Seen
 
 __all__ = ["Refresher"]
 
@@ -35,8 +40,8 @@ class Refresher:
         self._folder = folder
         self._news = threading.Event()
         self._is_closed = False
-        self._lock = threading.Lock()
         self._workers: dict[str, _Worker] = {}
+        self._fault = ""
         self._thread = threading.Thread(target=self._run, name="refresher", daemon=True)
 
     def start(self) -> None:
@@ -50,8 +55,9 @@ class Refresher:
         self._news.set()
 
     def faults(self) -> dict[str, str]:
-        """Return what went wrong at the last look at each job."""
-        return {job: words for worker in list(self._workers.values()) for job, words in worker.faults.items()}
+        """Return what went wrong at the last look at each job; with the registry itself, under no job's name."""
+        own = {"": self._fault} if self._fault else {}
+        return own | {job: words for worker in list(self._workers.values()) for job, words in worker.faults.items()}
 
     def close(self) -> None:
         """End; what is being asked is not waited for."""
@@ -61,19 +67,37 @@ class Refresher:
             worker.close()
 
     def _run(self) -> None:
-        """Have a worker for each backend that has an active job."""
+        """Have a worker for each backend that has an active job, or one that has ended of late and nobody saw."""
         registry = Registry(self._folder)
-        seen = None
-        while not self._is_closed:
-            version = registry.database.execute("PRAGMA data_version")[0][0]
-            if version != seen:
-                seen = version
-                for name in {row[0] for row in registry.database.execute(_ACTIVE_BACKENDS)} - set(self._workers):
-                    self._workers[name] = _Worker(name, self._is_seen, is_quiet=self._is_quiet, folder=self._folder)
-                    self._workers[name].start()
-            self._news.wait(ROUND_S if self._is_seen() else BACK_OFF_S)
-            self._news.clear()
-        registry.close()
+        try:
+            for job in [] if self._is_quiet else _ended_of_late(registry):
+                self._worker(job.backend).offer(job)
+            seen = None
+            while not self._is_closed:
+                version = registry.database.execute("PRAGMA data_version")[0][0]
+                if version != seen:
+                    seen = version
+                    for (name,) in registry.database.execute(_ACTIVE_BACKENDS):
+                        self._worker(name)
+                self._news.wait(ROUND_S if self._is_seen() else BACK_OFF_S)
+                self._news.clear()
+        except CloudtrainError as error:
+            self._fault = error.message
+        finally:
+            registry.close()
+
+    def _worker(self, name: str) -> _Worker:
+        if name not in self._workers:
+            self._workers[name] = _Worker(name, self._is_seen, is_quiet=self._is_quiet, folder=self._folder)
+            self._workers[name].start()
+        return self._workers[name]
+
+
+def _ended_of_late(registry: Registry) -> list[Job]:
+    """Return the jobs whose end may still have something to be told, or a further attempt to be sent."""
+    from cloudtrain.launcher import watch
+
+    return [job for job in watch.chosen(registry, (), time.time()) if not job.active]
 
 
 _ACTIVE_BACKENDS = (
@@ -93,11 +117,17 @@ class _Worker:
         self._news = threading.Event()
         self._is_closed = False
         self._due_s: dict[str, float] = {}
+        self._ended: list[Job] = []
         self.faults: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name=f"refresher-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def offer(self, job: Job) -> None:
+        """Have a look at a job that has ended, once."""
+        self._ended.append(job)
+        self._news.set()
 
     def hurry(self) -> None:
         self._due_s = {}
@@ -112,58 +142,73 @@ class _Worker:
 
         registry = Registry(self._folder)
         herald = None if self._is_quiet else Herald(registry)
-        seen, jobs = None, list[Job]()
+        jobs: dict[str, Job] = {}
         while not self._is_closed:
             try:
-                version = registry.database.execute("PRAGMA data_version")[0][0]
-                if version != seen or jobs:
-                    seen = version
-                    jobs = [job for job in registry.jobs(active=True) if job.backend == self._name]
-                for job in jobs:
-                    if not self._is_closed and self._due_s.get(job.id, 0.0) <= time.monotonic():
-                        self._look(registry, herald, job, len(jobs))
+                jobs = self._round(registry, herald, jobs)
+                self.faults.pop("", None)
             except CloudtrainError as error:  # the registry itself: a full disk
-                self.faults["registry"] = error.message
-            wait_s = BACK_OFF_S
-            if jobs:
-                next_s = min((self._due_s.get(job.id, 0.0) for job in jobs), default=0.0)
-                wait_s = min(max(next_s - time.monotonic(), LEAST_S / 5), BACK_OFF_S)
-            self._news.wait(wait_s)
+                self.faults[""] = error.message
+            next_s = min((self._due_s.get(name, 0.0) for name in jobs), default=time.monotonic() + BACK_OFF_S)
+            self._news.wait(min(max(next_s - time.monotonic(), LEAST_S / 5), BACK_OFF_S))
             self._news.clear()
         if herald is not None:
             herald.close(0.0)
         registry.close()
 
+    def _round(self, registry: Registry, herald: object, before: dict[str, Job]) -> dict[str, Job]:
+        """Look at what is due, and once more at those whose end another command has seen; return the active jobs."""
+        jobs = {job.id: job for job in registry.jobs(active=True) if job.backend == self._name}
+        gone = [job for name, job in before.items() if name not in jobs]
+        ended, self._ended = [*self._ended, *gone], []
+        for job in ended:
+            self._look(registry, herald, job, 1)
+        for job in jobs.values():
+            if not self._is_closed and self._due_s.get(job.id, 0.0) <= time.monotonic():
+                self._look(registry, herald, job, len(jobs))
+        self._due_s = {name: due_s for name, due_s in self._due_s.items() if name in jobs}
+        return jobs
+
     def _look(self, registry: Registry, herald: object, job: Job, many: int) -> None:
         """Take a look, note what went wrong, and when the next one is due."""
         begun_s = time.monotonic()
-        found, fault = _seen(registry, herald, job)
-        if fault:
-            self.faults[job.id] = fault
+        seen = _seen(registry, herald, job)
+        if seen.fault:
+            self.faults[job.id] = seen.fault
         else:
             self.faults.pop(job.id, None)
+        if herald is not None and seen.ended is not None:
+            threading.Thread(target=_keep, args=(self._folder, seen), name=f"keep-{job.id}", daemon=True).start()
         took_s = time.monotonic() - begun_s
-        wait_s = BACK_OFF_S if fault or found.attempt.unreachable_since_s is not None else _pace_s(found)
+        is_away = bool(seen.fault) or seen.job.attempt.unreachable_since_s is not None
+        wait_s = BACK_OFF_S if is_away else _pace_s(seen.job)
         # A look that takes long takes no more than a tenth of the time; of many jobs each waits for its turn.
         wait_s = max(wait_s, LEAST_S * max(1, many / MANY), 10 * took_s)
         self._due_s[job.id] = time.monotonic() + (wait_s if self._is_seen() else max(wait_s, UNSEEN_S))
 
 
-def _seen(registry: Registry, herald: object, job: Job) -> tuple[Job, str]:
-    """Return the job as it is now, and what went wrong."""
-    from cloudtrain.launcher import watch
+def _seen(registry: Registry, herald: object, job: Job) -> Seen:
+    """Return what a look has found: as `watch` looks, or without a herald only how the job is."""
     from cloudtrain.launcher.notices.herald import Herald
-    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.watch import Seen, look
 
     if isinstance(herald, Herald):
-        seen = watch.look(registry, herald, job)
-        return (job, "") if seen is None else (seen.job, seen.fault)  # None: another watcher looks at it
+        return look(registry, herald, job) or Seen(job)  # None: another watcher looks at it
     try:
-        return refresh(registry, job), ""
-    except CloudtrainError as error:
-        return job, str(error)
+        return Seen(refresh(registry, job))
+    except (CloudtrainError, OSError) as error:
+        return Seen(job, fault=str(error))
     except Exception as error:
-        return job, f"cloudtrain itself failed: {type(error).__name__}: {error}"
+        return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+
+
+def _keep(folder: Path | None, seen: Seen) -> None:
+    """Bring home the lines of an attempt that has ended."""
+    from cloudtrain.launcher import watch
+
+    registry = Registry(folder)
+    watch.keep(registry, seen)
+    registry.close()
 
 
 def _pace_s(job: Job) -> float:

@@ -44,6 +44,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             site.close()
+            _forget_page()  # a SIGTERM leaves no time for it later
             await super().shutdown(sockets)
 
     listening = _listening(port)

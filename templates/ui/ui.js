@@ -10,13 +10,14 @@
 
   /* ---- parts that the server has made anew ---- */
 
-  const waiting = new Map(); // parts that came while somebody was choosing text in them
+  const waiting = new Map(); // parts that came while somebody was choosing text in them, or a button
 
   function show(name, html) {
     const place = one(`part-${name}`);
     if (!place) return;
     const chosen = document.getSelection();
-    if (chosen && !chosen.isCollapsed && place.contains(chosen.anchorNode)) {
+    const isChosen = chosen && !chosen.isCollapsed && place.contains(chosen.anchorNode);
+    if (isChosen || place.closest("dialog[open]")) {
       waiting.set(name, html);
       return;
     }
@@ -32,9 +33,12 @@
     countTicked();
   }
 
-  document.addEventListener("selectionchange", () => {
+  function showWaiting() {
     for (const [name, html] of [...waiting]) show(name, html);
-  });
+  }
+
+  document.addEventListener("selectionchange", showWaiting);
+  for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", showWaiting);
 
   /* The server writes its own clock's time; over ssh the reader's may be another. */
   function localTimes(place) {
@@ -121,6 +125,7 @@
         return answer.json();
       }));
       CloudtrainCharts.draw(curves, datas, {x: "step"});
+      if (body.dataset.page === "compare" && datas.some((data) => data.job.exit_code === null)) setTimeout(readCurves, 5000);
     } catch (error) {
       if (!(error instanceof TypeError)) trouble(`The curves cannot be drawn: ${error.message}`); // else the server is gone, which is said
     }
@@ -292,7 +297,9 @@
   });
 
   localTimes(document);
+  const month = document.querySelector(".month[aria-current]"); // where a year is wider than the screen
+  if (month) month.parentElement.scrollLeft = month.offsetLeft - month.parentElement.clientWidth / 2;
   if (body.dataset.page === "jobs") { address = body.dataset.stream; connect(); countTicked(); }
   if (body.dataset.page === "job") { setUpLog(); readCurves(); }
-  if (body.dataset.page === "compare") { readCurves(); setInterval(readCurves, 5000); }
+  if (body.dataset.page === "compare") readCurves();
 }());

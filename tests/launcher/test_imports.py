@@ -13,6 +13,7 @@ import pytest
 from cloudtrain.launcher.job import Job, State
 
 HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
+HEAVY |= {"starlette", "uvicorn", "anyio"}  # the page's alone
 # From 8 to 80 ms of processor time each.
 MODEL, TEMPLATES, YAML, RICH, PATTERNS = "pydantic", "jinja2", "yaml", "rich", "pathspec"
 
@@ -52,6 +53,7 @@ COMMANDS = {
     "prices refresh --help": LIGHT,
     "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,
+    "ui --help": LIGHT,
     "validate": {RICH, PATTERNS},
     "explain": {TEMPLATES, RICH, PATTERNS},
     "schema": {TEMPLATES, RICH, PATTERNS},

@@ -1,0 +1,264 @@
+"""What the page is made of: who asks backends, lines for several pages, lists, spend; without a browser."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import retry
+from cloudtrain.launcher.errors import CapacityError, UnreachableError, UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
+from cloudtrain.launcher.ui.pool import Pool
+from cloudtrain.launcher.ui.refresher import Refresher
+
+RUNS = State("running", started_s=time.time() - 60)
+
+
+@pytest.fixture
+def refresher(home: Path) -> Iterator[Callable[..., Refresher]]:
+    """Return a function that begins one, as with an open page; it ends with the test."""
+    made: list[Refresher] = []
+
+    def begin(*, is_quiet: bool = False) -> Refresher:
+        made.append(Refresher(lambda: True, is_quiet=is_quiet, folder=home))
+        made[-1].start()
+        return made[-1]
+
+    yield begin
+    for each in made:
+        each.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("refresher"):
+                thread.join(10)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]], None]:
+    """Return a function that has the local backend say so."""
+
+    def install(answer: Callable[[Any], State]) -> None:
+        local = backends.load("local")
+        monkeypatch.setattr(local, "state", answer)
+        monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
+
+    return install
+
+
+def state_of(home: Path, name: str) -> str:
+    """Return a job's state as the registry has it."""
+    registry = Registry(home)
+    found = registry.find(name).attempt
+    registry.close()
+    return "unreachable" if found.unreachable_since_s else found.state.state
+
+
+def test_open_page_sends_the_attempt_that_a_job_has_earned(
+    home: Path,
+    seed: Callable[..., Job],
+    refresher: Callable[..., Refresher],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """As whoever watches does; one that ended just before the page was opened too."""
+    asked: list[str] = []
+    monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
+    answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
+    seed("runs", RUNS)
+    seed("just-ended", State("failed", "preempted", ended_s=time.time() - 5))
+    refresher()
+    wait_until(lambda: set(asked) == {"runs", "just-ended"})
+
+
+def test_read_only_page_sends_nothing_and_knows_how_jobs_are(
+    home: Path,
+    seed: Callable[..., Job],
+    refresher: Callable[..., Refresher],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """It brings the registry up to date, as `status` does."""
+    monkeypatch.setattr(retry, "earned", lambda registry, job: pytest.fail("an attempt was sent"))
+    answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
+    seed("runs", RUNS)
+    refresher(is_quiet=True)
+    wait_until(lambda: state_of(home, "runs") == "failed")
+
+
+def test_backend_that_hangs_delays_only_its_own_jobs(
+    home: Path,
+    seed: Callable[..., Job],
+    refresher: Callable[..., Refresher],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """The others are asked, and the lists are there."""
+    hangs = threading.Event()
+    answers(lambda ref: State("succeeded", ended_s=time.time()))
+    ssh = backends.load("ssh")
+    monkeypatch.setattr(ssh, "state", lambda ref: hangs.wait(20) and RUNS)
+    monkeypatch.setattr(ssh, "pace", lambda ref: backends.Pace())
+    seed("far", RUNS)
+    registry = Registry(home)
+    registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
+    seed("near", RUNS)
+    refresher()
+    wait_until(lambda: state_of(home, "near") == "succeeded")
+    assert [job["state"] for job in joblist.listed(registry, joblist.Choice()).jobs] == ["succeeded", "running"]
+    hangs.set()
+    registry.close()
+
+
+def test_backend_that_does_not_answer_is_asked_seldom(
+    home: Path,
+    seed: Callable[..., Job],
+    refresher: Callable[..., Refresher],
+    answers: Callable[..., None],
+    wait_until: Callable[..., Any],
+) -> None:
+    """The job stays what it was."""
+    asked: list[float] = []
+
+    def silent(ref: Any) -> State:
+        asked.append(time.monotonic())
+        raise UnreachableError("no route to host")
+
+    answers(silent)
+    seed("far", RUNS)
+    found = refresher()
+    wait_until(lambda: state_of(home, "far") == "unreachable")
+    assert len(asked) == 1
+    found.wake()  # somebody pressed a button
+    wait_until(lambda: len(asked) >= 2)
+    assert state_of(home, "far") == "unreachable"
+
+
+def test_pages_share_a_feed_and_each_gets_every_line_once(
+    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any]
+) -> None:
+    """By the number of the last one that it had."""
+    seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
+    found = feeds.Feeds(lambda feed: None, home)
+    wanted = feeds.Wanted("job", 1, ranks=frozenset({0}))
+    one, two = found.enter(wanted), found.enter(wanted)
+    assert one is two
+    wait_until(lambda: one.is_over)
+    assert [line[3] for line in one.since(0)[0]] == ["a", "b", "c"]
+    assert [line[3] for line in one.since(2)[0]] == ["c"]
+    assert one.since(3) == ([], 3)
+    assert one.since(99) == ([], 3)
+    found.close()
+
+
+def test_feed_keeps_the_last_lines_and_no_more(
+    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any log, in lines and in characters; their numbers go on."""
+    monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
+    seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
+    found = feeds.Feeds(lambda feed: None, home)
+    feed = found.enter(feeds.Wanted("job", 1))
+    wait_until(lambda: feed.is_over)
+    lines, last = feed.since(0)
+    assert (len(lines), last) == (4, 9)
+    found.close()
+
+
+def test_feeds_are_bounded_and_idle_ones_make_room(home: Path, seed: Callable[..., Job]) -> None:
+    """So many filters at once, and not a thread more."""
+    seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
+    found = feeds.Feeds(lambda feed: None, home)
+    made = [found.enter(feeds.Wanted("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
+    with pytest.raises(CapacityError, match="open already"):
+        found.enter(feeds.Wanted("job", 1))
+    found.leave(made[0])
+    assert found.enter(feeds.Wanted("job", 1)) is not made[0]
+    with pytest.raises(UsageError, match="no regular expression"):
+        found.enter(feeds.Wanted("job", 1, grep="("))
+    found.close()
+
+
+def test_jobs_are_chosen_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
+    """Each word narrows, together too; pages follow one another."""
+    registry = Registry()
+    for number in range(joblist.PAGE + 10):
+        tags = {"team": "vision" if number % 2 else "speech", "run": number}
+        change = {"config": {"tags": tags}, "backend": "ssh" if number % 5 == 0 else "local"}
+        registry.add(f"job-{number}", lambda name, _, change=change: make_job(name, **change), exclusive=True, key=None)
+
+    def ids(**words: Any) -> list[str]:
+        return [job["job"] for job in joblist.listed(registry, joblist.Choice(**words)).jobs]
+
+    assert ids()[:2] == ["job-59", "job-58"]
+    assert ids(page=2)[-1] == "job-0"
+    assert joblist.listed(registry, joblist.Choice()).pages == 2
+    assert len(ids(backend="ssh")) == 12
+    assert len(ids(backend="ssh", tag="team=vision")) == 6
+    assert ids(tag="run=7") == ["job-7"]
+    assert len(ids(tag="run")) == joblist.PAGE
+    assert ids(text="JOB-12") == ["job-12"]
+    assert ids(text="%") == ids(tag="team=%") == ids(state="failed") == []
+    assert len(ids(state="active")) == joblist.PAGE
+    assert joblist.choices(registry)["tags"][:2] == ["team=speech", "team=vision"]
+    registry.close()
+
+
+@pytest.mark.parametrize("query", [{"page": "-1"}, {"page": "x"}, {"page": "9" * 30}, {"state": "'; DROP TABLE jobs"}])
+def test_address_that_makes_no_sense_shows_all_jobs(query: dict[str, str]) -> None:
+    """What it says that there is not is left out."""
+    assert joblist.Choice.of(query) == joblist.Choice()
+
+
+def test_spend_covers_twelve_months_and_knows_its_groups(home: Path, seed: Callable[..., Job]) -> None:
+    """This one last; a month that is not among them is this one."""
+    now_s = time.time()
+    seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
+    registry = Registry(home)
+    registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
+    found = spendpage.spend(registry.database, "1999-01", "nonsense")
+    assert len(found["months"]) == 12
+    assert [each["name"] for each in found["months"]] == sorted({each["name"] for each in found["months"]})
+    assert found["month"] == found["months"][-1]["name"]
+    assert found["by"] == "backend"
+    assert sum(each["usd"] for each in found["months"]) == pytest.approx(4.0)
+    registry.close()
+
+
+def test_registry_is_used_by_one_at_a_time(home: Path) -> None:
+    """Each request has its own; it is used again after."""
+    pool = Pool()
+    with pool.one() as first, pool.one() as second:
+        assert first is not second
+    with pool.one() as third:
+        assert third in (first, second)
+    pool.close()
+
+
+def test_resume_of_what_was_not_offered_is_refused(
+    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt meanwhile, or a dearer one: nobody has agreed to that."""
+    from types import SimpleNamespace
+
+    seed("job", State("failed", "error", ended_s=time.time()))
+    registry = Registry(home)
+    prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
+    monkeypatch.setattr(actions, "_prepared", lambda *args: prepared)
+    with pytest.raises(UsageError, match="resumed meanwhile"):
+        actions.resume(registry, "job", attempt=3, worst_micro=3_000_000)
+    with pytest.raises(UsageError, match="more than was shown"):
+        actions.resume(registry, "job", attempt=2, worst_micro=2_999_999)
+    prepared.plan.worst_case_micro = None
+    with pytest.raises(UsageError, match="more than was shown"):
+        actions.resume(registry, "job", attempt=2, worst_micro=3_000_000)
+    registry.close()
