@@ -105,11 +105,7 @@ class Stream:
     def update(self, attempt: Attempt) -> None:
         """Take in how the attempt is now: only who knows of its end looks for its last line."""
         self._attempt = attempt
-        if attempt.state.state not in ACTIVE and self._last_word is None and not self._is_over:
-            if attempt.ref is None:
-                self._is_over = True
-            elif not self._place.is_complete:
-                self._last_word = LastWord(self.pace, attempt.state)
+        self._is_over = self._is_over or (attempt.ref is None and attempt.state.state not in ACTIVE)
 
     def read(self) -> list[LogLine]:
         """Return the lines that have come since, at most a page of them, none where there are none; it does not wait.
@@ -125,8 +121,6 @@ class Stream:
             if lines is not None:
                 self.came = max(1, len(lines))
                 return self._news(lines)
-            if self._last_word is not None:  # its patience begins now
-                self._last_word = LastWord(self.pace, self._attempt.state)
         if self._place.is_complete:
             self._is_over = True
             return []
@@ -205,7 +199,7 @@ class Stream:
             if not is_fresh and self._skip_ahead(tail):
                 return
         if found is not None and found.is_complete:
-            self._place, self._last_word = found, None
+            self._place = found
             kept.touch(database, *key, found)
         else:
             self._begin_keeping(found)
@@ -265,6 +259,8 @@ class Stream:
         narrow = None if self._place.cursor is not None else self._ranks
         assert self._attempt.ref is not None
         self.came = 0
+        if self._last_word is None and self._attempt.state.state not in ACTIVE:
+            self._last_word = LastWord(self.pace, self._attempt.state)
         try:
             page = backends.load(self._job.backend).logs(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:

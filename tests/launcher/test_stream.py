@@ -1,0 +1,347 @@
+"""One attempt's lines from the backend and from what is kept: in order, none lost, none repeated."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.local import backend as local
+from cloudtrain.entrypoints import nodelogs
+from cloudtrain.launcher import agentlogs
+from cloudtrain.launcher.backend import LogLine, Pace
+from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.logs.holdback import HoldBack
+from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.registry import Registry
+
+RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
+
+
+@pytest.fixture
+def registry(home: Path) -> Iterator[Registry]:
+    """Give the registry of the private home."""
+    registry = Registry()
+    yield registry
+    registry.close()
+
+
+def written(home: Path, job: Job, rank: int, *notes: tuple[str, float]) -> None:
+    """Append texts to a rank's log, each noted at its time, as the agent would."""
+    log = home / "local" / job.id / "attempt-1" / f"node-{rank}" / "log" / f"rank-{rank}.log"
+    with log.open("a") as file, log.with_suffix(".times").open("a") as index:
+        for text, time_s in notes:
+            file.write(text)
+            index.write(f"{file.tell()} {time_s:.3f}\n")
+
+
+def texts(lines: list[LogLine]) -> list[str]:
+    """Return what the lines say."""
+    return [line.text for line in lines]
+
+
+def all_of(stream: Stream) -> list[LogLine]:
+    """Return everything up to the end."""
+    found = []
+    while not stream.is_over:
+        found += stream.read()
+    return found
+
+
+def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """A running job's stream is empty when there is nothing new, and not over."""
+    job = seed("going", RUNNING, {"0": "one\n", "1": ""})
+    stream = Stream(registry, job, job.attempt)
+    assert (texts(stream.read()), stream.read(), stream.is_over) == (["one"], [], False)
+    written(home, job, 1, ("two\n", 5.0))
+    assert texts(stream.read()) == ["two"]
+    stream.close()
+
+
+def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], registry: Registry) -> None:
+    """Who reads on learns of the end by `update`; then the last line has been read, and reading on gives nothing."""
+    job = seed("going", RUNNING)
+    stream = Stream(registry, job, job.attempt)
+    stream.read()
+    registry.set_state(job.attempt, DONE, {})
+    stream.update(registry.find("going").attempt)
+    assert (all_of(stream), stream.is_over, stream.read()) == ([], True, [])
+    stream.close()
+
+
+def test_stream_tail_stands_behind_it(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """The last lines first; what follows comes by `read`."""
+    job = seed("going", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
+    stream = Stream(registry, job, job.attempt)
+    assert texts(stream.tail(3)) == ["47", "48", "49"]
+    written(home, job, 0, ("50\n", 5.0))
+    assert texts(stream.read()) == ["50"]
+    stream.close()
+
+
+def test_stream_tail_counts_what_is_wanted(seed: Callable[..., Job], registry: Registry) -> None:
+    """The last of those that match, however far back they are."""
+    job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
+    for _ in ("from the files", "from what is kept"):
+        stream = Stream(registry, job, job.attempt)
+        assert texts(stream.tail(2, lambda line: line.text.endswith("77"))) == ["377", "477"]
+        stream.close()
+
+
+def test_stream_of_a_long_log_begins_its_tail_near_the_end(
+    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a gigabyte that nobody has kept, twenty lines are read in one look."""
+    job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})
+    looks: list[int] = []
+    real = local.logs
+
+    def counting(*args: Any, **named: Any) -> Any:
+        page = real(*args, **named)
+        looks.append(len(page.lines))
+        return page
+
+    monkeypatch.setattr(local, "logs", counting)
+    stream = Stream(registry, job, job.attempt)
+    found = texts(stream.tail(20))
+    assert (len(found), sum(looks) < 50) == (20, True)
+    assert {"899999", "other"} & set(found)
+    stream.close()
+
+
+def test_stream_puts_the_ranks_lines_in_order_over_pages(
+    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank says ten times as much as the other: pages of equal size would run apart."""
+    monkeypatch.setattr(nodelogs, "FILE_BYTES", 1000)
+    monkeypatch.setattr(nodelogs, "PAGE_BYTES", 2000)
+    job = seed("ended", DONE, {"0": "", "1": ""})
+    for rank, each in ((0, 1), (1, 10)):
+        written(
+            home, job, rank, *(("".join(f"{rank} {tenth} {i}\n" for i in range(each)), tenth) for tenth in range(400))
+        )
+    stream = Stream(registry, job, job.attempt)
+    found = all_of(stream)
+    assert [line.time_s for line in found] == sorted(line.time_s for line in found)
+    for rank, each in ((0, 1), (1, 10)):
+        wanted = [f"{rank} {tenth} {i}" for tenth in range(400) for i in range(each)]
+        assert [line.text for line in found if line.rank == rank] == wanted
+    stream.close()
+
+
+def test_pages_keep_each_files_order_where_its_clock_goes_back(tmp_path: Path) -> None:
+    """Whatever the notes say, a file's lines come as they were written, each once."""
+    chance = random.Random(7)
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for rank in range(4):
+        size = 0
+        with (folder / f"rank-{rank}.log").open("w") as file, (folder / f"rank-{rank}.times").open("w") as index:
+            for number in range(2000):
+                size += file.write(f"{number}\n")
+                index.write(f"{size} {number + chance.uniform(-50, 50):.3f}\n")
+    (tmp_path / "exit.json").write_text("{}")
+    cursor: dict[str, int] = {}
+    found: dict[int | None, list[int]] = {}
+    while (page := agentlogs.page(cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(cursor, 0), None, 1)})).lines:
+        cursor = json.loads(json.dumps(page.cursor))
+        for line in page.lines:
+            found.setdefault(line.rank, []).append(int(line.text))
+    assert found == {rank: list(range(2000)) for rank in range(4)}
+
+
+def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with much to say does not let the other one's younger lines go first."""
+    monkeypatch.setattr(nodelogs, "FILE_BYTES", 500)
+    for node, each in ((0, 1), (1, 20)):
+        folder = tmp_path / f"node-{node}" / "log"
+        folder.mkdir(parents=True)
+        with (folder / f"rank-{node}.log").open("w") as file, (folder / f"rank-{node}.times").open("w") as index:
+            for tenth in range(300):
+                file.write("".join(f"{tenth} {i}\n" for i in range(each)))
+                index.write(f"{file.tell()} {tenth}\n")
+    cursor: dict[str, int] = {}
+    times: list[float] = []
+    while True:
+        found = {
+            node: nodelogs.read(tmp_path / f"node-{node}", agentlogs.offsets(cursor, node), None, 500)
+            for node in (0, 1)
+        }
+        page = agentlogs.page(cursor, found)
+        if not page.lines:
+            break
+        cursor, times = page.cursor, times + [line.time_s for line in page.lines]
+    assert (len(times), times) == (300 * 21, sorted(times))
+
+
+def test_a_running_bar_comes_in_states(tmp_path: Path) -> None:
+    """A bar has no newline for hours: its states come as they are written, and nothing is read twice."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    log = folder / "rank-0.log"
+    log.write_text("begin\n\r 10%\r 20%\r 3")
+    first = agentlogs.page({}, {0: nodelogs.read(tmp_path, {})})
+    assert texts(first.lines) == ["begin", "\r 10%\r 20%\r"]
+    with log.open("a") as file:
+        file.write("0%\r100%\nafter\n")
+    second = agentlogs.page(first.cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(first.cursor, 0))})
+    assert texts(second.lines) == [" 30%\r100%", "after"]
+
+
+def test_a_line_without_end_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred megabytes without a newline must not be held in memory until one comes."""
+    monkeypatch.setattr(nodelogs, "LINE_BYTES", 1000)
+    monkeypatch.setattr(nodelogs, "FILE_BYTES", 100)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "rank-0.log").write_text("x" * 3500)
+    cursor: dict[str, int] = {}
+    sizes = []
+    while page := agentlogs.page(cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(cursor, 0), None, 1)}):
+        if not page.lines:
+            break
+        cursor = page.cursor
+        sizes.append(len(page.lines[0].text))
+    assert sizes == [1000, 1000, 1000]
+
+
+@pytest.mark.parametrize(("ended", "shown"), [(False, ["a"]), (True, ["a", "b"])])
+def test_a_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bool, shown: list[str]) -> None:
+    """It may be half of one."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "rank-0.log").write_text("a\r\nb")
+    if ended:
+        (tmp_path / "exit.json").write_text("{}")
+    assert texts(agentlogs.page({}, {0: nodelogs.read(tmp_path, {})}).lines) == shown
+
+
+@pytest.mark.parametrize(
+    ("lines", "since_s", "wanted"), [(2, None, "789"), (0, None, "9"), (None, 6.5, "789"), (1, 3.0, "89")]
+)
+def test_near_end_is_never_behind_what_is_asked_for(
+    tmp_path: Path, lines: int | None, since_s: float | None, wanted: str
+) -> None:
+    """A line more than asked for: the last may not be whole yet."""
+    (tmp_path / "log").mkdir()
+    log = tmp_path / "log" / "rank-0.log"
+    log.write_text("".join(f"{number}\n" for number in range(10)))
+    log.with_suffix(".times").write_text("".join(f"{2 * (number + 1)} {number}.0\n" for number in range(10)))
+    offset = nodelogs.near_end(tmp_path, lines=lines, since_s=since_s)["rank-0.log"]
+    found = log.read_text()[offset:].split()
+    assert "".join(found).endswith(wanted)
+    assert len(found) <= len(wanted) + 1
+
+
+# -- lines held back for earlier ones -------------------------------------------------------------------------------
+
+
+def held_line(text: str, node: int, time_s: float) -> LogLine:
+    """Return a line of a node's first rank."""
+    return LogLine(text, node, node, time_s)
+
+
+def test_hold_back_waits_for_earlier_lines_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes within the time is put in its place; what comes later comes when it comes."""
+    now_s = 100.0
+    monkeypatch.setattr("time.time", lambda: now_s)
+    hold_back = HoldBack(2.0)
+    assert hold_back.pass_on([held_line("b", 0, 99.9)]) == []
+    assert hold_back.pass_on([held_line("a", 1, 99.5)]) == []
+    now_s = 102.5
+    assert texts(hold_back.pass_on([])) == ["a", "b"]
+    assert hold_back.held == []
+
+
+def test_hold_back_keeps_a_streams_own_order() -> None:
+    """Also where its clock goes back."""
+    hold_back = HoldBack(1.0)
+    found = hold_back.pass_on([held_line("1", 0, 50.0), held_line("2", 0, 10.0), held_line("x", 1, 20.0)])
+    assert texts(found) == ["x", "1", "2"]
+
+
+def test_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too many the oldest go on."""
+    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_HELD", 10)
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    hold_back = HoldBack(60.0)
+    found = hold_back.pass_on([held_line(str(number), 0, 100.0) for number in range(25)])
+    assert (texts(found), len(hold_back.held)) == ([str(number) for number in range(15)], 10)
+
+
+def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--hold-back 0` shows a line at once, whatever the backend thinks best."""
+    now_s = 1000.0
+    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.time.time", lambda: now_s)
+    monkeypatch.setattr("cloudtrain.launcher.agentlogs.time.time", lambda: now_s)
+    monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=60.0))
+    job = seed("going", RUNNING)
+    waiting, at_once = Stream(registry, job, job.attempt), Stream(registry, job, job.attempt, hold_back_s=0.0)
+    assert (waiting.read(), len(at_once.read())) == ([], 2)
+    now_s += 61
+    assert len(waiting.read()) == 2
+    waiting.close()
+    at_once.close()
+
+
+# -- a backend that cannot be reached -------------------------------------------------------------------------------
+
+
+def unreachable(*args: Any, **named: Any) -> Any:
+    """Answer as a backend that is away."""
+    raise UnreachableError("the backend is away")
+
+
+def test_stream_of_what_is_kept_asks_nobody(
+    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials gone, machine gone: a finished job's lines are here."""
+    job = seed("ended", DONE)
+    first = Stream(registry, job, job.attempt)
+    found = all_of(first)
+    first.close()
+    monkeypatch.setattr(local, "logs", unreachable)
+    monkeypatch.setattr(local, "pace", unreachable)
+    shutil.rmtree(home / "local")
+    again = Stream(registry, job, job.attempt)
+    assert all_of(again) == found
+    again.close()
+
+
+def test_stream_shows_what_is_kept_of_a_job_whose_backend_is_away(
+    home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it says so, and goes on when the backend is back: nothing is lost or there twice."""
+    job = seed("going", RUNNING, {"0": "one\n", "1": ""})
+    first = Stream(registry, job, job.attempt)
+    first.read()
+    first.close()
+    written(home, job, 0, ("two\n", 5.0))
+    with monkeypatch.context() as outage:
+        outage.setattr(local, "logs", unreachable)
+        again = Stream(registry, job, job.attempt)
+        assert texts(again.read()) == ["one"]
+        with pytest.raises(UnreachableError):
+            again.read()
+    assert texts(again.read()) == ["two"]
+    again.close()
+
+
+def test_stream_tail_of_a_backend_that_is_away_is_what_is_kept(
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last lines that are known are better than none."""
+    job = seed("going", RUNNING, {"0": "one\ntwo\n", "1": ""})
+    first = Stream(registry, job, job.attempt)
+    first.read()
+    first.close()
+    monkeypatch.setattr(local, "logs", unreachable)
+    again = Stream(registry, job, job.attempt)
+    assert texts(again.tail(1)) == ["two"]
+    again.close()
