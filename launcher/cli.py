@@ -51,6 +51,13 @@ COMMANDS = {
     "backends": "List the backends.",
     "completion": "Print the shell's completion script, or install it.",
 }
+# The help's headings; what none of them names comes last.
+SECTIONS = {
+    "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
+    "A job's life": ("submit", "stop", "resume", "wait"),
+    "To look": ("status", "list", "logs", "watch", "ui", "report", "compare", "artifacts", "diagnose", "exec", "hosts"),
+    "Money": ("cost", "budget", "prices"),
+}
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 
 
@@ -77,8 +84,11 @@ class _Commands(click.Group):
         return [CompletionItem(word, help=told) for word, told in words.items() if word.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        named = {name for names in SECTIONS.values() for name in names}
+        rest = tuple(name for name in COMMANDS if name not in named)
+        for title, names in {**SECTIONS, "More": rest}.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<10}", COMMANDS[name]) for name in names])
         with formatter.section("Aliases"):
             formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop, ssh = exec")
 
