@@ -139,7 +139,7 @@ def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Tex
     style = "bold" if isinstance(told.newest, float) else BAD
     range_words = ""
     if told.least is not None and told.largest is not None:
-        range_words = f"  least {quantity(told.least):<6} largest {quantity(told.largest):<6}"
+        range_words = f"  least {quantity(told.least):<7} largest {quantity(told.largest):<7}"
     words = f"{newest:>8}"
     room = width - LABEL - len(words) - len(range_words) - 1
     if room < _LEAST_BAR:
@@ -292,8 +292,10 @@ def percent(share: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """Return the number in four digits: `0.1234`, `8.123k`, `1.2e-05`."""
+    """Return the number in four digits, in three where it is small: `0.1234`, `12.3k`, `2.31e-04`."""
     size = abs(value)
+    if 0 < size < 1e-3:
+        return f"{value:.2e}"
     for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= unit:
             return f"{value / (unit if letter != 'k' else 1e3):.3g}{letter}"

@@ -105,8 +105,8 @@ JOB_80x24 = """\
 digits-4k2pw  running                                          10m of at most 2h
 backend    local, 2 x 1 = 2 ranks, attempt 2, 1 restart
 progress   step 600/2000 ██████░░░░░░░░░░░░░░░░░ 30 %, done in 23m 20s, at 14:23
-loss       █▇▅▄▄▃▃▂▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁   0.1538  least 0.1538 largest 1.667
-samples/s  ▅▇███▆▅▃▁▁▁▂▄▆▇███▇▅▃▁▁▁▂▄▆▇██▇     8195  least 7700   largest 8299
+loss       █▆▅▄▄▃▃▂▂▂▂▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁   0.1538  least 0.1538  largest 1.667
+samples/s  ▆███▇▆▄▂▁▁▁▃▅▇██▇▆▄▂▁▁▁▃▅▇███     8195  least 7700    largest 8299
 metrics    accuracy 0.9877, loss nan
 step time  100 ms ██████▓▒ █compute 80 % ▓communication 12 % ▒data 6 % ░save 2 %
 GPU memory ██████░░░░░░░░░░ 39 %, 31.0 GiB of 80.0 GiB at most so far, on rank 0
