@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.launcher import series as serieses
 from cloudtrain.launcher.describe import outcome
 from cloudtrain.launcher.report import config, facts
@@ -142,7 +142,7 @@ def rows(found: Comparison) -> list[tuple[str, list[str]]]:
     for words, field, name in _REACHED:
         values = [None if each is None else getattr(each, field) for each in found.reached]
         if any(value is not None for value in values):
-            at = f"{words} loss {facts.figure(found.target)}"
+            at = f"{words} loss {facts.figure(found.target)}{', USD' if field == 'usd' else ''}"
             table.append((at, ["never" if value is None else _text(name, value) for value in values]))
     return table
 
@@ -182,7 +182,7 @@ _RESULTS = {
     "lowest_loss": "lowest loss",
     "samples_per_s": "samples/s",
     "running_s": "time",
-    "spend_usd": "cost",
+    "spend_usd": "cost, USD",
 }
 _REACHED = (("step at", "step", "steps"), ("time to", "seconds", "running_s"), ("cost to", "usd", "spend_usd"))
 
@@ -199,7 +199,7 @@ def _text(name: str, value: Any) -> str:
     if name == "running_s":
         return span(value)
     if name == "spend_usd":
-        return dollars(value * 1e6)
+        return amount(value * 1e6)
     return facts.figure(value)
 
 

@@ -87,7 +87,7 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
     whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
     if ran_s:
-        cards.append(("Time", span(ran_s), f"running; {span(whole_s)} since it was sent"))
+        cards.append(("Time", span(ran_s), f"running, {span(whole_s)} in all"))
     spent, limit = meter.spent_micro(meter.legs_of(attempts), now_s), limit_micro(job)
     if spent is None:
         cards.append(("Cost", "unknown", "no price is known for its machines"))
@@ -201,6 +201,7 @@ def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
                     "title": f"Attempt {attempt.number}: {who}{where}",
                     "message": f"{kind}{error.get('message', '')}",
                     "traceback": str(error.get("traceback") or ""),
+                    "lines": "\n".join(map(str, error.get("lines") or ())),
                 }
             )
     return found

@@ -101,7 +101,7 @@
 
   function nothing(view) {
     const runs = view.jobs.some((job) => ["pending", "running"].includes(job.data.job.state));
-    if (view.jobs.some((job) => job.data.job.step != null)) {
+    if (!runs && view.jobs.some((job) => job.data.job.step > 0)) {
       return node("p", {class: "ct-nothing"}, ["There are no curves: it ran before this version of cloudtrain, which keeps what a job tells of its steps."]);
     }
     return node("div", {class: "ct-nothing"}, [

@@ -268,6 +268,19 @@ def test_report_of_a_silent_script_says_how_to_tell_steps(
     assert "::ct" in text
 
 
+def test_report_of_a_job_that_has_just_begun_promises_nothing(
+    job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
+) -> None:
+    """It runs and has told no step yet."""
+    registry.database.execute("DELETE FROM points")
+    registry.database.execute(
+        "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
+    )
+    path = tmp_path / "begun.html"
+    path.write_text(report_html(registry, registry.find(job.id), NOW_S))
+    assert "No step has been told yet" in open_page(path.as_uri()).locator("#charts").inner_text()
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
