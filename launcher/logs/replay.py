@@ -78,7 +78,7 @@ class Replay:
         if self._since_s is not None and entry.last_s < self._since_s:
             return []
         block = self._reader.block(number)
-        if self._find is not None and self._find.search(block.text) is None:
+        if self._find is not None and self._find.search(block.text) is None and _has_no_controls(block.text):
             return []
         if self._ranks is None:
             return block.lines()
@@ -90,3 +90,8 @@ def _bits(ranks: frozenset[int]) -> int:
     for rank in ranks:
         found |= blocks.rank_bit(rank)
     return found
+
+
+def _has_no_controls(text: str) -> bool:
+    """Return whether nothing stands inside a word that is not shown, as a colour may."""
+    return text.replace("\n", "").replace("\t", "").replace("\r", "").isprintable()

@@ -83,7 +83,7 @@ class View:
 
     @cached_property
     def find(self) -> re.Pattern[str] | None:
-        """A pattern without which no line of a block is shown, None where only each line by itself can tell."""
+        """A pattern that is in a block with a line to show, None where only each line by itself can tell."""
         if self.grep is None or not _LOCAL_PATTERN.fullmatch(self.grep.pattern):
             return None
         return self.grep

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,10 +15,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events, nodelogs
-from cloudtrain.launcher import agentlogs
+from cloudtrain.launcher import agentlogs, terminal
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.logs import plain
+from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.view import View, parse_ranks
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
@@ -212,3 +216,166 @@ def test_log_pages_show_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_view_is_of_one_attempt() -> None:
     """Following shows the attempt that it follows."""
     assert replace(View(as_json=True), attempt=3).show(line("x")).count('"attempt": 3') == 1
+
+
+# -- what a hostile or a talkative job must not do to a terminal -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("a\tb", "a\tb"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07x", "x"),
+        ("\x1b]52;c;Y2F0\x1b\\x", "x"),
+        ("\x1b[2J\x1b[Hx\x1b[1A", "x"),
+        ("\x9b2Jx\x9d0;t\x9cy", "xy"),
+        ("\x1bPq#0\x1b\\x", "x"),
+        ("\x1b]0;never ended", ""),
+        ("bell\x07 back\x08 nul\x00 del\x7f", "bell back nul del"),
+        ("half \ud800", "half \ufffd"),
+        ("\x1b", ""),
+    ],
+)
+def test_line_is_shown_without_what_a_terminal_obeys(text: str, shown: str) -> None:
+    """A job can neither rename the window, nor fill the clipboard, nor wipe lines."""
+    assert plain.shown(text, colour=False) == shown
+
+
+def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
+    """SGR alone; what is not ended would colour the lines below."""
+    assert plain.shown("\x1b[1;31mred") == "\x1b[1;31mred\x1b[0m"
+    assert plain.shown("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
+    assert plain.shown("\x1b[38:5:1mx\x1b[K\x1b[m") == "\x1b[38:5:1mx\x1b[m"
+
+
+def test_line_that_is_too_long_is_cut_and_says_so() -> None:
+    """--raw has it all."""
+    shown = plain.shown("x" * (plain.MOST_SHOWN + 5))
+    assert shown == "x" * plain.MOST_SHOWN + "… [5 more characters: --raw shows them]"
+    assert View(prefix=False, raw=True).show(line("x" * 20_000)) == "x" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\r 10%\r 50%\r100%", "100%"),
+        ("\r 10%\r 50%\r", " 50%"),
+        ("\r100%\r      \r", ""),
+        ("\r100%\r\x1b[K\r", ""),
+        ("no bar", "no bar"),
+        ("\r", ""),
+    ],
+)
+def test_bar_is_folded_to_its_last_state(text: str, shown: str) -> None:
+    """As a terminal would show it when it is done; one that was wiped is not there."""
+    assert plain.folded(text) == shown
+
+
+def test_json_has_no_control_characters_either() -> None:
+    """JSON lines are looked at on a terminal, too."""
+    shown = View(as_json=True).show(line("\x1b[2J\x9b2J\u2028"))
+    assert shown.isprintable()
+    assert json.loads(shown)["text"] == "\x1b[2J\x9b2J\u2028"
+
+
+BARS = "begin\n\r 10%\r 50%\r100%\n\rlost\r    \rend\n"
+
+
+def test_logs_shows_a_bars_last_state_alone(cli: Any, seed: Callable[..., Job]) -> None:
+    """In a pipe as on a terminal; --raw has the bytes as they were written."""
+    seed("ended", State("succeeded"), {"0": BARS, "1": ""})
+    for command in (["logs", "ended"], ["logs", "ended"], ["logs", "-f", "ended"]):
+        assert cli(*command).stdout.splitlines() == ["[r0] begin", "[r0] 100%", "[r0] end"]
+    raw = cli("logs", "ended", "--raw").stdout
+    assert raw == BARS.replace("\r", "\n")  # as text, Python reads each as a line's end
+
+
+def test_logs_greps_what_is_shown(cli: Any, seed: Callable[..., Job]) -> None:
+    """A bar's states of before, an event's tail and colours are not looked at, unless they are asked for."""
+    seed("ended", State("succeeded"), {"0": BARS + STEP + "\n\x1b[31mERR\x1b[0mOR 7\n", "1": ""})
+    for _ in ("from the backend", "from what is kept"):
+        assert cli("logs", "ended", "--grep", "^100%$").stdout == "[r0] 100%\n"
+        assert cli("logs", "ended", "--grep", "50%|::ct").stdout == ""
+        assert cli("logs", "ended", "--grep", "ERROR").stdout == "[r0] ERROR 7\n"
+        assert "::ct" in cli("logs", "ended", "--grep", "::ct", "--raw").stdout
+
+
+@pytest.mark.parametrize("follow", [[], ["-f"]])
+def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], follow: list[str]) -> None:
+    """Each narrows what the others leave, from the backend and from what is kept."""
+    texts = {"0": "".join(f"line {number}\n" for number in range(100)), "1": "line 7 of the other\n"}
+    seed("ended", State("succeeded"), texts)
+    for _ in ("from the backend", "from what is kept"):
+        done = cli("logs", "ended", "--rank", "0", "--grep", "7$", "-n", "2", "--since", "1h", "--timestamps", *follow)
+        assert [text.partition(" ")[2] for text in done.stdout.splitlines()] == ["[r0] line 87", "[r0] line 97"]
+        shown = cli("logs", "ended", "--node", "1", "--json", "--hold-back", "0", *follow).stdout.splitlines()
+        assert [json.loads(text)["text"] for text in shown] == ["line 7 of the other"]
+
+
+def test_logs_refuses_a_hold_back_that_is_no_time(cli: Any, seed: Callable[..., Job]) -> None:
+    """As every duration."""
+    seed("ended", State("succeeded"))
+    result = cli("logs", "ended", "--hold-back", "soon")
+    assert (result.code, "--hold-back soon" in result.stderr) == (2, True)
+
+
+def test_logs_of_a_finished_job_needs_no_machine(cli: Any, home: Path, seed: Callable[..., Job]) -> None:
+    """Once read they are kept here: the same lines, from nobody."""
+    seed("ended", State("succeeded"))
+    first = cli("logs", "ended")
+    shutil.rmtree(home / "local")
+    again = cli("logs", "ended")
+    assert (again.code, again.stdout) == (0, first.stdout)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_local"),
+    [
+        ("loss 0.5", True),
+        ("Error|Traceback", True),
+        (r"rank \d", True),
+        ("^step", False),
+        ("(?!x)y", False),
+        ("a$", False),
+    ],
+)
+def test_pattern_that_a_block_can_be_asked_for_is_known(pattern: str, is_local: bool) -> None:
+    """One that looks at a line's ends, or around itself, is not."""
+    assert (View(grep=re.compile(pattern)).find is not None) is is_local
+
+
+def test_bar_that_runs_is_drawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line below all else, wiped before the next; its end is a line like any other."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", out := io.StringIO())
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    printer = Printer(View(), is_live=True)
+    printer.print([line("one"), line("\r 10%\r")])
+    printer.print([line("two", rank=1)])
+    printer.print([line(" 20%\r100%")])
+    printer.finish()
+    assert out.getvalue() == "[r0] one\n\r\x1b[K[r0]  10%\r\x1b[K[r1] two\n\r\x1b[K[r0]  10%\r\x1b[K[r0] 100%\n"
+
+
+def test_bar_that_never_ended_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that was killed in the middle of one."""
+    printer = Printer(View(), is_live=False)
+    printer.print([line("\r 10%\r 20%\r")])
+    printer.finish()
+    assert capsys.readouterr().out == "[r0]  20%\n"
+
+
+def test_output_of_half_a_character_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform's text may hold what no encoding has; a terminal may have few characters."""
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii"))
+    terminal.print_lines(["\ud800 é"])
+    assert raw.getvalue() == b"\\ud800 \\xe9\n"
+
+
+def test_our_own_words_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, and not to be taken for the job's where both go to one place."""
+    terminal.aside("running")
+    assert capsys.readouterr() == ("", "cloudtrain: running\n")
