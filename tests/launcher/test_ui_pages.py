@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from playwright.sync_api import expect
-from uiserver import serving
+from uiserver import Served, serving
 
 from browser import contrast
 
@@ -37,134 +37,139 @@ def patient() -> None:
     expect.set_options(timeout=PATIENT_MS)
 
 
+@pytest.fixture
+def served(home: Path) -> Iterator[Served]:
+    """Return the page of the private home, served until the browser has closed it."""
+    with serving(home) as found:
+        yield found
+
+
+@pytest.fixture
+def visit(served: Served, open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that opens it in a browser, by the address that was printed."""
+    return lambda **context: open_page(served.address, **context)
+
+
 @pytest.mark.slow
 def test_job_is_seen_running_stopped_and_resumed(
     cli: Callable[..., Any],
     project: Callable[..., Path],
-    home: Path,
-    open_page: Callable[..., Any],
+    served: Served,
+    visit: Callable[..., Any],
     wait_until: Callable[..., Any],
 ) -> None:
     """From the list to its page: lines and curve come live, a stop and a resume within the budget are carried out."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
     sent = cli("submit", "-d", "-y", "--name", "live", cwd=where)
     assert sent.code == 0, sent.stderr
-    with serving(home) as found:
-        page = open_page(found.address)
-        assert page.url == f"http://127.0.0.1:{found.port}/"
-        row = page.locator("#row-live")
-        expect(row.locator(".badge")).to_have_text("running")
-        expect(row.locator("progress")).to_be_visible()
-        row.get_by_role("link", name="live").click()
+    page = visit()
+    assert page.url == f"http://127.0.0.1:{served.port}/"
+    row = page.locator("#row-live")
+    expect(row.locator(".badge")).to_have_text("running")
+    expect(row.locator("progress")).to_be_visible()
+    row.get_by_role("link", name="live").click()
 
-        log = page.locator("#log")
-        expect(log).to_contain_text("<b id=hostile>bold</b><script>document.title = 'taken'</script> red")
-        assert page.locator("#hostile").count() == 0
-        assert page.title() == "live · cloudtrain"
-        before = log.locator("div").count()
-        page.wait_for_function("n => document.querySelectorAll('#log div').length > n + 5", arg=before)
-        assert "::ct" not in log.inner_text()
-        assert _steps(log) == list(range(1, max(_steps(log)) + 1))
+    log = page.locator("#log")
+    expect(log).to_contain_text("<b id=hostile>bold</b><script>document.title = 'taken'</script> red")
+    assert page.locator("#hostile").count() == 0
+    assert page.title() == "live · cloudtrain"
+    before = log.locator("div").count()
+    page.wait_for_function("n => document.querySelectorAll('#log div').length > n + 5", arg=before)
+    assert "::ct" not in log.inner_text()
+    assert _is_unbroken(_steps(log))
 
-        curve = page.locator("#curves path.ct-line").first
-        expect(curve).to_be_visible()
-        drawn = curve.get_attribute("d")
-        page.wait_for_function("d => document.querySelector('#curves path.ct-line').getAttribute('d') !== d", arg=drawn)
+    curve = page.locator("#curves path.ct-line").first
+    expect(curve).to_be_visible()
+    drawn = curve.get_attribute("d")
+    page.wait_for_function("d => document.querySelector('#curves path.ct-line').getAttribute('d') !== d", arg=drawn)
 
-        # As over a sleep: the connection is gone while lines come, then the page goes on after the one that it had.
-        page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
-        shown = max(_steps(log))
-        wait_until(lambda: cli("status", "live", "--json").json["step"] > shown + 10)
-        assert max(_steps(log)) <= shown + 10
-        page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
-        page.wait_for_function("n => document.querySelectorAll('#log div').length > n", arg=shown + 20)
-        assert _steps(log) == list(range(1, max(_steps(log)) + 1))
+    # As over a sleep: the connection is gone while lines come, then the page goes on after the one that it had.
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
+    shown = max(_steps(log))
+    wait_until(lambda: cli("status", "live", "--json").json["step"] > shown + 10)
+    assert max(_steps(log)) <= shown + 10
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    page.wait_for_function("n => document.querySelectorAll('#log div').length > n", arg=shown + 20)
+    assert _is_unbroken(_steps(log))
 
-        page.get_by_role("button", name="Stop").click()
-        page.get_by_role("button", name="Let it run").click()
-        expect(page.locator("#stop")).to_be_hidden()
-        assert cli("status", "live", "--json").json["state"] == "running"
-        page.get_by_role("button", name="Stop").click()
-        page.get_by_role("button", name="Save and stop").click()
-        expect(page.locator("#said")).to_have_text("stopping live after saving")
-        expect(page.locator("#part-head .badge").first).to_have_text("stopped")
-        expect(page.locator("#log-state")).to_contain_text("the end")
-        assert cli("status", "live", "--json").json["state"] == "stopped"
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Let it run").click()
+    expect(page.locator("#stop")).to_be_hidden()
+    assert cli("status", "live", "--json").json["state"] == "running"
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="Save and stop").click()
+    expect(page.locator("#said")).to_have_text("stopping live after saving")
+    expect(page.locator("#part-head .badge").first).to_have_text("stopped")
+    expect(page.locator("#log-state")).to_contain_text("the end")
+    assert cli("status", "live", "--json").json["state"] == "stopped"
 
-        assert cli("budget", "set", "0.5USD").code == 0  # for all jobs, of which this one would have 5 USD
-        page.get_by_role("link", name="Resume").click()
-        expect(page.get_by_role("alert").last).to_contain_text("does not hold this job's worst case")
-        assert page.get_by_role("button", name="Resume it").count() == 0
-        page.get_by_label("Budget").fill("0.40 USD")
-        page.get_by_role("button", name="Reckon with that").click()
-        expect(page.locator(".cost")).to_contain_text("It may cost up to 0.40 USD")
-        page.get_by_role("button", name="Resume it").click()
-        expect(page.locator("#part-head .badge").first).to_have_text("running")
-        expect(page.locator("#part-head")).to_contain_text("attempt 2")
-        assert cli("stop", "--now", "-y", "live").code == 0
-        expect(page.locator("#part-head .badge").first).to_have_text("stopped")
+    assert cli("budget", "set", "0.5USD").code == 0  # for all jobs, of which this one would have 5 USD
+    page.get_by_role("link", name="Resume").click()
+    expect(page.get_by_role("alert").last).to_contain_text("does not hold this job's worst case")
+    assert page.get_by_role("button", name="Resume it").count() == 0
+    page.get_by_label("Budget").fill("0.40 USD")
+    page.get_by_role("button", name="Reckon with that").click()
+    expect(page.locator(".cost")).to_contain_text("It may cost up to 0.40 USD")
+    page.get_by_role("button", name="Resume it").click()
+    expect(page.locator("#part-head .badge").first).to_have_text("running")
+    expect(page.locator("#part-head")).to_contain_text("attempt 2")
+    assert cli("stop", "--now", "-y", "live").code == 0
+    expect(page.locator("#part-head .badge").first).to_have_text("stopped")
 
 
 def test_visit_from_a_file_gets_in(
-    home: Path, tmp_path: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
+    served: Served, tmp_path: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
     """As the browser is opened: the first visit begins at another page, whose requests carry no strict cookie."""
     seed("seeded")
-    with serving(home) as found:
-        page = open_page("about:blank")
-        file = tmp_path / "open.html"
-        file.write_text(f'<meta http-equiv="refresh" content="0;url={found.address}">')
-        page.goto(file.as_uri())
-        expect(page.locator("h1")).to_have_text("Jobs")
-        assert "token" not in page.url
+    page = open_page("about:blank")
+    file = tmp_path / "open.html"
+    file.write_text(f'<meta http-equiv="refresh" content="0;url={served.address}">')
+    page.goto(file.as_uri())
+    expect(page.locator("h1")).to_have_text("Jobs")
+    assert "token" not in page.url
 
 
-def test_list_is_filtered_paged_and_compared(
-    home: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
-) -> None:
+def test_list_is_filtered_paged_and_compared(seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
     """By its form; what was chosen goes to one page of all."""
     from cloudtrain.launcher.job import State
 
     for number in range(3):
         seed(f"good-{number}", State("succeeded", started_s=1.0, ended_s=2.0))
     seed("bad-1", State("failed", "error", error={"message": "a rare fault"}, started_s=1.0, ended_s=2.0))
-    with serving(home) as found:
-        page = open_page(found.address)
-        expect(page.locator("tbody tr")).to_have_count(4)
-        assert page.locator("tbody tr .name").first.inner_text() == "bad-1"
-        page.get_by_label("Text").fill("rare")
-        page.get_by_role("button", name="Show").click()
-        expect(page.locator("tbody tr")).to_have_count(1)
-        page.get_by_role("link", name="all jobs").click()
-        page.get_by_label("State").select_option("succeeded")
-        expect(page.locator("tbody tr")).to_have_count(3)
-        compare = page.locator("button.compare")
-        expect(compare).to_be_disabled()
-        page.get_by_label("compare good-0").check()
-        page.get_by_label("compare good-2").check()
-        compare.click()
-        expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
+    page = visit()
+    expect(page.locator("tbody tr")).to_have_count(4)
+    assert page.locator("tbody tr .name").first.inner_text() == "bad-1"
+    page.get_by_label("Text").fill("rare")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="all jobs").click()
+    page.get_by_label("State").select_option("succeeded")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    compare = page.locator("button.compare")
+    expect(compare).to_be_disabled()
+    page.get_by_label("compare good-0").check()
+    page.get_by_label("compare good-2").check()
+    compare.click()
+    expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
 
 
-def test_list_shows_what_another_command_has_sent(
-    home: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
-) -> None:
+def test_list_shows_what_another_command_has_sent(seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
     """Without being loaded anew, and what was ticked stays ticked."""
     from cloudtrain.launcher.job import State
 
     seed("first", State("succeeded", started_s=1.0, ended_s=2.0))
-    with serving(home) as found:
-        page = open_page(found.address)
-        page.get_by_label("compare first").check()
-        page.evaluate("window.same = true")
-        seed("second", State("stopped", "user", started_s=1.0, ended_s=2.0))
-        expect(page.locator("#row-second .badge")).to_have_text("stopped")
-        assert page.get_by_label("compare first").is_checked()
-        assert page.evaluate("window.same")
+    page = visit()
+    page.get_by_label("compare first").check()
+    page.evaluate("window.same = true")
+    seed("second", State("stopped", "user", started_s=1.0, ended_s=2.0))
+    expect(page.locator("#row-second .badge")).to_have_text("stopped")
+    assert page.get_by_label("compare first").is_checked()
+    assert page.evaluate("window.same")
 
 
 def test_log_is_filtered_paused_and_kept_short(
-    home: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
+    served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """Ranks have colours, a progress bar one line, the page the last lines; a search finds older ones."""
     from cloudtrain.launcher.job import State
@@ -175,61 +180,58 @@ def test_log_is_filtered_paused_and_kept_short(
         State("succeeded", started_s=1.0, ended_s=2.0),
         {"0": many, "1": "from the other\n" + "  5%\r 50%\r100%\n"},
     )
-    with serving(home) as found:
-        page = open_page(found.address)
-        page.goto(f"{found.origin}/jobs/long")
-        lines = page.locator("#log div")
-        expect(lines).to_have_count(5000)
-        expect(page.locator("#log-state")).to_have_text("the last 5000 lines; the end")
-        page.get_by_label("Ranks").fill("1")
-        expect(lines).to_have_count(2)
-        assert lines.all_inner_texts()[1].endswith("100%")
-        assert lines.first.locator("b").get_attribute("class") == "r1"
-        page.get_by_label("Ranks").fill("")
-        page.get_by_label("Search").fill("line 7 of")
-        expect(lines).to_have_count(1)
-        expect(page.locator("#log-download")).to_have_attribute("href", re.compile(r"grep=line"))
-        page.get_by_label("Search").fill("(")
-        expect(page.locator("#log-state")).to_contain_text("no regular expression")
+    page = visit()
+    page.goto(f"{served.origin}/jobs/long")
+    lines = page.locator("#log div")
+    expect(lines).to_have_count(5000)
+    expect(page.locator("#log-state")).to_have_text("the last 5000 lines; the end")
+    page.get_by_label("Ranks").fill("1")
+    expect(lines).to_have_count(2)
+    assert lines.all_inner_texts()[1].endswith("100%")
+    assert lines.first.locator("b").get_attribute("class") == "r1"
+    page.get_by_label("Ranks").fill("")
+    page.get_by_label("Search").fill("line 7 of")
+    expect(lines).to_have_count(1)
+    expect(page.locator("#log-download")).to_have_attribute("href", re.compile(r"grep=line"))
+    page.get_by_label("Search").fill("(")
+    expect(page.locator("#log-state")).to_contain_text("no regular expression")
 
 
 def test_pages_are_read_in_light_and_dark_and_fit_a_narrow_screen(
-    home: Path, seed: Callable[..., Any], open_page: Callable[..., Any], page_seen: Seen
+    served: Served, seed: Callable[..., Any], visit: Callable[..., Any], page_seen: Seen
 ) -> None:
     """Every text has a contrast of 4.5 or more, nothing sticks out at 400 pixels, and all is reached by keyboard."""
     from cloudtrain.launcher.job import State
 
     error = {"rank": 3, "type": "ValueError", "message": "x" * 300, "traceback": "Traceback\n  File y, line 1, in z\n"}
     seed("bad-with-a-name-that-is-as-long-as-can-be", State("failed", "error", True, error, started_s=1.0, ended_s=2.0))
-    with serving(home) as found:
-        page = open_page(found.address, width=400)
-        for path in ("/", "/jobs/last", "/spend", "/jobs/nosuch"):
-            if path == "/jobs/nosuch":
-                page_seen.errors.clear()
-            page.goto(found.origin + path)
-            for scheme in ("light", "dark"):
-                page.emulate_media(color_scheme=scheme)
-                assert [each for each in contrast(page) if each[0] < 4.5] == [], (path, scheme)
-            assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
-            page.keyboard.press("Tab")
-            assert page.evaluate("document.activeElement.className") == "skip"
-        page_seen.errors.clear()  # the browser tells of the page that there is not
+    page = visit(width=400)
+    for path in ("/", "/jobs/last", "/spend", "/jobs/nosuch"):
+        if path == "/jobs/nosuch":
+            page_seen.errors.clear()
+        page.goto(served.origin + path)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert [each for each in contrast(page) if each[0] < 4.5] == [], (path, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+    page_seen.errors.clear()  # the browser tells of the page that there is not
 
 
-def test_report_runs_apart_from_the_page(home: Path, seed: Callable[..., Any], open_page: Callable[..., Any]) -> None:
+def test_report_runs_apart_from_the_page(served: Served, seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
     """It is drawn, and can read nothing of ours."""
     from cloudtrain.launcher.job import State
 
     seed("told", State("succeeded", started_s=1.0, ended_s=2.0))
-    with serving(home) as found:
-        page = open_page(found.address)
-        page.goto(f"{found.origin}/jobs/told/report")
-        expect(page.locator("h1")).to_contain_text("told")
-        assert page.evaluate("self.origin") == "null"
+    page = visit()
+    page.goto(f"{served.origin}/jobs/told/report")
+    expect(page.locator("h1")).to_contain_text("told")
+    assert page.evaluate("self.origin") == "null"
 
 
 def test_spend_counts_as_cost_does(
-    cli: Callable[..., Any], home: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
+    cli: Callable[..., Any], seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
     """The sum of the month is the command's."""
     from cloudtrain.launcher.job import State
@@ -237,14 +239,18 @@ def test_spend_counts_as_cost_does(
     now_s = time.time()
     seed("priced", State("succeeded", started_s=now_s - 30, ended_s=now_s - 10, hourly_usd=3.0))
     told = json.loads(cli("cost", "--json").stdout)
-    with serving(home) as found:
-        page = open_page(found.address)
-        page.get_by_role("link", name="Spend").click()
-        heading = page.locator("#groups-title").inner_text()
-        assert f"{told['at_least_usd']:.2f} USD" in heading
-        expect(page.locator(".month")).to_have_count(12)
+    page = visit()
+    page.get_by_role("link", name="Spend").click()
+    heading = page.locator("#groups-title").inner_text()
+    assert f"{told['at_least_usd']:.2f} USD" in heading
+    expect(page.locator(".month")).to_have_count(12)
 
 
 def _steps(log: Any) -> list[int]:
     """Return the steps whose lines are shown, in their order."""
     return [int(each) for each in re.findall(r"step (\d+)/6000", log.inner_text())]
+
+
+def _is_unbroken(steps: list[int]) -> bool:
+    """Return whether none is missing, and none comes twice."""
+    return steps == list(range(1, len(steps) + 1))
