@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import causes
 from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import as_usd
@@ -16,7 +17,17 @@ from cloudtrain.launcher.progress import data_share
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.onward import Onward
 
-__all__ = ["as_json", "limit_words", "next_step", "onward_of", "outcome", "project_of"]
+__all__ = [
+    "as_json",
+    "headline",
+    "limit_words",
+    "next_step",
+    "onward_of",
+    "outcome",
+    "pairs",
+    "project_of",
+    "saved_step",
+]
 
 
 def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -69,11 +80,16 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "ended_s": state.ended_s,
         "unreachable_since_s": attempt.unreachable_since_s,
         "exit_code": None if job.active else exit_code(state),
-        "attempts": [_attempt(each, now_s) for each in (*earlier, attempt)],
+        "attempts": [_attempt(each, after, now_s) for each, after in pairs([*earlier, attempt])],
     }
 
 
-def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
+def pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt | None]]:
+    """Return each attempt with the one that came after it."""
+    return list(zip(attempts, [*attempts[1:], None], strict=True))
+
+
+def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str, Any]:
     state = attempt.state
     return {
         "number": attempt.number,
@@ -84,8 +100,24 @@ def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
         "ended_s": state.ended_s,
         "spend_usd": as_usd(meter.spent_micro(meter.legs_of([attempt]), now_s)),
         "step": attempt.progress.get("step"),
-        "checkpoint_step": attempt.progress.get("checkpoint_step"),
+        "checkpoint_step": saved_step(attempt, after),
     }
+
+
+def headline(error: dict[str, Any]) -> str:
+    """Return the failure in one line, which no terminal obeys: `rank 1: ValueError: no batch`."""
+    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+    kind = f"{error['type']}: " if error.get("type") else ""
+    return shown(f"{who}{kind}{error['message']}".partition("\n")[0], colour=False)
+
+
+def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
+    """Return the step of the newest checkpoint of an attempt; `after`, the next one, may have found a newer.
+
+    An attempt that dies behind a save may not have told of it.
+    """
+    found = [attempt.progress.get("checkpoint_step"), after and after.progress.get("resumed_step")]
+    return max((step for step in found if isinstance(step, int)), default=None)
 
 
 def project_of(job: Job) -> str | None:

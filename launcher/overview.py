@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.launcher import causes
 from cloudtrain.launcher.columns import table, wrapped
-from cloudtrain.launcher.describe import limit_words, next_step, onward_of, outcome
+from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.live import spark
 from cloudtrain.launcher.live.signs import signs_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_lines", "lines_before"]
 
-_BAR, _SPARK = 20, 24  # columns
+_BAR, _SPARK = 20, 18  # columns
 _ATTEMPTS = 5  # the newest
 # How much of a failure is shown: lines of the traceback, lines before it. The first that fits the screen counts.
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
@@ -176,8 +176,9 @@ def _trend(progress: dict[str, Any]) -> str:
         return ""
     picture = spark.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
     newest = progress.get("loss")
-    now = f"; now {_number(newest)}" if newest is not None else ""
-    return f"{bins[0].loss:.4g} {picture} {bins[-1].loss:.4g}, steps {bins[0].step} to {bins[-1].step}{now}"
+    last = f"{bins[-1].loss:.4g}"
+    now = f"; now {_number(newest)}" if newest is not None and _number(newest) != last else ""
+    return f"{bins[0].loss:.4g} {picture} {last}, steps {bins[0].step} to {bins[-1].step}{now}"
 
 
 def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
@@ -261,9 +262,7 @@ def _failure_lines(job: Job, before: Sequence[str], most_frames: int, columns: i
 def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | None) -> list[str]:
     if not error:
         return []
-    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
-    kind = f"{error['type']}: " if error.get("type") else ""
-    first, *rest = map(_plain, f"{who}{kind}{error['message']}".splitlines() or [""])
+    first, rest = headline(error), list(map(_plain, str(error["message"]).splitlines()[1:]))
     trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
     frames = [line for line in trace.splitlines() if line.startswith("  ")]
     # The message may be the user's code's: of many lines the first say what it is.
@@ -285,7 +284,7 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
     """Return a table of the attempts, where there were several: how each ended, and what it cost and came to."""
     if len(attempts) < 2:
         return []
-    rows = [_attempt_row(each, now_s) for each in [*attempts[:-1], job.attempt][-_ATTEMPTS:]]
+    rows = [_attempt_row(each, after, now_s) for each, after in pairs([*attempts[:-1], job.attempt])[-_ATTEMPTS:]]
     head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
     room = None if columns is None else columns - 2
     earlier = len(attempts) - len(rows)
@@ -293,7 +292,7 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
     return [*(f"  {line}" for line in told), *([f"  and {earlier} before"] if earlier else [])]
 
 
-def _attempt_row(attempt: Attempt, now_s: float) -> tuple[str, ...]:
+def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple[str, ...]:
     state, progress = attempt.state, attempt.progress
     spent = meter.spent_micro(meter.legs_of([attempt]), now_s)
     took = "-" if state.started_s is None else span((state.ended_s or now_s) - state.started_s)
@@ -304,7 +303,7 @@ def _attempt_row(attempt: Attempt, now_s: float) -> tuple[str, ...]:
         took,
         "?" if spent is None else amount(spent),
         str(progress.get("step", "-")),
-        str(progress.get("checkpoint_step", "-")),
+        str("-" if (saved := saved_step(attempt, after)) is None else saved),
     )
 
 

@@ -22,7 +22,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
 
     JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save,
-    `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`).
+    `resumed_step` where the attempt went on from, `forecast` the step and the end that were told of first, `curve` the
+    loss over time (`money.curve`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -46,6 +47,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or gone on from
             if kind == "restart" and event.get("step") != now.get("checkpoint_step"):
                 now.pop("saved_s", None)  # an older one, whose age was not told
+            if kind == "restart":
+                now.setdefault("resumed_step", event.get("step"))
             now["checkpoint_step"] = event.get("step")
             if kind == "checkpoint" and time_s is not None:
                 now["saved_s"] = time_s

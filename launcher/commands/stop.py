@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, print_text, say
+from cloudtrain.launcher.terminal import confirm, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -25,10 +25,9 @@ PATIENCE_S = 5.0  # before the wait is explained
 @yes_option
 @json_option
 def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
-    """Have a job save and stop, and wait until it has. `resume` goes on from there."""
+    """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there."""
     from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.overview import as_lines
+    from cloudtrain.launcher.commands.status import show
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
@@ -53,11 +52,7 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
         say(f"stopping {found.id} {how}")
         if not detach and not _see_it_stop(registry, found):
             return 130
-    found = refresh(registry, registry.find(found.id))
-    if as_json:
-        print_json(describe(found, registry.attempts(found)))
-    else:
-        print_text(as_lines(found, registry.attempts(found)))
+    show(registry, refresh(registry, registry.find(found.id)), as_json=as_json)
     return 0
 
 

@@ -16,11 +16,15 @@ __all__ = ["command"]
 @click.option("--timeout", metavar="DURATION", help="Give up after this long, with exit code 124: `10m`.")
 @json_option
 def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
-    """Wait for jobs to end. The exit code is the job's; of several, the first that is not 0."""
+    """Wait for jobs to end, telling of each. The exit code is the job's; of several, the first that is not 0.
+
+    With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
+    """
     from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import outcome
+    from cloudtrain.launcher.describe import headline, outcome
     from cloudtrain.launcher.follow import wait
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.progress import shown
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.units import parse_duration
 
@@ -32,7 +36,13 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     found = {job.id: job for job in map(registry.find, jobs)}
 
     def tell(job: Job) -> None:
-        print_json(describe(job, registry.attempts(job))) if as_json else say(f"{job.id}  {outcome(job)}")
+        if as_json:
+            print_json(describe(job, registry.attempts(job)))
+            return
+        how_far = shown(job.attempt.progress)
+        say(f"{job.id}  {outcome(job)}{f', {how_far}' if how_far else ''}")
+        if error := job.attempt.state.error:
+            say(f"  error       {headline(error)}\n  next        cloudtrain status {job.id}")
 
     try:
         return wait(registry, list(found.values()), timeout_s, tell)

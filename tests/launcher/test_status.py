@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.launcher import asking
 from cloudtrain.launcher.commands import status as status_command
-from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.describe import as_json, saved_step
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.overview import as_lines, lines_before
@@ -132,6 +132,31 @@ def test_status_lists_the_attempts_where_there_were_several(screen: Callable[...
     assert rows[0][-2:] == ["300", "270"]
     assert "and 2 before" in shown
     assert "ATTEMPT" not in screen(State("running", started_s=NOW_S - 60), STEPS)
+
+
+def test_attempt_that_died_behind_a_save_has_what_the_next_one_found(make_job: Callable[..., Job]) -> None:
+    """It could not tell of its last checkpoint; the next attempt's start does."""
+    job = make_job("digits-x", 2)
+    first = replace(_preempted(job.attempt, 1), progress={"step": 25})
+    last = replace(job.attempt, phase="sent", state=State("running"), progress={"step": 30, "resumed_step": 20})
+    assert saved_step(first, last) == 20
+    assert saved_step(last, None) is None
+    told = as_json(replace(job, attempt=last), [first, last])
+    assert [each["checkpoint_step"] for each in told["attempts"]] == [20, None]
+
+
+def test_wait_tells_how_each_job_ended_and_why(cli: Any, seed: Callable[..., Job]) -> None:
+    """In the words of `status`, which has the rest."""
+    seed("a", State("succeeded"))
+    seed("b", State("failed", "error", error=ERROR))
+    done = cli("wait", "a", "b")
+    assert done.code == 1
+    assert done.stderr.splitlines() == [
+        "a  succeeded",
+        "b  failed (error)",
+        "  error       rank 1: ValueError: label 11 is not below 10",
+        "  next        cloudtrain status b",
+    ]
 
 
 def test_status_tells_since_when_a_backend_is_silent(make_job: Callable[..., Job]) -> None:
