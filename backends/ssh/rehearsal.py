@@ -56,7 +56,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         tuple(nodes),
         notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
         grace_s=SAVE_S,
-        checkpoints=stage.kept / "checkpoints" if shared else stage.kept / "host-0/checkpoints",
+        checkpoints=Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
         replaced=(
             "ssh, the hosts' Python and what `ssh.environment` makes there: this machine's Python runs",
             "each host's disk is a folder here" + ("; the folder they share is one, too" if shared else ""),
@@ -66,20 +66,24 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _places(disk: Path, body: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
-    shared = body["checkpoint_dir"] is not None
-    checkpoints = stage.kept / "checkpoints" if shared else disk / "checkpoints"
-    for folder in (checkpoints, disk / "output"):
+    """Return where the node's folders are, as sending.py lays them out on a host."""
+    job = disk / "jobs" / body["job"]
+    checkpoints = stage.kept / "checkpoints" if body["checkpoint_dir"] is not None else job / "checkpoints"
+    inputs = {name: stage.inputs.get(name, disk / "inputs" / name) for name in body["inputs"]}
+    for folder in (checkpoints, job / "output", *(path for name, path in inputs.items() if name not in stage.inputs)):
         folder.mkdir(parents=True, exist_ok=True)
-    empty = disk / "inputs"
-    for name in body["inputs"]:
-        (empty / name).mkdir(parents=True, exist_ok=True)
     return {
-        "root": str(disk / f"attempt-{stage.number}"),
+        "root": str(job / f"attempt-{stage.number}/{disk.name}"),
         "checkpoints": str(checkpoints),
-        "output": str(disk / "output"),
-        "inputs": {name: str(stage.inputs.get(name, empty / name)) for name in body["inputs"]},
+        "output": str(job / "output"),
+        "inputs": {name: str(path) for name, path in inputs.items()},
         "outputs": {},
     }
+
+
+def _of_first(stage: Stage, body: Mapping[str, Any]) -> Path:
+    """Return where the first host, which writes where disks are the hosts' own, has its checkpoints."""
+    return stage.kept / "host-0/jobs" / str(body["job"]) / "checkpoints"
 
 
 def _login(disk: Path) -> dict[str, str]:
