@@ -205,6 +205,7 @@ def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, no
         now=now,
         since_s=view.since_s,
         find=view.find,
+        tell=aside,
     )
 
 

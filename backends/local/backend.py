@@ -44,6 +44,7 @@ __all__ = ["agent_spec", "artifacts", "capacity", "check", "doctor", "find", "in
 __all__ += ["request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
+PAGE_BYTES = 1 << 20  # of log: the next one is as near, so the first is on the screen at once
 # The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
 # silence (entrypoints/peers.py), and some seconds to kill what runs.
 TERMS = Terms(tail_s=20)
@@ -121,7 +122,7 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
-    roots, page_bytes = _roots(ref), nodelogs.PAGE_BYTES // ref["nodes"]
+    roots, page_bytes = _roots(ref), PAGE_BYTES // ref["nodes"]
     found = {
         node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes)
         for node, root in enumerate(roots)

@@ -48,7 +48,7 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     found = kept.place(registry.database, job.id, chosen.number)
     if found is not None and found.is_complete:
         return True
-    stream = Stream(registry, job, chosen, quiet=True)
+    stream = Stream(registry, job, chosen)
     try:
         stream.skip_kept()
         while not stream.is_over and stream.is_keeping and time.monotonic() < until_s:
@@ -70,7 +70,7 @@ def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
     """
     from cloudtrain.launcher.logs.stream import Stream
 
-    stream = Stream(registry, job, attempt, quiet=True, anew=True)
+    stream = Stream(registry, job, attempt, anew=True)
     count = 0
     try:
         while not stream.is_over and stream.is_keeping:

@@ -22,7 +22,6 @@ from cloudtrain.launcher.logs import keeping, kept
 from cloudtrain.launcher.logs.blocks import DamagedError
 from cloudtrain.launcher.logs.holdback import HoldBack
 from cloudtrain.launcher.logs.replay import Replay
-from cloudtrain.launcher.terminal import aside
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.registry import Registry
@@ -39,8 +38,8 @@ class Stream:
 
     `ranks`: only theirs, without what the nodes themselves say. `hold_back_s`: how long a line waits for earlier ones
     of other nodes, by default as long as the backend says. `now`: the reader will not stay, so none is held back.
-    `since_s` and `find` (see Replay) are hints: what is certainly not wanted by them may be left out. `quiet`: nothing
-    is said. `anew`: nothing that is kept is believed.
+    `since_s` and `find` (see Replay) are hints: what is certainly not wanted by them may be left out. `tell` is told of
+    damage, and of a disk that is full. `anew`: nothing that is kept is believed.
     """
 
     def __init__(
@@ -54,12 +53,12 @@ class Stream:
         now: bool = False,
         since_s: float | None = None,
         find: re.Pattern[str] | None = None,
-        quiet: bool = False,
+        tell: Callable[[str], None] | None = None,
         anew: bool = False,
     ) -> None:
         self._registry, self._job, self._attempt = registry, job, attempt
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
-        self._since_s, self._find, self._quiet, self._anew = since_s, find, quiet, anew
+        self._since_s, self._find, self._tell, self._anew = since_s, find, tell or _say_nothing, anew
         self._has_begun = self._is_over = self._has_mended = False
         self.came = 0  # how many lines the last look has brought, those that are not wanted among them
         self._is_clean = True
@@ -307,9 +306,8 @@ class Stream:
             keeper.close()
 
     def _say_not_kept(self, error: OSError | ConfigError) -> None:
-        if not self._quiet:
-            why = error.strerror if isinstance(error, OSError) else error.message
-            aside(f"the lines are not kept on this machine from here on: {why}")
+        why = error.strerror if isinstance(error, OSError) else error.message
+        self._tell(f"the lines are not kept on this machine from here on: {why}")
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
@@ -377,12 +375,12 @@ class Stream:
         self._passed = +self._passed
         return found
 
-    def _tell(self, words: str) -> None:
-        if not self._quiet:
-            aside(words)
-
 
 def _counted(lines: list[LogLine], wants: Callable[[LogLine], bool] | None) -> list[LogLine]:
     if wants is None:
         return [line for line in lines if line[0][-1:] != "\r"]
     return [line for line in lines if line[0][-1:] != "\r" and wants(line)]
+
+
+def _say_nothing(words: str) -> None:
+    """Say nothing: of readers that have no place for it."""

@@ -34,7 +34,7 @@ def _text(pool: Pool, wanted: Wanted) -> Iterator[bytes]:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
         is_alone = attempt.plan["ranks"] == 1
-        stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find, quiet=True)
+        stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
         try:
             while True:
                 lines = [line for line in stream.read() if wants(line) and not line.text.endswith("\r")]

@@ -131,7 +131,7 @@ class Feed:
         if attempt.ref is None:
             self.is_over = True
             return
-        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern(), quiet=True)
+        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern())
         try:
             self._follow(registry, job.id, stream, wants)
         finally:

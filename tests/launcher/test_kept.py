@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend as local
+from cloudtrain.launcher import terminal
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
@@ -54,7 +55,7 @@ def registry(home: Path) -> Iterator[Registry]:
 
 def read_all(registry: Registry, job: Job, **named: Any) -> list[LogLine]:
     """Return all lines of a job that has ended."""
-    stream = Stream(registry, job, job.attempt, **named)
+    stream = Stream(registry, job, job.attempt, tell=terminal.aside, **named)
     found = []
     try:
         while not stream.is_over:
