@@ -13,9 +13,9 @@
   const LEFT = 62, RIGHT = 16, TOP = 18, BOTTOM = 24;
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2", "6 2 1 2 1 2"];
   const AXES = {
-    step: {name: "Step", label: "step", format: whole},
-    time: {name: "Time", label: "time since the start", format: span},
-    money: {name: "Money", label: "spent", format: usd, tick: number},
+    step: {name: "Step", label: "step", over: "over steps", format: whole},
+    time: {name: "Time", label: "time since the start", over: "over time since the start", format: span},
+    money: {name: "Money", label: "spent", over: "over USD spent", format: usd, tick: number},
   };
   const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", preempted: "a preemption", node_failure: "a node failure", error: "an error"};
   const PARTS = [["data_s", "data"], ["compute_s", "compute"], ["communication_s", "communication"], ["checkpoint_s", "checkpoint"]];
@@ -202,7 +202,8 @@
     for (const key of ownColumns(view.jobs)) add(key, key.replace(/_/g, " "), number, {smooth: true});
     const spend = spendSpec(view);
     if (spend) specs.push(spend);
-    if (specs.length && !specs[0].marks) specs[0].marks = true;
+    if (specs.length) specs[0].marks = true;
+    if (specs.length) specs[0].unit = [AXES[view.axis].over, specs[0].unit].filter(Boolean).join(" · "); // on paper there is no switch to tell it
     return specs;
   }
 
@@ -438,9 +439,13 @@
       if (isSmooth) into.append(path(series, thin(chart, series, run, smoothed(series, run)), `ct-line${faint}`));
       if (series.dots) thin(chart, series, run, series.y).slice(0, 400).forEach((point) => into.append(dot(series, point, "ct-dot")));
     }
+    let free = -Infinity; // of many beside each other one cross is enough
     for (let i = 0; i < series.rows; i++) {
       if (typeof series.y[i] !== "string" || series.x[i] == null) continue;
-      const at = round(chart.x(series.x[i])), mark = shape("path", {class: "ct-notfinite", d: `M${at - 4} ${TOP + 2}l8 8m0 -8l-8 8`});
+      const at = round(chart.x(series.x[i]));
+      if (at < free) continue;
+      free = at + 6;
+      const mark = shape("path", {class: "ct-notfinite", d: `M${at - 4} ${TOP + 2}l8 8m0 -8l-8 8`});
       mark.append(shape("title", {}, `${series.y[i]} at ${AXES[view.axis].label} ${AXES[view.axis].format(series.x[i])}`));
       into.append(mark);
     }
@@ -527,10 +532,11 @@
   function summaryOf(view, spec) {
     return spec.series.map((series) => {
       const values = series.y.filter((value) => typeof value === "number");
-      if (!values.length) return `${series.name}: no values`;
+      const bad = series.y.filter((value) => typeof value === "string").length, also = bad ? `, ${bad} not finite` : "";
+      if (!values.length) return `${series.name}: no values${also}`;
       const lowest = values.reduce((one, other) => Math.min(one, other)), highest = values.reduce((one, other) => Math.max(one, other));
       const who = view.jobs.length > 1 || spec.stack ? `${series.name}: ` : `${spec.title}: `;
-      return `${who}from ${spec.format(values[0])} to ${spec.format(values[values.length - 1])}, least ${spec.format(lowest)}, greatest ${spec.format(highest)}`;
+      return `${who}from ${spec.format(values[0])} to ${spec.format(values[values.length - 1])}, least ${spec.format(lowest)}, greatest ${spec.format(highest)}${also}`;
     }).join("; ");
   }
 
