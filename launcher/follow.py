@@ -204,7 +204,7 @@ def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, no
         hold_back_s=view.hold_back_s,
         now=now,
         since_s=view.since_s,
-        find=view.find,
+        find=view.grep,
         tell=aside,
     )
 

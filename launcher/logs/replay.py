@@ -10,11 +10,14 @@ from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.logs import blocks
 from cloudtrain.launcher.logs.kept import Reader
 
-__all__ = ["Replay"]
+__all__ = ["Replay", "is_of_blocks"]
+
+# A pattern of these parts alone matches in the whole of many lines wherever it matches in one of them.
+_LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
 
 
 class Replay:
-    """A kept log's blocks, each read once. `find`: a pattern that every wanted line's block has a match of."""
+    """A kept log's blocks, each read once. `find`: a pattern that every wanted line has a match of."""
 
     def __init__(
         self,
@@ -23,7 +26,8 @@ class Replay:
         since_s: float | None = None,
         find: re.Pattern[str] | None = None,
     ) -> None:
-        self._reader, self._ranks, self._since_s, self._find = reader, ranks, since_s, find
+        self._reader, self._ranks, self._since_s = reader, ranks, since_s
+        self._find = find if find is not None and is_of_blocks(find) else None
         self._bits = None if ranks is None else _bits(ranks)
         self._next = 0
 
@@ -83,6 +87,11 @@ class Replay:
         if self._ranks is None:
             return block.lines()
         return [line for line in block.lines() if line[2] in self._ranks]
+
+
+def is_of_blocks(pattern: re.Pattern[str]) -> bool:
+    """Return whether a block's text has a match wherever one of its lines has; not where a line's ends count."""
+    return _LOCAL_PATTERN.fullmatch(pattern.pattern) is not None
 
 
 def _bits(ranks: frozenset[int]) -> int:

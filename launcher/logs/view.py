@@ -22,8 +22,6 @@ __all__ = ["View", "parse_ranks"]
 
 MAX_RANKS = 100_000  # more than any job has; a slip of the keyboard must not count to it in memory
 
-# A pattern of these parts alone matches in the whole of many lines wherever it matches in one of them.
-_LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # what json leaves in, and some terminals obey
 
 
@@ -80,13 +78,6 @@ class View:
             clock = _Clock()
             texts = [f"{clock.at(line[3])} {text}" for line, text in zip(lines, texts, strict=True)]
         return texts
-
-    @cached_property
-    def find(self) -> re.Pattern[str] | None:
-        """A pattern that is in a block with a line to show, None where only each line by itself can tell."""
-        if self.grep is None or not _LOCAL_PATTERN.fullmatch(self.grep.pattern):
-            return None
-        return self.grep
 
     @cached_property
     def _wants_colour(self) -> bool:

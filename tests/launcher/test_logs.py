@@ -21,6 +21,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.logs.printer import Printer
+from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
@@ -343,7 +344,7 @@ def test_logs_of_a_finished_job_needs_no_machine(cli: Any, home: Path, seed: Cal
 )
 def test_pattern_that_a_block_can_be_asked_for_is_known(pattern: str, is_local: bool) -> None:
     """One that looks at a line's ends, or around itself, is not."""
-    assert (View(grep=re.compile(pattern)).find is not None) is is_local
+    assert is_of_blocks(re.compile(pattern)) is is_local
 
 
 def test_bar_that_runs_is_drawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
