@@ -26,6 +26,7 @@ __all__ = [
     "Overrides",
     "completes",
     "config_options",
+    "examples",
     "job_argument",
     "json_option",
     "price_option",
@@ -83,6 +84,11 @@ set_option = click.option(
     help="Override a key; the value is YAML; repeatable.",
 )
 yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
+
+
+def examples(*lines: str) -> str:
+    """Return a command's epilog: what one would type."""
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def job_argument(command: F) -> F:

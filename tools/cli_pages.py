@@ -67,6 +67,9 @@ to the code. What the keys of the config file mean: [config.md](config.md). Walk
 | 9 | the job was stopped by a user |
 | 124 | `wait --timeout`: not over yet |
 | 130 | interrupted; the job runs on |
+
+With `--json` a call that is refused also prints `{{"error": {{"message", "where", "hint", "exit_code"}}}}` on standard
+output: what stands there is always JSON, and all talk goes to standard error.
 """
 CONFIG_HEAD = f"""\
 # The config file

@@ -12,7 +12,7 @@ import click
 
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.options import completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 
 
-@click.command("cost")
+@click.command("cost", epilog=examples("cloudtrain cost last", "cloudtrain cost --month 2026-11 --by tag:team"))
 @click.argument("job", required=False, shell_complete=completes("jobs"))
 @click.option("--month", metavar="YYYY-MM", help="A calendar month, in UTC; the present one by default.")
 @click.option("--since", metavar="WHEN", help="From then on: a day such as `2026-11-03`, or so long ago, `7d`.")

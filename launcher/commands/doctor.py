@@ -13,7 +13,7 @@ import click
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ HERE = "cloudtrain"  # what is said of this installation
 
 @click.command(
     "doctor",
-    epilog="Examples: `cloudtrain doctor` in a project's folder; `cloudtrain doctor sagemaker`, before there is any.",
+    epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker"),
 )
 @click.argument("backend", required=False, shell_complete=completes("backends"))
 @click.option(

@@ -11,7 +11,7 @@ import click
 
 from cloudtrain.launcher.columns import width as terminal_width
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.options import completes, examples, json_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,7 +26,7 @@ _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or fals
 @click.command(
     "explain",
     short_help="Explain a key of the config file.",
-    epilog="Examples: `cloudtrain explain training`, `cloudtrain explain checkpoint.every`.",
+    epilog=examples("cloudtrain explain training", "cloudtrain explain checkpoint.every"),
 )
 @click.argument("path", default="", shell_complete=completes("keys"))
 @json_option

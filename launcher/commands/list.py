@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import json_option
+from cloudtrain.launcher.options import examples, json_option
 from cloudtrain.launcher.terminal import print_lines, say, when
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ CUT = {"STATE": 17, "PROGRESS": 13}
 DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is narrow
 
 
-@click.command("list")
+@click.command(
+    "list",
+    epilog=examples(
+        "cloudtrain list --active",
+        "cloudtrain list --state failed --since 7d",
+        "cloudtrain list --tag team=vision --json",
+    ),
+)
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
 @click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="How many.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, job_argument, json_option
+from cloudtrain.launcher.options import completes, examples, job_argument, json_option
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("logs")
+@click.command(
+    "logs",
+    epilog=examples(
+        "cloudtrain logs -f last",
+        "cloudtrain logs digits --rank 0,3-5 --since 10m",
+        "cloudtrain logs digits --grep 'nan|error' --attempt 1",
+    ),
+)
 @job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends; the exit code is the job's.")
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these ranks: `0` or `0,3-5`.")

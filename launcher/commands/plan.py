@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import width, wrapped
-from cloudtrain.launcher.options import Overrides, config_options, json_option
+from cloudtrain.launcher.options import Overrides, config_options, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("plan")
+@click.command(
+    "plan",
+    epilog=examples(
+        "cloudtrain plan --backend all", "cloudtrain plan --backend vertex --set resources.accelerators=A100:8"
+    ),
+)
 @config_options
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import Overrides, config_options, json_option
+from cloudtrain.launcher.options import Overrides, config_options, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return found
 
 
-@click.command("rehearse")
+@click.command(
+    "rehearse",
+    epilog=examples(
+        "cloudtrain rehearse --preempt-at 20", "cloudtrain rehearse --backend sagemaker --steps 3 --nproc 1"
+    ),
+)
 @config_options
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps to run.")
 @click.option("--preempt-at", type=click.IntRange(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
@@ -110,6 +115,8 @@ def command(
         verdicts.append(verdict.dump())
         if not as_json:
             print_text(verdict.lines())
+    if len(names) > 1 and not as_json:
+        print_text(["", *(f"{told['backend']}: {told.get('verdict') or 'not rehearsed'}" for told in verdicts)])
     if as_json:
         print_json(verdicts[0] if len(names) == 1 else {"ok": is_right, "backends": verdicts})
     return 0 if is_right else 1
@@ -123,6 +130,9 @@ def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -
 
     folder = home()
     config = overrides.load()
+    if unknown := [name for name in wish.inputs if name not in config.inputs]:
+        known = ", ".join(config.inputs) or "none"
+        raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
         chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())

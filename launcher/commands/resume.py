@@ -11,6 +11,7 @@ from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import (
+    examples,
     job_argument,
     json_option,
     price_option,
@@ -24,7 +25,14 @@ from cloudtrain.launcher.terminal import print_json, say
 __all__ = ["budget_setting", "command"]
 
 
-@click.command("resume")
+@click.command(
+    "resume",
+    epilog=examples(
+        "cloudtrain resume last",
+        "cloudtrain resume digits --update-code --instances 4",
+        "cloudtrain resume digits --budget +50USD",
+    ),
+)
 @job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
 @set_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import size
-from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.options import completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ __all__ = ["command", "show"]
 PATIENCE_S = 20.0  # longer than `list` has: who asks for one job wants to know
 
 
-@click.command("status")
+@click.command("status", epilog=examples("cloudtrain status last", "cloudtrain status digits --json"))
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))
 @json_option
 def command(jobs: tuple[str, ...], as_json: bool) -> None:

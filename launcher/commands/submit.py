@@ -15,7 +15,7 @@ from cloudtrain.launcher import detached
 from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import ALL, CHEAPEST, Overrides, config_options, json_option, yes_option
+from cloudtrain.launcher.options import ALL, CHEAPEST, Overrides, config_options, examples, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import print_json, say
 
@@ -29,7 +29,14 @@ __all__ = ["command", "render"]
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
-@click.command("submit")
+@click.command(
+    "submit",
+    epilog=examples(
+        "cloudtrain submit --instances 2",
+        "cloudtrain submit --backend sagemaker --dry-run -o request",
+        "cloudtrain submit -d --set training.max_steps=500 --budget 20",
+    ),
+)
 @config_options
 @click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
 @click.option(
