@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -225,7 +226,9 @@ class Database:
         # Used by one thread, but the collector may close it in another.
         self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
-        weakref.finalize(self, self._db.close)
+        closing = weakref.finalize(self, self._db.close)
+        # At the process's end another thread may be in the midst of it: closed under its hands, SQLite crashes.
+        closing.atexit = threading.current_thread() is threading.main_thread()
         if self._version() < len(_MIGRATIONS):
             self._migrate()
         if (version := self._version()) > len(_MIGRATIONS):

@@ -85,11 +85,11 @@ class Feed:
         threading.Thread(target=self._stop, args=(job_id,), name=f"stop {job_id}", daemon=True).start()
 
     def close(self, wait_s: float) -> None:
-        """End the looks; what is being told or sent just now has a little time."""
+        """End the looks; what is being told or sent just now has so long. A thread that waits for a backend is left."""
         self.is_closing.set()
         end_s = time.monotonic() + wait_s
-        for lane in self._lanes.values():
-            lane.thread.join(max(0.0, end_s - time.monotonic()))
+        for thread in (self._chooser, *(lane.thread for lane in list(self._lanes.values()))):
+            thread.join(max(0.0, end_s - time.monotonic()))
 
     # -- for the threads ----------------------------------------------------------------------------------------------
 

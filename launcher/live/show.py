@@ -29,7 +29,7 @@ __all__ = ["show"]
 FRAME_S = 0.25  # between two pictures, at the least
 BYTES_PER_S = 8000  # that a slow line has for them: after a large picture the next one waits
 LEAVE_S = 10.0  # after the end of all that was named: somebody may want to read on
-CLOSE_S = 1.5  # for what is being told or sent when the user leaves
+CLOSE_S, HURRY_S = 1.5, 0.5  # for what is being told or sent: when the user leaves, when the watch is ended
 NOTE_S = 30.0  # that a word of ours stays in a job's view
 _KEYS_AT_ONCE = 64
 
@@ -69,9 +69,9 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
-        feed.close(CLOSE_S if is_left else 0.0)
+        feed.close(CLOSE_S if is_left else HURRY_S)
         if state.tail is not None:
-            state.tail.close()
+            state.tail.close(HURRY_S)
         if code != 129:  # then there is no terminal to tell it to
             _leave(feed, state)
     return code

@@ -42,9 +42,10 @@ class Tail:
         with self._lock:
             return replace(self._shot, lines=(*self._lines, *self._running.values()))
 
-    def close(self) -> None:
-        """Have the thread end; it is not waited for."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Have the thread end, and wait so long for it."""
         self._is_closing.set()
+        self._thread.join(wait_s)
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
