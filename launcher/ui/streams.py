@@ -27,6 +27,7 @@ LEAST_S = 0.5  # between two looks at a page's parts
 BEAT_S = 15.0  # a word, so that a connection that is gone is noticed
 BATCH = 500  # lines at once
 GAP_S = 0.05
+MANY, MANY_GAP_S = 3, 0.25  # events at once, from which on a job prints faster than anybody reads
 
 
 class Shown:
@@ -78,11 +79,8 @@ async def _events(
                     yield ": still here\n\n"
                 if await request.is_disconnected():
                     return
-                if log.is_behind:
-                    await asyncio.sleep(0)
-                    continue
                 await _either(news, min(page.wait_s(), BEAT_S))
-                await asyncio.sleep(GAP_S)
+                await asyncio.sleep(GAP_S if len(said) < MANY else MANY_GAP_S)
     finally:
         if feed is not None:
             site.feeds.leave(feed)
@@ -151,7 +149,6 @@ class _Log:
         self._has_begun = is_same
         self._is_over = False
         self._trouble = ""
-        self.is_behind = False
 
     def news(self) -> list[str]:
         """Return the events for the lines that have come since."""

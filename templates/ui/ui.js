@@ -155,22 +155,37 @@
     return line;
   }
 
+  /* A job may print faster than a browser lays out: lines wait for each other, the longer the more that takes. */
+  let queue = [], flushTimer = 0, pauseMs = 16;
+
   function add(lines) {
     if (isPaused) {
       paused = paused.concat(lines).slice(-MOST_LINES);
       tell();
       return;
     }
-    const follows = one("log-follow").checked;
+    queue = queue.concat(lines);
+    if (queue.length > MOST_LINES) queue = queue.slice(-MOST_LINES);
+    if (!flushTimer) flushTimer = setTimeout(flush, pauseMs);
+  }
+
+  function flush() {
+    const began = performance.now(), follows = one("log-follow").checked, lines = queue;
+    queue = [];
+    flushTimer = 0;
     const batch = document.createDocumentFragment();
-    for (const line of lines.slice(-MOST_LINES)) batch.append(lineOf(line));
+    for (const line of lines) batch.append(lineOf(line));
+    const before = follows ? 0 : log.scrollHeight;
+    const over = log.childElementCount + batch.childElementCount - MOST_LINES;
+    if (over >= log.childElementCount) log.replaceChildren();
+    else for (let number = 0; number < over; number++) log.firstElementChild.remove();
+    const removed = follows ? 0 : before - log.scrollHeight;
     log.append(batch);
-    const before = log.scrollHeight;
-    while (log.childElementCount > MOST_LINES) log.firstElementChild.remove();
     if (follows) log.scrollTop = log.scrollHeight;
-    else if (log.scrollHeight !== before) log.scrollTop -= before - log.scrollHeight; // what is read stays where it is
+    else if (removed > 0) log.scrollTop -= removed; // what is read stays where it is
     count = log.childElementCount;
     tell();
+    pauseMs = Math.min(2000, Math.max(16, 4 * (performance.now() - began)));
   }
 
   function tell() {
@@ -212,6 +227,7 @@
     log.replaceChildren();
     bars.clear();
     paused = [];
+    queue = [];
     count = 0;
     isOver = false;
     tell();
