@@ -199,7 +199,7 @@ def _not_checked(work: _Work) -> list[str]:
     own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
     return [
         *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
-        *([f"the inputs {', '.join(missing)}: empty folders here (--input NAME=PATH gives one)"] if missing else []),
+        *([f"input data: nothing is in {', '.join(missing)} here (--input NAME=PATH)"] if missing else []),
         *own,
         *laid_out.replaced,
         "quotas, permissions, the network between nodes",

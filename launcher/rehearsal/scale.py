@@ -69,7 +69,8 @@ def choose(config: Config, plan: Plan, most_nodes: int, most_nproc: int | None, 
     shares = tuple(tuple(gpus[number * each : number * each + each][:nproc]) for number in range(nodes))
     settings, words = [], []
     if nodes < plan.instances or nproc < plan.nproc_per_node:
-        words.append(f"{nodes} of {plan.instances} nodes x {nproc} of {plan.nproc_per_node} ranks")
+        ranks = f" x {nproc} of {plan.nproc_per_node} ranks" if nproc < plan.nproc_per_node else ""
+        words.append(f"{nodes} of {plan.instances} nodes{ranks}")
         settings += [f"resources.instances={nodes}", f"distributed.nproc_per_node={nproc}"]
         if (config.resources.min_instances or 1) > nodes:
             settings.append(f"resources.min_instances={nodes}")
