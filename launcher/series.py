@@ -108,19 +108,19 @@ def read(database: Database, job_id: str) -> Series:
     return Series(tuple(_select(database, "WHERE job_id = ? ORDER BY attempt, seq", job_id)))
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return fewer points of one attempt, where they are more than MOST.
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """Return fewer points of one attempt, where they are more than `most`, and that many at most.
 
     The events are cut into stretches of equal count, whenever they were stored. Of each kind its first and last stay,
     of a stretch the last, the least and the greatest of what is watched, and the first that is not finite.
     """
-    if len(points) <= MOST:
+    if len(points) <= most:
         return list(points)
     kept: set[int] = set()
     for kind in KINDS:
         some = [point for point in points if point.kind == kind]
         if some:
-            kept |= _kept(some, _BINS.get(kind, _MARK_BINS), _watched(kind, some))
+            kept |= _kept(some, max(1, _BINS.get(kind, _MARK_BINS) * most // MOST), _watched(kind, some))
     return [point for point in points if point.seq in kept]
 
 

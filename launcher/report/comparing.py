@@ -17,6 +17,7 @@ from cloudtrain.launcher.report.data import chart_data
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.series import Series
 
 __all__ = [
     "Comparison",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _WINDOW = 0.05  # of a job's steps: the mean over so many stands for its loss, since a single one may be luck
+_MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # points of all jobs together, and of an attempt at least
 _GRID = 200  # places at which two curves are held against each other
 
 
@@ -50,11 +52,13 @@ class Reached:
 class Comparison:
     """Jobs and what is told of each, in the order in which they were named.
 
-    `target` is the loss at which they are compared: the lowest that all reached, or the one asked for.
+    `drawn` are the `datas` with no more points than a page of all of them can show. `target` is the loss at which they
+    are compared: the lowest that all reached, or the one asked for.
     """
 
     jobs: tuple[Job, ...]
     datas: tuple[dict[str, Any], ...]
+    drawn: tuple[dict[str, Any], ...]
     results: tuple[dict[str, Any], ...]
     config: dict[str, list[Any]]
     target: float | None
@@ -63,15 +67,15 @@ class Comparison:
 
 def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: float | None = None) -> Comparison:
     """Return the jobs side by side, as they are known at `now_s`."""
-    datas, results = [], []
-    for job in jobs:
-        attempts, found = registry.attempts(job), serieses.read(registry.database, job.id)
-        datas.append(chart_data(job, attempts, found, now_s))
-        results.append(facts.results(job, attempts, found, now_s))
+    told = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
+    datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in told]
+    results = [facts.results(job, attempts, found, now_s) for job, attempts, found in told]
+    most = max(_LEAST_DRAWN, _MOST_DRAWN // sum(len(attempts) for _, attempts, _ in told))
     target = common_loss(datas) if target is None else target
     return Comparison(
         jobs=tuple(jobs),
         datas=tuple(datas),
+        drawn=tuple(chart_data(job, attempts, _thinned(found, most), now_s) for job, attempts, found in told),
         results=tuple(results),
         config=config.differing([config.shown(job) for job in jobs]),
         target=target,
@@ -169,6 +173,12 @@ def crossing_words(found: Comparison) -> str:
     after = names.index(told["lower_after"])
     where = dollars(told["at"] * 1e6) if told["axis"] == "usd" else f"step {round(told['at']):,}"
     return f"from {where} on the loss of {names[after]} is lower, before that of {names[1 - after]}"
+
+
+def _thinned(found: Series, most: int) -> Series:
+    attempts = dict.fromkeys(point.attempt for point in found.points)
+    kept = ([point for point in found.points if point.attempt == number] for number in attempts)
+    return serieses.Series(tuple(point for some in kept for point in serieses.thinned(some, most)))
 
 
 def value_text(value: Any) -> str:

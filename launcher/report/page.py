@@ -62,7 +62,7 @@ def comparison_html(found: Comparison, now_s: float) -> str:
     names = [job.id for job in found.jobs]
     return rendered(
         "compare.html",
-        found.datas,
+        found.drawn,
         title=f"compared: {', '.join(names)}",
         heading=", ".join(names) if len(names) <= 3 else f"{len(names)} jobs compared",
         as_of=facts.stamp(now_s),

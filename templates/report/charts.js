@@ -456,13 +456,12 @@
     for (const run of runsOf(series)) {
       if (run.stale) continue; // a stack over another one would be read as a sum
       const tops = [], bottoms = [];
-      let pixel = null;
-      for (let i = run.from; i < run.to; i++) {
+      for (let i = run.from, to; i < run.to; i = to) { // the mean of the rows that fall on one column of pixels
         const at = Math.round(chart.x(series.x[i]));
-        if (at === pixel && i < run.to - 1) continue;
-        pixel = at;
-        tops.push(`${at} ${round(chart.y(series.base[i] + series.y[i]))}`);
-        bottoms.push(`${at} ${round(chart.y(series.base[i]))}`);
+        let base = 0, sum = 0;
+        for (to = i; to < run.to && Math.round(chart.x(series.x[to])) === at; to++) { base += series.base[to]; sum += series.y[to]; }
+        tops.push(`${at} ${round(chart.y((base + sum) / (to - i)))}`);
+        bottoms.push(`${at} ${round(chart.y(base / (to - i)))}`);
       }
       if (tops.length) into.append(shape("path", {class: "ct-area", d: `M${tops.join("L")}L${bottoms.reverse().join("L")}Z`, style: `fill:${series.colour}`}));
     }

@@ -172,6 +172,16 @@ def test_series_of_a_long_job_is_bounded_and_honest(home: Path) -> None:
     assert max(gaps) <= 3 * 30_000 / 250
 
 
+@pytest.mark.parametrize("most", [2000, 250])
+def test_thinned_points_are_no_more_than_asked_for(most: int) -> None:
+    """Where every figure of every step stands out too."""
+    draw = random.Random(1)
+    lines = [step(n, loss=draw.random(), samples_per_s=draw.random(), grad_norm=draw.random()) for n in range(9000)]
+    points = series.thinned(series.gather(1, [(line, 1.0) for line in lines]), most)
+    assert most / 4 < len(points) <= most
+    assert (points[0].step, points[-1].step) == (0, 8999)
+
+
 def test_series_bounds_marks_too(home: Path) -> None:
     """A script that evaluates and saves at each step leaves room for its steps."""
     lines = [step(n, loss=1.0) for n in range(3000)]
