@@ -69,9 +69,11 @@ def main() -> int:
         head = nodes.resolve(node.head, RESOLVE_PATIENCE_S)
     except TimeoutError as error:
         return _finish(EXIT_RENDEZVOUS, [{"rank": None, "kind": "rendezvous", "message": str(error)}])
+    restart = os.environ.get("CLOUDTRAIN_RESTART", "0")
+    begun = f"restart {restart}: node" if restart != "0" else "node"
     events.emit(
         "boot",
-        f"node {node.rank} of {node.count} at {node.address}, head {head} ({node.platform}: {node.evidence})",
+        f"{begun} {node.rank} of {node.count} at {node.address}, head {head} ({node.platform}: {node.evidence})",
         node=node.rank,
         nodes=node.count,
         address=node.address,

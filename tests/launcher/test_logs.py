@@ -14,15 +14,18 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.local import backend as local
 from cloudtrain.entrypoints import events, nodelogs
-from cloudtrain.launcher import agentlogs, terminal
+from cloudtrain.launcher import agentlogs, follow, terminal
 from cloudtrain.launcher.backend import LogLine, LogPage
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
+from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.registry import Registry
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
 
@@ -107,13 +110,13 @@ def test_logs_prints_both_nodes_lines(cli: Any, seed: Callable[..., Job]) -> Non
 @pytest.mark.parametrize(
     ("tail", "shown"), [("0", []), ("2", ["[r0] 8", "[r0] 9"]), ("99", [f"[r0] {i}" for i in range(10)])]
 )
-@pytest.mark.parametrize("follow", [[], ["-f"]])
+@pytest.mark.parametrize("more", [[], ["-f"]])
 def test_logs_tail_counts_from_the_end(
-    cli: Any, seed: Callable[..., Job], tail: str, shown: list[str], follow: list[str]
+    cli: Any, seed: Callable[..., Job], tail: str, shown: list[str], more: list[str]
 ) -> None:
     """`--tail 0` is none, also with -f; more than there are is all."""
     seed("ended", State("succeeded"), {"0": "".join(f"{i}\n" for i in range(10)), "1": ""})
-    assert cli("logs", "ended", "--tail", tail, *follow).stdout.splitlines() == shown
+    assert cli("logs", "ended", "--tail", tail, *more).stdout.splitlines() == shown
 
 
 def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, seed: Callable[..., Job]) -> None:
@@ -303,15 +306,15 @@ def test_logs_greps_what_is_shown(cli: Any, seed: Callable[..., Job]) -> None:
         assert "::ct" in cli("logs", "ended", "--grep", "::ct", "--raw").stdout
 
 
-@pytest.mark.parametrize("follow", [[], ["-f"]])
-def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], follow: list[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["-f"]])
+def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], options: list[str]) -> None:
     """Each narrows what the others leave, from the backend and from what is kept."""
     texts = {"0": "".join(f"line {number}\n" for number in range(100)), "1": "line 7 of the other\n"}
     seed("ended", State("succeeded"), texts)
     for _ in ("from the backend", "from what is kept"):
-        done = cli("logs", "ended", "--rank", "0", "--grep", "7$", "-n", "2", "--since", "1h", "--timestamps", *follow)
+        done = cli("logs", "ended", "--rank", "0", "--grep", "7$", "-n", "2", "--since", "1h", "--timestamps", *options)
         assert [text.partition(" ")[2] for text in done.stdout.splitlines()] == ["[r0] line 87", "[r0] line 97"]
-        shown = cli("logs", "ended", "--node", "1", "--json", "--hold-back", "0", *follow).stdout.splitlines()
+        shown = cli("logs", "ended", "--node", "1", "--json", "--hold-back", "0", *options).stdout.splitlines()
         assert [json.loads(text)["text"] for text in shown] == ["line 7 of the other"]
 
 
@@ -380,3 +383,39 @@ def test_our_own_words_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     """On standard error, and not to be taken for the job's where both go to one place."""
     terminal.aside("running")
     assert capsys.readouterr() == ("", "cloudtrain: running\n")
+
+
+def test_logs_prints_alerts_below_the_lines_of_before(
+    home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is due now is not told above what was printed an hour ago."""
+    job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
+    told: list[str] = []
+    monkeypatch.setattr(Herald, "look", lambda self, job: told.append(capsys.readouterr().out))
+    registry = Registry()
+    assert follow.follow(registry, job, View(prefix=False)) == 1
+    registry.close()
+    assert told == ["one\ntwo\n"]
+
+
+def test_logs_followed_through_an_outage_says_it_once(
+    seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A throttled, then an unreachable backend: said once, and gone on when it answers."""
+    job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
+    real, outages = local.logs, iter([True, True, False, False, False])
+
+    def shaky(*args: Any, **named: Any) -> Any:
+        if next(outages, False):
+            raise UnreachableError("the token has expired", hint="log in")
+        return real(*args, **named)
+
+    monkeypatch.setattr(local, "logs", shaky)
+    monkeypatch.setattr(follow, "BACK_OFF_S", 0.01)
+    registry = Registry()
+    assert follow.follow(registry, job, View(prefix=False)) == 0
+    registry.close()
+    out, said = capsys.readouterr()
+    assert out == "one\n"
+    assert said.count("the token has expired") == 1
+    assert said.count("cloudtrain: the log can be read again") == 1
