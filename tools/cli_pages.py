@@ -204,8 +204,9 @@ def completion_keys() -> str:
 
 
 def _cell(text: str) -> str:
-    """Return the text as it can stand in a table: `a | b` would end the cell."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Return the text as it can stand in a table: `|` would end the cell, `<NAME>` be a tag where it is no code."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
 
 
 def _anchor(title: str) -> str:

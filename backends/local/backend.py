@@ -124,8 +124,7 @@ def logs(
     """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
     roots, page_bytes = _roots(ref), PAGE_BYTES // ref["nodes"]
     found = {
-        node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes)
-        for node, root in enumerate(roots)
+        node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes) for node, root in enumerate(roots)
     }
     return agentlogs.page(cursor, found)
 
@@ -175,16 +174,23 @@ def artifacts(ref: JobRef, folder: Path) -> list[Path]:
 def doctor(config: Config | None) -> list[Check]:
     """Return what stands in the way of a job on this machine."""
     from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
 
     linux = sys.platform == "linux"
+    torch = find_spec("torch") is not None
     try:
-        torch = f"{version('torch')}, "
-    except PackageNotFoundError:
-        torch = ""
+        told = f"{version('torch')}, " if torch else "not in "
+    except PackageNotFoundError:  # a checkout on the path
+        told = ""
     free_gb = shutil.disk_usage(Path.home()).free / 1e9
     return [
         Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
-        Check("torch", "ok" if torch else "fail", f"{torch or 'not in '}{sys.executable}", "" if torch else "pip install 'cloudtrain[local]'"),
+        Check(
+            "torch",
+            "ok" if torch else "fail",
+            f"{told}{sys.executable}",
+            "" if torch else "pip install 'cloudtrain[local]'",
+        ),
         Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
     ]
 
