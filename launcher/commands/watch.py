@@ -11,7 +11,7 @@ import click
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
-from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.options import completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -23,7 +23,14 @@ __all__ = ["command"]
 EVERY, LEAST_S = "60s", 1
 
 
-@click.command("watch")
+@click.command(
+    "watch",
+    epilog=examples(
+        "cloudtrain watch            all jobs, live; arrows choose one, Enter opens it",
+        "cloudtrain watch digits     its curves, money and log, until it ends",
+        "cloudtrain watch --install  alerts and retries while nobody is logged in",
+    ),
+)
 @click.argument("jobs", nargs=-1, shell_complete=completes("jobs"))
 @click.option("--all", "everything", is_flag=True, help="All jobs that are active; the default without JOBS.")
 @click.option("--once", is_flag=True, help="One look at each, as for cron.")
@@ -31,7 +38,7 @@ EVERY, LEAST_S = "60s", 1
 @click.option(
     "--every",
     metavar="DURATION",
-    help="Time between two looks, 60s without it; the live view looks as often as its backend takes it, or so seldom.",
+    help="Time between two looks  [default: 60s; in the live view as often as the backend bears]",
 )
 @click.option("--install", is_flag=True, help="Write a unit for the user's systemd; else print a line for cron.")
 @click.option("--uninstall", is_flag=True, help="Remove that unit.")
