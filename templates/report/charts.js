@@ -435,7 +435,8 @@
       const faint = run.stale ? " ct-stale" : "";
       const raw = thin(chart, series, run, series.y);
       if (raw.length === 1 && !series.dots) into.append(dot(series, raw[0], `ct-dot${faint}`));
-      into.append(path(series, raw, `ct-line${isSmooth ? " ct-raw" : ""}${faint}`));
+      if (!isSmooth) into.append(path(series, raw, `ct-line${faint}`));
+      else if (view.jobs.length <= 3) into.append(path({...series, dash: ""}, raw, `ct-line ct-raw${faint}`)); // of more, noise alone
       if (isSmooth) into.append(path(series, thin(chart, series, run, smoothed(series, run)), `ct-line${faint}`));
       if (series.dots) thin(chart, series, run, series.y).slice(0, 400).forEach((point) => into.append(dot(series, point, "ct-dot")));
     }
