@@ -79,7 +79,7 @@ def vertex(
             for name, value in (env or {}).items():
                 patch.setenv(name, value)
             gc.disable()  # a registry belongs to its thread: none of a feed's must come upon one that is done with
-            code = command_line._run([str(arg) for arg in args], debug=False)
+            code = command_line._run([str(arg) for arg in args], debug=False, as_json="--json" in args)
             gc.collect()
             gc.enable()
         return Said(code, *capsys.readouterr())
