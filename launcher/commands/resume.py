@@ -22,7 +22,7 @@ from cloudtrain.launcher.options import (
 )
 from cloudtrain.launcher.terminal import print_json, say
 
-__all__ = ["budget_setting", "command"]
+__all__ = ["budget_setting", "command", "require_ended"]
 
 
 @click.command(
@@ -65,7 +65,7 @@ def command(
         require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    _require_ended(found)
+    require_ended(found)
     if registry.never_ran(found):
         raise UsageError(f"{found.id} was never sent", hint="submit it again")
     typed = [f"resources.instances={instances}"] if instances is not None else []
@@ -142,7 +142,8 @@ def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError
     return BudgetError(error.message, where=error.where, hint=hint)
 
 
-def _require_ended(job: Job) -> None:
+def require_ended(job: Job) -> None:
+    """Raise UsageError for a job that runs, or is done, ConfigError where its folder is gone: it cannot be resumed."""
     if job.active:
         raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
     if job.attempt.state.state == "succeeded":

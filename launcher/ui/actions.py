@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.figures import dollars, up
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import stopping
-from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
+from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:
@@ -83,17 +82,12 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
-    from cloudtrain.launcher.commands.resume import budget_setting
+    from cloudtrain.launcher.commands.resume import budget_setting, require_ended
     from cloudtrain.launcher.retry import prepare_next
 
-    if job.active:
-        raise UsageError(f"{job.id} has not ended")
-    if job.attempt.state.state == "succeeded":
-        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    require_ended(job)
     if registry.never_ran(job):
         raise UsageError(f"{job.id} was never sent", hint="submit it again")
-    if not Path(job.config_file).parent.is_dir():
-        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it anew")
     return prepare_next(registry, job, [budget_setting(job, budget)] if budget else [])
 
 
