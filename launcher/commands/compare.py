@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import table, width
-from cloudtrain.launcher.options import completes, json_option
+from cloudtrain.launcher.options import completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 MOST = 8  # colours that can be told apart
-_EPILOG = """Examples:
-
-\b
-  cloudtrain compare digits digits-lr
-  cloudtrain compare digits digits-lr -o compared.html
-  cloudtrain compare digits digits-lr --loss 0.5
-"""
+_TYPED = (
+    "cloudtrain compare digits digits-lr",
+    "cloudtrain compare digits digits-lr -o compared.html",
+    "cloudtrain compare digits digits-lr --loss 0.5",
+)
 
 
-@click.command("compare", epilog=_EPILOG)
+@click.command("compare", epilog=examples(*_TYPED))
 @click.argument("jobs", nargs=-1, metavar="JOB JOB...", shell_complete=completes("jobs"))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page with all curves to this file.")
 @click.option("--loss", type=float, help="The loss at which to compare costs.  [default: the lowest that all reached]")

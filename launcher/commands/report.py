@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.options import job_argument, json_option
+from cloudtrain.launcher.options import examples, job_argument, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
@@ -16,15 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_EPILOG = """Examples:
 
-\b
-  cloudtrain report last --open
-  cloudtrain report digits -o digits.html
-"""
-
-
-@click.command("report", epilog=_EPILOG)
+@click.command(
+    "report",
+    epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"),
+)
 @job_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: JOB.html]")
 @click.option("--open", "opens", is_flag=True, help="Show it in the browser.")
@@ -33,8 +29,8 @@ _EPILOG = """Examples:
 def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bool) -> None:
     """Write a job's report: curves, attempts, costs, code, environment, in one file that needs no network.
 
-    Of a job that runs it tells how it is now. A report that is there already is replaced. With --json the series and
-    the facts are printed, and no file is written.
+    Of a job that runs it tells how it is now. A report that is there already is replaced. With --json the job and
+    its series are printed, and no file is written.
     """
     import time
 

@@ -47,7 +47,7 @@ def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: flo
             if point.kind == "eval" and point.fields.get("metrics")
         ],
         "marks": [
-            {"kind": point.kind} | _placed(point, spend) | {"text": mark_text(point)}
+            {"kind": point.kind} | _placed(point, spend) | {"text": _mark_text(point)}
             for point in series.marks
             if point.kind != "eval"
         ],
@@ -88,7 +88,7 @@ def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None
     return at
 
 
-def mark_text(point: Point) -> str:
+def _mark_text(point: Point) -> str:
     """Return what a mark says, in a few words."""
     told = point.fields
     if point.kind == "start":

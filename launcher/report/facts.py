@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Row",
+    "attempt_rows",
     "checkpoints",
     "code",
     "commands",
@@ -28,6 +29,7 @@ __all__ = [
     "headline",
     "plan_rows",
     "results",
+    "stamp",
 ]
 
 Row = tuple[str, str]
