@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _BUSY = (
 _renewed_s = -math.inf
 _loaders: list[Any] = []  # botocore's, one for all sessions: it keeps the services' descriptions that it has read
 _clients: dict[tuple[Access, str, bool], Any] = {}
+_making = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ def client(access: Access, service: str, *, patient: bool = False) -> Any:
     Raises ConfigError without the SDK, CredentialError without the profile.
     """
     key = (access, service, patient)
-    if key not in _clients:
-        _clients[key] = _new_client(access, service, patient=patient)
-    return _clients[key]
+    with _making:  # of threads that ask at once the first makes it, and takes a second for it
+        if (known := _clients.get(key)) is None:
+            known = _clients[key] = _new_client(access, service, patient=patient)
+    return known
 
 
 def renew() -> None:
