@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher import hearsay
 from cloudtrain.launcher.job import JobState, State
 
 __all__ = ["failed", "restarts", "told_in"]
@@ -23,7 +24,7 @@ def told_in(words: str) -> dict[str, Any] | None:
 
 def restarts(told: Mapping[str, Any] | None) -> int:
     """Return how often the containers have begun anew by themselves."""
-    return (told or {}).get("restarts") or 0
+    return hearsay.count((told or {}).get("restarts")) or 0
 
 
 def failed(

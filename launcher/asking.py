@@ -16,7 +16,7 @@ from cloudtrain.launcher.registry import Registry
 __all__ = ["PATIENCE_S", "Answers", "ask"]
 
 PATIENCE_S = 10.0  # a backend that lives answers in two, its SDK's import included
-_AT_ONCE = 16
+_AT_ONCE = 16  # of one backend
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,23 @@ class Answers:
 def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> Answers:
     """Return the jobs as their backends describe them now, each asked by a thread with a registry of its own.
 
-    A job that has not answered after `patience_s` in all, or whose backend fails otherwise, is returned as it was last
-    seen. Its thread is left alone: it ends by itself, or with this process.
+    Each backend has threads of its own, so that a silent one takes no other's. A job that has not answered after
+    `patience_s` in all, or whose backend fails otherwise, is returned as it was last seen. Its thread is left alone: it
+    ends by itself, or with this process.
     """
-    todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]] = queue.SimpleQueue()
-    jobs_active = [job for job in jobs if job.active]
-    for job in jobs_active:
-        todo.put(job)
-    for _ in range(min(_AT_ONCE, len(jobs_active))):
-        threading.Thread(target=_work, args=(registry, todo, done), daemon=True).start()
+    asked: set[str] = set()
+    for backend in dict.fromkeys(job.backend for job in jobs if job.active):
+        todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        for job in jobs:
+            if job.active and job.backend == backend:
+                todo.put(job)
+        for _ in range(min(_AT_ONCE, todo.qsize())):
+            threading.Thread(target=_work, args=(registry, todo, asked, done), daemon=True).start()
     end_s = time.monotonic() + patience_s
     seen = {job.id: job for job in jobs if not job.active}
     faults: dict[str, CloudtrainError] = {}
-    while len(seen) < len(jobs):
+    while len(seen) < len({job.id for job in jobs}):
         try:
             job, fault = done.get(timeout=max(0.0, end_s - time.monotonic()))
         except queue.Empty:
@@ -56,18 +59,25 @@ def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S)
             faults[job.id] = fault
     for job in jobs:
         if job.id not in seen:
-            faults[job.id] = UnreachableError(f"{job.backend} has not answered within {patience_s:.0f} s")
+            is_asked = job.id in asked
+            why = "has not answered within" if is_asked else "was not asked for it, as its other jobs took all of"
+            faults[job.id] = UnreachableError(f"{job.backend} {why} {patience_s:.0f} s")
     return Answers([seen.get(job.id, job) for job in jobs], faults)
 
 
 def _work(
-    registry: Registry, todo: queue.SimpleQueue[Job], done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]]
+    registry: Registry,
+    todo: queue.SimpleQueue[Job],
+    asked: set[str],
+    done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]],
 ) -> None:
-    own = Registry(registry.folder)
+    own: Registry | None = None
     try:
         while True:
             job = todo.get_nowait()
+            asked.add(job.id)
             try:
+                own = own or Registry(registry.folder)
                 done.put((refresh(own, job), None))
             except CloudtrainError as error:
                 done.put((job, error))
@@ -76,4 +86,5 @@ def _work(
     except queue.Empty:
         return
     finally:
-        own.close()
+        if own is not None:
+            own.close()

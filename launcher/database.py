@@ -205,6 +205,28 @@ class Database:
             raise self._unusable(error) from error
 
     @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Wait for no other writer in the block: what it writes is better left out than late."""
+        self.execute("PRAGMA busy_timeout = 0")
+        try:
+            yield
+        finally:
+            self.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read everything in the block as of one moment, whoever writes meanwhile; no writer waits for it."""
+        if self._db.in_transaction:
+            yield
+            return
+        self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self.execute("ROLLBACK")
+
+    @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block alone among all writers; all of it is kept, or nothing. One inside another joins it."""
         if self._db.in_transaction:

@@ -59,7 +59,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "tokens_per_s": progress.get("tokens_per_s"),
         "mfu": progress.get("mfu"),
         "data_share": data_share(progress),
-        "eta_s": progress.get("eta_s") if job.active else None,
+        "eta_s": None if money.finish_at_s is None else max(0.0, money.finish_at_s - now_s),
         "checkpoint_step": money.checkpoint_step,
         "checkpoint_at_s": progress.get("saved_s"),
         "spend_usd": as_usd(money.spent_micro),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,15 +83,18 @@ def chosen(
     `ask` brings jobs that may be running up to date (asking.ask); without it they are told as last seen.
     """
     is_any = not choice.states
-    active = [job for job in registry.jobs(active=True) if _fits(job, choice)]
-    ended = [] if choice.states and choice.states <= set(ACTIVE) else _ended(registry, choice, described=described)
+    with registry.database.snapshot():  # who ends, or is resumed, meanwhile is listed once all the same
+        active = [job for job in registry.jobs(active=True) if _fits(job, choice)]
+        has_ended = not choice.states or not choice.states <= set(ACTIVE)
+        ended, fresh = _ended(registry, choice, described) if has_ended else ([], [])
+    _keep(registry, fresh)
     if is_any and choice.limit is not None:  # nobody is asked who is not listed
         newest = sorted([*(job.seq for job in active), *(line.seq for line in ended)], reverse=True)[: choice.limit]
         active = [job for job in active if job.seq >= newest[-1]]
     if ask is not None and active:
         active = ask(active)
     now_s = time.time()
-    told = {job.seq: Line(*_row(job, attempts_of(registry, job), now_s)[: len(Line._fields)]) for job in active}
+    told = {job.seq: _line(_row(job, attempts_of(registry, job), now_s)) for job in active}
     lines = [*(line for line in told.values() if is_any or line.state in choice.states), *ended]
     lines = sorted(lines, key=lambda line: -line.seq)[: choice.limit] if told else ended
     shown_seqs = {line.seq for line in lines} if told else set()
@@ -102,9 +106,18 @@ def attempts_of(registry: Registry, job: Job) -> list[Attempt]:
     return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
 
 
-def _ended(registry: Registry, choice: Choice, *, described: bool) -> list[Line]:
-    """Return the lines of the chosen jobs that have ended, the newest first; what is not kept yet is made now."""
-    loose = _make_missing(registry, choice)
+@dataclass(frozen=True)
+class _Fresh:
+    """A job that has ended, as it was read, with what the table `listed` is to hold of it."""
+
+    job: Job
+    attempts: list[Attempt]
+    row: tuple[Any, ...]
+
+
+def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Line], list[_Fresh]]:
+    """Return the lines of the chosen jobs that have ended, the newest first, and what had to be made for it."""
+    fresh = _missing(registry, choice)
     where, values = _conditions(choice)
     names = [*Line._fields[:-1], "described" if described else "''"]
     rows = registry.database.execute(
@@ -112,7 +125,9 @@ def _ended(registry: Registry, choice: Choice, *, described: bool) -> list[Line]
         (*values, -1 if choice.limit is None else choice.limit),
     )
     lines = list(map(Line._make, rows))
-    return lines if not loose else sorted([*lines, *loose], key=lambda line: -line.seq)[: choice.limit]
+    made = [_line(each.row) for each in fresh if _fits(each.job, choice)]
+    made = [line for line in made if not choice.states or line.state in choice.states]
+    return (sorted([*lines, *made], key=lambda line: -line.seq)[: choice.limit] if made else lines), fresh
 
 
 def _conditions(choice: Choice) -> tuple[str, list[Any]]:
@@ -146,11 +161,8 @@ def _fits(job: Job, choice: Choice) -> bool:
     )
 
 
-def _make_missing(registry: Registry, choice: Choice) -> list[Line]:
-    """Make and keep the lines that are not there; return those of the chosen that could not be kept: a full disk.
-
-    Where the newest few are listed, no more are made.
-    """
+def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:
+    """Make the lines of ended jobs that are not kept; where the newest few are listed, no more than of those."""
     missing = registry.database.execute(
         "SELECT seq FROM jobs WHERE seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY seq DESC", (FORM,)
     )
@@ -159,52 +171,72 @@ def _make_missing(registry: Registry, choice: Choice) -> list[Line]:
         seqs = seqs[
             : choice.limit + len(registry.database.execute("SELECT 1 FROM attempts WHERE state IN (?, ?, ?)", ACTIVE))
         ]
-    loose: list[Line] = []
-    for begin in range(0, len(seqs), _BATCH):
-        loose += _make(registry, seqs[begin : begin + _BATCH], choice)
-    return loose
+    now_s = time.time()
+    return [
+        _Fresh(job, attempts, _row(job, attempts, now_s))
+        for begin in range(0, len(seqs), _BATCH)
+        for job, attempts in _seen(registry, seqs[begin : begin + _BATCH])
+    ]
 
 
-def _make(registry: Registry, seqs: Sequence[int], choice: Choice) -> list[Line]:
-    """Make and keep the lines of those of these jobs that have ended; return the chosen ones where they cannot be kept.
+def _seen(registry: Registry, seqs: Sequence[int]) -> list[tuple[Job, list[Attempt]]]:
+    """Return those of these jobs that have ended, with all their attempts."""
+    return [(job, attempts_of(registry, job)) for job in registry.numbered(seqs) if not job.active]
 
-    In one transaction, so that nobody changes a job after its line was made and before it is there to be dropped.
+
+def _keep(registry: Registry, fresh: Sequence[_Fresh]) -> None:
+    """Keep what was made of the jobs that nobody has changed since.
+
+    Not where that had to be waited for, or cannot be: on a full disk, while another process writes. It is there to save
+    time; the next list makes it anew.
     """
-    jobs = registry.numbered(seqs)
-    if not any(not job.active for job in jobs):
-        return []
-    made: list[tuple[Job, tuple[Any, ...]]] = []
-    try:
-        with registry.database.transaction():
-            now_s = time.time()
-            ended = [job for job in registry.numbered(seqs) if not job.active]
-            made = [(job, _row(job, attempts_of(registry, job), now_s)) for job in ended]
-            for _, row in made:
-                registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({', '.join('?' * len(row))})", row)
-    except ConfigError:
-        lines = [Line(*row[: len(Line._fields)]) for job, row in made if _fits(job, choice)]
-        return [line for line in lines if not choice.states or line.state in choice.states]
-    return []
+    with suppress(ConfigError), registry.database.at_once():
+        for begin in range(0, len(fresh), _BATCH):
+            some = fresh[begin : begin + _BATCH]
+            with registry.database.transaction():
+                now = {job.seq: (job, told) for job, told in _seen(registry, [each.job.seq for each in some])}
+                for each in some:
+                    if now.get(each.job.seq) == (each.job, each.attempts):
+                        places = ", ".join("?" * len(each.row))
+                        registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", each.row)
+
+
+def _line(row: Sequence[Any]) -> Line:
+    return Line(*row[: len(Line._fields)])
 
 
 def _row(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
-    """Return what the table `listed` holds of the job, in its columns' order: a line's, then what it is found by."""
-    money = outlook(job, attempts, now_s)
-    spent = "?"
-    if money.spent_micro is not None:
-        share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""
-        spent = amount(money.spent_micro) + share
+    """Return what the table `listed` holds of the job, in its columns' order: a line's, then what it is found by.
+
+    A job that cannot be described, by whatever fault of ours, hides no other: its state is told, and `?`.
+    """
     plan = job.attempt.plan
+    try:
+        how, far, money = outcome(job), shown(job.attempt.progress) or "-", _spent(job, attempts, now_s)
+        described = json.dumps(as_json(job, attempts), ensure_ascii=False, allow_nan=False)
+        described.encode()  # half a character is none that the database takes
+    except Exception as error:
+        how, far, money = job.attempt.state.state, "?", "?"
+        known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}
+        described = json.dumps({**known, "fault": f"it cannot be described: {type(error).__name__}: {error}"})
     line = Line(
         seq=job.seq,
         job_id=job.id,
         backend=job.backend,
         state=job.attempt.state.state,
         ranks=f"{plan['instances']} x {plan['nproc_per_node']}",
-        outcome=outcome(job),
-        progress=shown(job.attempt.progress) or "-",
-        money=spent,
+        outcome=how,
+        progress=far,
+        money=money,
         created_s=job.created_s,
-        described=json.dumps(as_json(job, attempts), ensure_ascii=False, allow_nan=False),
+        described=described,
     )
-    return (*line, FORM, project_of(job), json.dumps(job.config.get("tags") or {}, ensure_ascii=False))
+    return (*line, FORM, project_of(job), json.dumps(job.config.get("tags") or {}))
+
+
+def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:
+    money = outlook(job, attempts, now_s)
+    if money.spent_micro is None:
+        return "?"
+    share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""
+    return amount(money.spent_micro) + share

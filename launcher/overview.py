@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.figures import amount, dollars, span
-from cloudtrain.launcher import causes
+from cloudtrain.launcher import causes, spark
 from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.live import spark
-from cloudtrain.launcher.live.signs import signs_of
 from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.money import curve, meter
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, of_limit
 from cloudtrain.launcher.progress import data_share
 from cloudtrain.launcher.progress import shown as progress_words
+from cloudtrain.launcher.signs import signs_of
 from cloudtrain.launcher.terminal import when
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ _BAR, _SPARK = 20, 18  # columns
 _ATTEMPTS = 5  # the newest
 # How much of a failure is shown: lines of the traceback, lines before it. The first that fits the screen counts.
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
+_STILL_S = 120.0  # without a step, and nothing foretold, from where on it is told
 _HANG = " " * 14  # where a section's text begins
 
 
@@ -48,7 +48,12 @@ def as_lines(
     columns, rows = size
     now_s = time.time()
     money = outlook(job, attempts, now_s)
-    head = [*_head(job, now_s), *_pending(job, now_s), *_progress_lines(job), *_checkpoint_lines(job, money, now_s)]
+    head = [
+        *_head(job, now_s),
+        *_pending(job, now_s),
+        *_progress_lines(job, money, now_s),
+        *_checkpoint_lines(job, money, now_s),
+    ]
     head += _money_lines(job, attempts, money, now_s)
     tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
     found: list[str] = []
@@ -118,11 +123,11 @@ def _pending(job: Job, now_s: float) -> list[str]:
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
 
-def _progress_lines(job: Job) -> list[str]:
+def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     progress, lines = job.attempt.progress, list[str]()
     trend = _trend(progress)
     if text := progress_words(progress | ({"loss": None} if trend else {})):
-        lines.append(f"  progress    {_done(progress)}{text}{_left(progress) if job.active else ''}")
+        lines.append(f"  progress    {_done(progress)}{text}{_left(job, money, now_s)}")
     elif job.attempt.state.state == "running":
         told = "no step yet" if job.config.get("task") else "not known: the job has printed no event lines"
         lines.append(f"  progress    {told}")
@@ -144,9 +149,14 @@ def _done(progress: dict[str, Any]) -> str:
     return f"{spark.bar(share, _BAR, signs_of())} {math.floor(100 * share)} %  "
 
 
-def _left(progress: dict[str, Any]) -> str:
-    eta = progress.get("eta_s")
-    return f", {span(eta)} to go" if isinstance(eta, float | int) else ""
+def _left(job: Job, money: Outlook, now_s: float) -> str:
+    """Return how long it takes yet; of one that stands still, since when."""
+    if not job.active:
+        return ""
+    if money.finish_at_s is not None:
+        return f", {span(money.finish_at_s - now_s)} to go"
+    is_still = money.stalled_s is not None and money.stalled_s >= _STILL_S
+    return f", no step for {span(money.stalled_s or 0.0)}" if is_still else ""
 
 
 def _speed(progress: dict[str, Any]) -> str:

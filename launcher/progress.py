@@ -7,23 +7,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher import hearsay
 from cloudtrain.launcher.money import curve
 
 __all__ = ["data_share", "finite", "fold", "shown"]
 
-_FROM_STEP = (
-    *("step", "max_steps", "loss", "lr", "samples_per_s", "tokens_per_s", "eta_s", "epoch", "samples", "tokens"),
-    *("mfu", "step_s", "data_s", "memory_bytes"),
-)
-_LARGEST = 2**63  # no clock, step or count is more, and a float may not hold it
+_COUNTS = ("step", "max_steps", "samples", "tokens")
+_FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
+_MOST_TOLD = 1000  # notices of its own that are remembered
 
 
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
     """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
 
-    JSON: a loss that is not finite becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save,
-    `resumed_step` where the attempt went on from, `forecast` the step and the end that were told of first, `curve` the
-    loss over time (`money.curve`).
+    JSON, of which every value is what its name promises (`hearsay`), whatever was printed: a loss that is not finite
+    becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
+    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -32,35 +31,44 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        if event is None or any(isinstance(value, int) and abs(value) > _LARGEST for value in event.values()):
+        if event is None:
             continue
-        kind = event["e"]
+        kind, step = event["e"], hearsay.count(event.get("step"))
         if kind in ("start", "step", "done"):
-            now |= {key: finite(event[key]) for key in _FROM_STEP if key in event}
+            told = _figures(event)
+            now = {key: value for key, value in now.items() if key not in told} | {
+                key: value for key, value in told.items() if value is not None
+            }
             if kind == "step" and time_s is not None:
                 now["stepped_s"] = time_s
-                if isinstance(event.get("eta_s"), float | int):  # the first is kept, to be held against what came
-                    now.setdefault("forecast", [event.get("step"), time_s + event["eta_s"]])
-                step, loss = event.get("step"), event.get("loss")
-                if isinstance(step, int) and isinstance(loss, float | int):
-                    points.append((time_s, step, float(loss)))
+                if told.get("eta_s") is not None:  # the first is kept, to be held against what came
+                    now.setdefault("forecast", [step, time_s + told["eta_s"]])
+                if step is not None and isinstance(told.get("loss"), float | int):
+                    points.append((time_s, step, float(told["loss"])))
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or gone on from
-            if kind == "restart" and event.get("step") != now.get("checkpoint_step"):
+            if kind == "restart" and step != now.get("checkpoint_step"):
                 now.pop("saved_s", None)  # an older one, whose age was not told
             if kind == "restart":
-                now.setdefault("resumed_step", event.get("step"))
-            now["checkpoint_step"] = event.get("step")
+                now.setdefault("resumed_step", step)
+            now["checkpoint_step"] = step
             if kind == "checkpoint" and time_s is not None:
                 now["saved_s"] = time_s
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
-            now["metrics"] = {key: finite(value) for key, value in event["metrics"].items()}
-        elif kind == "notice" and "key" in event:  # what the job has told by itself
-            now["told"] = [*now.get("told", ()), [event.get("channel"), event["key"]]]
+            now["metrics"] = hearsay.numbers(event["metrics"])
+        elif kind == "notice" and (key := hearsay.text(event.get("key"))):  # what the job has told by itself
+            now["told"] = [*now.get("told", ()), [hearsay.text(event.get("channel")), key]][-_MOST_TOLD:]
         if isinstance(event.get("diagnosis"), dict):
-            now["diagnosis"] = finite(event["diagnosis"])
+            now["diagnosis"] = hearsay.tree(event["diagnosis"])
     if points:
         now["curve"] = curve.dump(curve.added(curve.load(now.get("curve")), points))
     return now
+
+
+def _figures(event: dict[str, Any]) -> dict[str, Any]:
+    """Return what the event tells of a step; None is what makes no sense."""
+    found: dict[str, Any] = {key: hearsay.count(event[key]) for key in _COUNTS if key in event}
+    found |= {key: hearsay.value(event[key]) for key in _FIGURES if key in event}
+    return found | ({"eta_s": hearsay.seconds(event["eta_s"])} if "eta_s" in event else {})
 
 
 def shown(progress: dict[str, Any]) -> str:

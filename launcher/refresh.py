@@ -12,8 +12,8 @@ from typing import Any
 
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import hearsay, series
 from cloudtrain.launcher import progress as progresses
-from cloudtrain.launcher import series
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
 from cloudtrain.launcher.lastword import LastWord
@@ -75,7 +75,7 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     attempt = job.attempt
     assert attempt.ref is not None
     # The state first: lines written before the end are then all there to be read.
-    state = backend.state(attempt.ref)
+    state = hearsay.state_of(backend.state(attempt.ref))
     if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     state = meter.steady(attempt.state, state, time.time())

@@ -34,12 +34,12 @@ RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "br
 
 def say(message: str) -> None:
     """Tell the user something: on standard error, its lines broken at words where it is a terminal."""
-    click.echo("\n".join(columns.wrapped([message], columns.width(sys.stderr))), err=True)
+    click.echo("\n".join(_tame(columns.wrapped([message], columns.width(sys.stderr)))), err=True)
 
 
 def aside(message: str) -> None:
     """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
-    lines = columns.wrapped([message], _beside(len(_MARK)))
+    lines = _tame(columns.wrapped([message], _beside(len(_MARK))))
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     marked = [f"{_MARK}{line}" for line in lines]
     click.echo("\n".join([click.style(line, dim=True) for line in marked] if dim else marked), err=True)
@@ -56,14 +56,23 @@ def print_json(value: Any) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print data, in one write."""
+    """Print data, in one write; nothing in it drives the terminal, but colours, wherever it came from."""
     if lines:
-        write("\n".join(lines) + "\n")
+        write("\n".join(_tame(lines)) + "\n")
 
 
 def print_text(lines: Sequence[str]) -> None:
     """Print data that is sentences: on a terminal its lines are broken at words."""
     print_lines(columns.wrapped(lines, columns.width()))
+
+
+def _tame(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines without what a terminal would obey: the last net, for text that others wrote."""
+    if all(map(str.isprintable, lines)):
+        return lines
+    from cloudtrain.launcher.logs.plain import tame
+
+    return ["\n".join(map(tame, line.split("\n"))) for line in lines]
 
 
 class ReaderGoneError(Exception):

@@ -10,7 +10,7 @@ import click
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import examples, json_option
-from cloudtrain.launcher.terminal import print_lines, say, when
+from cloudtrain.launcher.terminal import print_lines, say, when, write
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -108,7 +108,7 @@ def _print_json(registry: Registry, found: Listing, faults: dict[str, Cloudtrain
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
     more = json.dumps({"running": running, "burn_usd_per_hour": burn, "not_answered": silent}, ensure_ascii=False)
-    print_lines([f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}'])
+    write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
 
 
 def _print(registry: Registry, found: Listing) -> None:

@@ -7,7 +7,7 @@ from rich.text import Text
 from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.sight import Sight
-from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.signs import Signs
 
 __all__ = ["of_job", "of_table"]
 

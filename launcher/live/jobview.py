@@ -14,7 +14,7 @@ from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.cleaning import cleaned
 from cloudtrain.launcher.live.rows import QUIET, Part, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
-from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.signs import Signs
 from cloudtrain.launcher.terminal import RANK_COLOURS
 
 __all__ = ["log_page", "view"]

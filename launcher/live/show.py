@@ -15,11 +15,11 @@ from cloudtrain.launcher.live.feed import Feed
 from cloudtrain.launcher.live.painter import Painter
 from cloudtrain.launcher.live.screen import Ended, Screen
 from cloudtrain.launcher.live.sight import Scene, TailShot
-from cloudtrain.launcher.live.signs import Signs, signs_of
 from cloudtrain.launcher.live.tail import Tail
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.notices import alarm
 from cloudtrain.launcher.overview import as_lines
+from cloudtrain.launcher.signs import Signs, signs_of
 from cloudtrain.launcher.terminal import print_text, say
 from cloudtrain.launcher.watch import Seen
 from cloudtrain.launcher.watch import line as plain_line

@@ -7,7 +7,6 @@ only lists jobs need not take apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ __all__ = ["EMPTY", "MOST_BINS", "Bin", "Curve", "added", "dump", "load"]
 
 MOST_BINS = 64
 _LEAST_GAP_S = 0.25
+_LARGEST = 1e200
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
     """Return the curve with these events: time, step, loss. A clock that is set back only makes it coarser."""
     gap_s, bins = curve.gap_s, list(curve.bins)
     for time_s, step, loss in events:
-        if not math.isfinite(loss):
+        if not abs(loss) < _LARGEST:  # nor one whose sums are no numbers any more
             continue
         new, begin_s = Bin(time_s, step, loss), bins[0].time_s if bins else time_s
         if len(bins) > 1 and (time_s - begin_s) // gap_s <= (bins[-1].time_s - begin_s) // gap_s:

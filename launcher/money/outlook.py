@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Outlook", "left_s", "limit_micro", "outlook"]
 
+_GRACE_S, _GRACE_STEPS = 60.0, 3  # for which what a job has foretold still holds
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -24,7 +26,7 @@ class Outlook:
     limit_micro: int | None  # the job's budget
     cap_at_s: float | None  # when the backend ends it
     deadline_at_s: float | None  # from when on it saves and leaves
-    finish_at_s: float | None  # by its throughput
+    finish_at_s: float | None  # by its throughput; None, too, once it stands still for longer than it foretold
     total_micro: int | None  # what it will have cost then
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
@@ -75,9 +77,17 @@ def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
-    """Return when the steps that are left are done, by what the job tells, else by its pace so far."""
+    """Return when the steps that are left are done, by what the job tells, else by its pace so far.
+
+    A little later than it has foretold it is about to end; later still, nobody knows.
+    """
     rest_s = left_s(progress)
-    return None if rest_s is None else float(max(now_s, progress.get("stepped_s", now_s) + rest_s))
+    if rest_s is None:
+        return None
+    finish_at_s = float(progress.get("stepped_s", now_s) + rest_s)
+    step_s = progress.get("step_s")
+    grace_s = max(_GRACE_S, _GRACE_STEPS * step_s if isinstance(step_s, float | int) else 0.0)
+    return max(now_s, finish_at_s) if now_s - finish_at_s <= grace_s else None
 
 
 def left_s(progress: dict[str, Any]) -> float | None:

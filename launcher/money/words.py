@@ -20,8 +20,14 @@ def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
 
 
 def clock(time_s: float, now_s: float) -> str:
-    """Return a time by the user's clock: `14:05`, within ten minutes `14:05:30`, of another day `24 Nov 14:05`."""
-    there, here = time.localtime(time_s), time.localtime(now_s)
+    """Return a time by the user's clock: `14:05`, within ten minutes `14:05:30`, of another day `24 Nov 14:05`.
+
+    `far away` is what no clock can show.
+    """
+    try:
+        there, here = time.localtime(time_s), time.localtime(now_s)
+    except (OverflowError, ValueError, OSError):
+        return "far away"
     if abs(time_s - now_s) < 600:
         return time.strftime("%H:%M:%S", there)
     return time.strftime("%H:%M" if there[:3] == here[:3] else "%d %b %H:%M", there)

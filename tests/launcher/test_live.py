@@ -14,9 +14,9 @@ from cloudtrain.launcher.live.cleaning import LONGEST, cleaned
 from cloudtrain.launcher.live.curves import BINS, curves_of
 from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
-from cloudtrain.launcher.live.signs import ASCII, UNICODE, signs_of
-from cloudtrain.launcher.live.spark import bar, chart, stacked
 from cloudtrain.launcher.series import Point, Series
+from cloudtrain.launcher.signs import ASCII, UNICODE, signs_of
+from cloudtrain.launcher.spark import bar, chart, stacked
 
 JOBS = ("a", "b", "c")
 LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))

@@ -80,10 +80,17 @@ def test_what_is_not_known_is_none() -> None:
     assert (over.total_micro, over.burn_micro_h, over.finish_at_s, over.cap_at_s) == (10_000_000, 0, None, None)
 
 
-def test_job_that_stands_still_does_not_come_nearer() -> None:
-    """Its finish is never in the past."""
-    found = seen(RUNS, now_s=3000.0, progress={"eta_s": 60.0, "stepped_s": 100.0})
-    assert (found.finish_at_s, found.stalled_s) == (3000.0, 2900.0)
+@pytest.mark.parametrize(
+    ("now_s", "step_s", "finish_at_s"),
+    [(150.0, None, 160.0), (200.0, None, 200.0), (221.0, None, None), (221.0, 30.0, 221.0), (300.0, 30.0, None)],
+)
+def test_job_that_stands_still_is_not_about_to_end(
+    now_s: float, step_s: float | None, finish_at_s: float | None
+) -> None:
+    """Its finish is never in the past: a minute, or three steps, after what it foretold nobody knows it."""
+    found = seen(RUNS, now_s=now_s, progress={"eta_s": 60.0, "stepped_s": 100.0, "step_s": step_s})
+    assert (found.finish_at_s, found.stalled_s) == (finish_at_s, now_s - 100.0)
+    assert (found.total_micro is None, found.hits_limit is None) == (finish_at_s is None,) * 2
 
 
 def test_script_without_a_time_left_is_judged_by_its_pace() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cloudtrain.launcher.live.signs import Signs
+from cloudtrain.launcher.signs import Signs
 
 __all__ = ["bar", "chart", "joined", "stacked"]
 
@@ -16,16 +16,18 @@ def chart(values: Sequence[float | None], width: int, height: int, signs: Signs)
     Where nothing is known there is a blank. All equal is half way up.
     """
     bins = joined(values, width)
+    bins = [None if value is None or not math.isfinite(value) else value for value in bins]
     known = [value for value in bins if value is not None]
     if not known or width < 1:
         return [""] * height
     low, high = min(known), max(known)
+    is_flat = not 0 < high - low < math.inf
     steps = len(signs.levels) * height
     rows = [[" "] * len(bins) for _ in range(height)]
     for place, value in enumerate(bins):
         if value is None:
             continue
-        share = (value - low) / (high - low) if high > low else 0.5
+        share = 0.5 if is_flat else (value - low) / (high - low)
         level = min(steps, 1 + int(share * steps))  # from 1: the least is there too
         for row in range(height):
             here = level - row * len(signs.levels)
