@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
         env={**os.environ, **stage.variables},
         agents=tuple(Path(spec["root"]) for spec in specs),
-        places={str(path): path for path in (kept, stage.folder, stage.bundle.path)} | mirrored,
+        places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,
         cwd=str(attempt),
         stdin=json.dumps(_message(attempt, specs)),
         detaches=True,
@@ -55,6 +56,14 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         replaced=("checkpoints and outputs are in a folder that is thrown away",),
         sends_again=True,
     )
+
+
+def _places(stage: Stage, python: str, inputs: Iterable[Path]) -> Iterator[Path]:
+    """Yield what the job finds of this machine's /tmp, which is its own otherwise."""
+    yield from (stage.kept, stage.folder, stage.bundle.path)
+    interpreters = (Path(python).absolute(), Path(python).resolve())
+    below = (*inputs, *(path.parents[1] for path in interpreters))
+    yield from (path for path in below if path.is_relative_to("/tmp") and path.exists())
 
 
 def _message(attempt: Path, specs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     spec, mirrored = stage.with_own_mirror(body["spec"])
     body = {**body, "spec": spec, "attempt": stage.number}
     shipment = Shipment(stage.bundle, stage.kept, stage.base, stage.secrets)
-    token, nodes = secrets.token_hex(16), []
+    token, nodes, given = secrets.token_hex(16), [], (stage.kept, stage.folder, stage.bundle.path)
     for number, address in enumerate(stage.addresses):
         disk = stage.kept / f"host-{number}"
         host = Host(**body["hosts"][number])
@@ -44,7 +44,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
                 env={**_login(disk), **stage.variables},
                 agents=(Path(told["root"]),),
-                places={str(path): path for path in (stage.kept, stage.folder, stage.bundle.path)} | mirrored,
+                places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,
                 names={_plain(host.name): address},
                 cwd=told["root"],
                 stdin=functools.partial(_message, told) if number else _message(told),

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudtrain import entrypoints
+
 __all__ = ["Cell", "Running", "addresses", "mode", "start"]
 
 LOCK_PORT = 46_997  # of UDP, on a block's last address: held while the block is in use
@@ -154,17 +156,21 @@ def _binds(cell: Cell) -> list[tuple[str, str]]:
     empty.mkdir(exist_ok=True)
     names = {"localhost": "127.0.0.1", cell.hostname: "127.0.0.1", **cell.names}
     hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
-    hidden = [*cell.hidden, Path("/tmp")]
-    # This machine's Python may lie in what is hidden.
-    prefixes = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}
-    kept = sorted(prefix for prefix in prefixes if any(Path(prefix).is_relative_to(one) for one in hidden))
+    # An outer one first: what is kept may lie in what is hidden, and the other way round.
+    covered = sorted({"/tmp": tmp, **{str(folder): empty for folder in cell.hidden}, **_of_python(cell)}.items())
     return [
-        (str(tmp), "/tmp"),
-        *((str(empty), str(folder)) for folder in cell.hidden),
-        *((prefix, prefix) for prefix in kept),
+        *((str(source), place) for place, source in covered),
         *((str(source), place) for place, source in cell.places.items()),
         (str(hosts), "/etc/hosts"),
     ]
+
+
+def _of_python(cell: Cell) -> dict[str, Path]:
+    """Return this Python's folders that lie in what is hidden, and cloudtrain's: an editable one is in a clone."""
+    prefixes = [Path(named) for prefix in (sys.prefix, sys.base_prefix) for named in (prefix, os.path.realpath(prefix))]
+    kept = [*prefixes, *map(Path, entrypoints.__path__)]
+    hidden = [*cell.hidden, Path("/tmp")]
+    return {str(path): path for path in kept if any(path.is_relative_to(one) for one in hidden)}
 
 
 def _moved(places: Mapping[str, Path], text: str) -> str:

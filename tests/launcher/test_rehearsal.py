@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain import entrypoints
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.database import Database
@@ -94,6 +95,30 @@ def test_cell_sees_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "own/file").read_text() == "done\n"
     assert running.output.read_text() == "spoken '$(words)'\n" + ("secret\n" if mode == "none" else "")
     assert not Path("/opt/ml-tried").exists()
+
+
+def test_cell_keeps_a_clone_that_lies_in_what_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install below /tmp, or in the job's own code folder, is there all the same, and nothing beside it."""
+    if sandbox.mode() == "none":
+        pytest.skip("this kernel makes no namespaces")
+    clone = tmp_path / "code/clone/entrypoints"
+    clone.mkdir(parents=True)
+    for path in (clone / "starting.py", clone.parent / "README.md", tmp_path / "code/task.py"):
+        path.touch()
+    monkeypatch.setattr(entrypoints, "__path__", [str(clone)])
+    for hidden in ([], [tmp_path / "code"]):  # pytest's folders lie below /tmp, which no cell shares
+        cell = sandbox.Cell(
+            argv=["find", "/tmp", str(tmp_path), "-type", "f", "-not", "-path", f"{tmp_path}/cell/*"],
+            env={"PATH": sandbox.SYSTEM_PATH},
+            folder=tmp_path / f"cell/{len(hidden)}",
+            hostname="algo-1",
+            places={},
+            hidden=hidden,
+        )
+        running = sandbox.start(cell)
+        running.process.wait(30)
+        found = {line for line in running.output.read_text().split() if line.startswith(str(tmp_path))}
+        assert found == {str(clone / "starting.py")}, running.output.read_text()
 
 
 def test_addresses_are_nobody_elses(tmp_path: Path) -> None:
