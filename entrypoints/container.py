@@ -127,9 +127,9 @@ def account(verdict: dict[str, Any]) -> str:
     kept = len(json.dumps(_last(told, 2 * LINE_BYTES)))
     frames = _last(str(error.get("traceback") or "").split("\n"), room - kept, "\n".join)
     told = _last(told, room - len(json.dumps("\n".join(frames))))
-    return events.format_line(
-        "ended", f"{who}{kind}{message}", {**fields, "traceback": "\n".join(frames), "lines": told}
-    )
+    del fields["lines"]
+    fields |= {"traceback": "\n".join(frames), **({"lines": told} if told else {})}
+    return events.format_line("ended", f"{who}{kind}{message}", fields)
 
 
 def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:

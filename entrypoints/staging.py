@@ -67,7 +67,8 @@ def report(uri: str, verdict: dict[str, Any]) -> None:
     """Write how the job ended, as the launcher reads it; where that cannot be, say so in the log."""
     error = verdict.get("error") or {}
     fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
-    fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback", "lines")}
+    fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+    fields |= {"lines": error["lines"]} if error.get("lines") else {}
     bucket, key = googlestorage.split(uri)
     try:
         with tempfile.TemporaryDirectory() as folder:

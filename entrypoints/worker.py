@@ -152,9 +152,6 @@ def _open_log() -> None:
 
 def _record(error: BaseException) -> int:
     """Write what happened where boot looks; print the traceback, without our own frames; return the exit code."""
-    for stream in (sys.stdout, sys.stderr):  # what the rank has said before comes before it
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     is_config = type(error).__name__ == "TaskError"
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -172,12 +169,25 @@ def _record(error: BaseException) -> int:
         }
         with contextlib.suppress(OSError):
             durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+        _flush()  # after the cause is safe: a stream of the script's own may do anything, or never end
+        if (printed := lastlines.of_rank(rank)) != failure["lines"]:
+            with contextlib.suppress(OSError):
+                durable.write_json(Path(folder) / f"rank-{rank}.json", {**failure, "lines": printed})
         if failure["peer_lost"]:  # a collective's timeout, say: which rank on this node is stuck, and where?
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
+    else:
+        _flush()
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
         os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
+
+
+def _flush() -> None:
+    """Have what the rank has said stand before how it ended; its streams may be anything that a script put there."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _full_disk(error: BaseException) -> str:

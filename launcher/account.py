@@ -42,7 +42,8 @@ def failed(
     make room. `common` are fields of the state that hang on neither.
     """
     if told and not (is_fault and told.get("reason") == "preempted"):
-        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback", "lines")}
+        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+        error |= {"lines": told["lines"]} if told.get("lines") else {}
         state: JobState = "stopped" if told.get("state") == "stopped" else "failed"
         is_plain = state == "stopped" and told.get("kind") is None
         return State(state, told.get("reason"), is_resumable, None if is_plain else error, **common)

@@ -77,6 +77,16 @@ def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     assert told["traceback"] == ended.stderr
 
 
+@pytest.mark.parametrize("stream", ["None", "object()", "Blunt()"])
+def test_cause_is_recorded_whatever_the_script_prints_through(tmp_path: Path, stream: str) -> None:
+    """A script may put a stream of its own in place of Python's, with no flush, or with one that fails."""
+    blunt = "import sys\nclass Blunt:\n    def flush(self): raise RuntimeError('gone')\n"
+    (tmp_path / "train.py").write_text(f"{blunt}sys.stdout = {stream}\nraise ValueError('boom')\n")
+    ended = run(tmp_path, "script", "train.py")
+    assert (ended.returncode in (1, 120), failure(tmp_path)["message"]) == (True, "boom")  # 120: Python could not flush
+    assert "ValueError: boom" in ended.stderr
+
+
 def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
     """`sys.exit(5)` is the script's word, not an exception."""
     (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
