@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import struct
 import time
@@ -62,15 +63,13 @@ def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
 
     What goes wrong with one job is said in its `fault`, and stands in no other's way.
     """
-    with _alone(registry.folder, job.id) as is_mine:
-        if not is_mine:
-            return None
-        try:
-            return _look(registry, herald, job)
-        except (CloudtrainError, OSError) as error:
-            return Seen(job, fault=str(error))
-        except Exception as error:
-            return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+    try:
+        with _alone(registry.folder, job.id) as is_mine:
+            return _look(registry, herald, job) if is_mine else None
+    except (CloudtrainError, OSError) as error:
+        return Seen(job, fault=str(error))
+    except Exception as error:
+        return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
 
 
 def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
@@ -122,7 +121,7 @@ def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
 def _alone(folder: Path, job_id: str) -> Iterator[bool]:
     """Hold the job's byte of the lock file, which the kernel lets go of with whoever holds it; say whether it is ours.
 
-    Two jobs of one byte only wait for each other.
+    Two jobs of one byte only wait for each other. Raises OSError where the folder's file system knows no locks, say.
     """
     with (folder / LOCK).open("a") as lock:
         try:
@@ -138,7 +137,11 @@ def _lock(file: int, byte: int) -> None:
 
     A process's own lock would be no lock between its threads, and all of them would go with the first file closed.
     """
-    if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is None:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        return
-    fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock, from the start
+    if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
+        try:
+            fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # that is a kernel without such locks
+                raise
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

@@ -98,11 +98,12 @@ def _is_live() -> bool:
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from cloudtrain.launcher import watch as watching
+    from cloudtrain.launcher.logkeeper import LogKeeper
     from cloudtrain.launcher.notices.herald import Herald
     from cloudtrain.launcher.registry import Registry
 
     registry = Registry()
-    herald = Herald(registry)
+    herald, logs = Herald(registry), LogKeeper(registry.folder)
     if not once:
         from cloudtrain.launcher.units import format_duration
 
@@ -126,10 +127,11 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 _print(registry, seen, as_json=as_json)
             if not seen.job.active:
                 over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))
-            watching.keep(registry, seen)
+            logs.take(seen)
         is_over = bool(names) and all(job.id in over for job in jobs)
         if once or is_over:
             herald.close()
+            logs.close()
             return int(faults > 0) if once else next((code for _, code in over.values() if code), 0)
         time.sleep(every_s)
 

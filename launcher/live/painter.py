@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Sequence
 
 from rich.color import ColorSystem
@@ -11,6 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 __all__ = ["Painter"]
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # which a row should not hold; were one overlooked, it ends here
 
 # A terminal that knows it shows what comes between the two at once; others pass it over.
 _TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
@@ -47,10 +50,8 @@ class Painter:
     def _ansi(self, text: Text) -> str:
         parts: list[str] = []
         for segment in text.render(self._console):
-            style = segment.style
+            style, words = segment.style, _CONTROLS.sub("", segment.text)
             if style is not None and not self._is_coloured:
                 style = style.without_color
-            parts.append(
-                segment.text if style is None else style.render(segment.text, color_system=ColorSystem.STANDARD)
-            )
+            parts.append(words if style is None else style.render(words, color_system=ColorSystem.STANDARD))
         return "".join(parts)

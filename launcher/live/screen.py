@@ -7,6 +7,7 @@ can be shown as a note, and does not fall into the picture.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -15,9 +16,12 @@ import tempfile
 import termios
 import time
 import tty
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.live.keys import decode
 
 __all__ = ["Ended", "Screen"]
@@ -27,6 +31,8 @@ _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
 _LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ESCAPE_S = 0.05  # by then the rest of a key's sequence has come, also over ssh
 _LEAST = (20, 4)
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes, of what others write meanwhile
 
 
 class Ended(Exception):
@@ -38,9 +44,13 @@ class Ended(Exception):
 
 
 class Screen:
-    """A context manager, for the main thread: there, signals that end it are raised as Ended."""
+    """A context manager, for the main thread: there, signals that end it are raised as Ended.
 
-    def __init__(self) -> None:
+    `still` surrounds a suspension: what must not stand still half-way has ended in it.
+    """
+
+    def __init__(self, still: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
+        self._still = still
         self.is_stale = True  # the picture is to be painted whole: another size, or back from the shell
         self._before: dict[int, Any] = {}
         self._typed = b""
@@ -55,18 +65,17 @@ class Screen:
         sys.stdout.flush()
         sys.stderr.flush()
         self._out, self._err = os.dup(1), os.dup(2)
-        self._said = tempfile.TemporaryFile(buffering=0)
+        self._said = _scratch()
         for number, handler in (
-            (signal.SIGTERM, self._end),
-            (signal.SIGHUP, self._end),
+            *((ends, self._end) for ends in _ENDS),
             (signal.SIGWINCH, self._resize),
             (signal.SIGTSTP, self._suspend),
             (signal.SIGCONT, self._go_on),
         ):
             self._before[number] = signal.signal(number, handler)
         self._wakeup_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        os.dup2(self._said.fileno(), 1)
-        os.dup2(self._said.fileno(), 2)
+        os.dup2(self._said, 1)
+        os.dup2(self._said, 2)
         try:
             self._take()
         except BaseException:
@@ -78,7 +87,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Until the terminal is given back no signal may raise in here, but none is lost: what ends us is on its way.
-        for ends in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for ends in (*_ENDS, signal.SIGINT):
             self._before.setdefault(ends, signal.getsignal(ends))
             signal.signal(ends, signal.SIG_IGN)
         self._give_back()
@@ -90,7 +99,7 @@ class Screen:
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        for end in (self._woken, self._waker, self._out, self._err):
+        for end in (self._woken, self._waker, self._out, self._err, self._said):
             os.close(end)
 
     @property
@@ -136,9 +145,12 @@ class Screen:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
             sys.stdout.flush()
-        data = os.pread(self._said.fileno(), 1 << 16, self._read)
-        whole = data[: data.rfind(b"\n") + 1]
+        data = os.pread(self._said, _LONGEST_LINE, self._read)
+        whole = data if len(data) == _LONGEST_LINE and b"\n" not in data else data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
+        if self._read > _MOST_SAID and self._read == os.fstat(self._said).st_size:  # begin anew: all of it was read
+            os.ftruncate(self._said, 0)
+            self._read = 0
         return whole.decode(errors="replace").splitlines()
 
     def _typing(self) -> bytes:
@@ -172,12 +184,32 @@ class Screen:
         self.is_stale = True
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         self._give_back()
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # here everything stands still until `fg`
-        signal.signal(signal.SIGTSTP, self._suspend)
+        try:
+            with self._still():
+                signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGTSTP)  # here everything stands still until `fg`
+        finally:
+            signal.signal(signal.SIGTSTP, self._suspend)
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
         # From the background this stops us anew, until `fg`, as it does every program that wants the terminal.
         with contextlib.suppress(termios.error):
             self._take()
+
+
+def _scratch() -> int:
+    """Return a file of no name, each write to which goes to its end. Raises ConfigError."""
+    try:
+        file = os.memfd_create("said") if hasattr(os, "memfd_create") else _unnamed()
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+    except OSError as error:
+        words = f"there is no room for what is said meanwhile: {error.strerror}"
+        raise ConfigError(words, hint="cloudtrain watch --plain") from error
+    return file
+
+
+def _unnamed() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.sight import TailShot
 from cloudtrain.launcher.logs.stream import Stream
 from cloudtrain.launcher.registry import Registry
@@ -21,6 +22,7 @@ _LEAST_PAUSE_S = 0.2  # between two looks: no eye reads quicker
 _MANY = 500  # lines that came at once: there are more to catch up with
 _STATE_S = 1.0  # between two looks at the registry: who looks at the job stores there how it is
 _BACK_OFF_S = 5.0
+_READING = threading.BoundedSemaphore(8)  # a reader that was left waits on where its backend hangs: no more than these
 
 
 class Tail:
@@ -49,14 +51,17 @@ class Tail:
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
+            if not _READING.acquire(timeout=_STATE_S):
+                self._tell(fault="others that were opened before have not been answered")
+                continue
             try:
                 self._follow()
-            except (CloudtrainError, OSError) as error:
-                self._tell(fault=str(error).splitlines()[0])
             except Exception as error:
-                self._tell(fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+                self._tell(fault=in_words(error))
             else:
                 return
+            finally:
+                _READING.release()
             self._is_closing.wait(_BACK_OFF_S)
 
     def _follow(self) -> None:

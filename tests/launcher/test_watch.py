@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import errno
 import fcntl
 import json
 import os
@@ -25,11 +26,15 @@ from cloudtrain.launcher import retry, watchservice
 from cloudtrain.launcher import watch as watching
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.logkeeper import LogKeeper
 from cloudtrain.launcher.logs import kept
 from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.registry import Registry
 
-RUNS = State("running", started_s=time.time() - 60)
+
+def runs() -> State:
+    """Return how a job is that has run for a minute, by the time of the test and not of its collection."""
+    return State("running", started_s=time.time() - 60)
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_jobs_that_are_active_or_ended_of_late_are_watched(seed: Callable[..., J
     """The end that nobody saw is told, and not years later."""
     now_s = time.time()
     for name, state in {
-        "runs": RUNS,
+        "runs": runs(),
         "ended": State("failed", "error", ended_s=now_s - 60),
         "old": State("failed", "error", ended_s=now_s - 90_000),
     }.items():
@@ -67,23 +72,42 @@ def test_jobs_that_are_active_or_ended_of_late_are_watched(seed: Callable[..., J
 
 
 def test_one_watcher_acts_on_a_job_at_a_time(
-    seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path
+    seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
     """Another process that holds the job's byte has it; with that process the hold goes."""
-    job = seed("held", RUNS)
+    job = seed("held", runs())
     other = os.fork()
     if other == 0:
-        with (home / watching.LOCK).open("a") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(b"held"))
-            (tmp_path / "holds").touch()
-            signal.pause()
-    end_s = time.monotonic() + 20
-    while not (tmp_path / "holds").exists() and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert look(job) is None
-    os.kill(other, signal.SIGKILL)
-    os.waitpid(other, 0)
+        try:
+            with (home / watching.LOCK).open("a") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(b"held"))
+                (tmp_path / "holds").touch()
+                signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        wait_until((tmp_path / "holds").exists)
+        assert look(job) is None
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
     assert look(job) is not None
+
+
+@pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
+def test_lock_that_cannot_be_had_is_a_fault_and_no_end(
+    seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, is_seen: bool
+) -> None:
+    """A home on a file system without locks; a kernel that only knows a process's own has that one taken."""
+
+    def refused(*args: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    job = seed("held", runs())
+    states(monkeypatch, lambda ref: runs())
+    monkeypatch.setattr(fcntl, "fcntl", refused)
+    fault = look(job).fault
+    assert fault == "" if is_seen else os.strerror(number) in fault
 
 
 def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
@@ -95,10 +119,10 @@ def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
     def slow(ref: Any) -> State:
         looked.set()
         goes_on.wait(30)
-        return RUNS
+        return runs()
 
-    states(monkeypatch, lambda ref: slow(ref) if "slow" in ref["folder"] else RUNS)
-    job, other = seed("slow", RUNS), seed("other", RUNS)
+    states(monkeypatch, lambda ref: slow(ref) if "slow" in ref["folder"] else runs())
+    job, other = seed("slow", runs()), seed("other", runs())
 
     def watch() -> None:
         registry = Registry()
@@ -128,6 +152,33 @@ def test_log_of_a_job_that_has_ended_is_brought_home(cli: Callable[..., Any], se
     assert place.is_complete
 
 
+def test_log_that_takes_long_to_bring_home_holds_up_nobody(
+    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks go on, and whoever closes waits for all of them, or no longer than it says."""
+    began, goes_on, done = threading.Event(), threading.Event(), list[str]()
+
+    def keep(registry: Registry, seen: watching.Seen) -> None:
+        began.set()
+        assert goes_on.wait(60)
+        done.append(seen.job.id)
+        if seen.job.id == "a":
+            raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(watching, "keep", keep)
+    logs = LogKeeper(home)
+    for name in ("a", "b"):
+        job = seed(name, State("failed", "error", ended_s=time.time()))
+        logs.take(watching.Seen(job, ended=job.attempt))
+    logs.take(watching.Seen(seed("runs", runs())))
+    assert began.wait(60)
+    closing = threading.Timer(0.2, goes_on.set)
+    closing.start()
+    logs.close()
+    closing.join()
+    assert done == ["a", "b"]
+
+
 def test_unreachable_backend_says_nothing_of_the_job(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +188,7 @@ def test_unreachable_backend_says_nothing_of_the_job(
         raise UnreachableError("no route to host")
 
     states(monkeypatch, silent)
-    seen = look(seed("far", RUNS))
+    seen = look(seed("far", runs()))
     assert (seen.fault, seen.job.attempt.state.state) == ("", "running")
     assert "local does not answer" in watching.line(seen)
 
@@ -146,8 +197,8 @@ def test_fault_of_one_job_is_said_and_stands_in_no_others_way(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Be it our own."""
-    broken, fine = seed("broken", RUNS), seed("fine", RUNS)
-    states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else RUNS)
+    broken, fine = seed("broken", runs()), seed("fine", runs())
+    states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else runs())
     assert look(broken).fault == "cloudtrain itself failed: KeyError: 'no such'"
     assert look(fine).fault == ""
 
