@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.home import home
 
-__all__ = ["Database"]
+__all__ = ["WRITING", "Database"]
+
+WRITING = Gate()  # whoever has this process stand still lets its threads end what they write first
 
 BUSY_TIMEOUT_S = 60.0
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
@@ -127,6 +130,7 @@ CREATE TABLE points (
     time_s REAL NOT NULL,
     step INTEGER,
     fields TEXT NOT NULL,
+    weight INTEGER NOT NULL,
     PRIMARY KEY (job_id, attempt, seq)
 );
 CREATE TABLE kept_logs (
@@ -200,7 +204,8 @@ class Database:
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
         """Return the statement's rows. Raises ConfigError where the file is damaged or the disk full."""
         try:
-            return self._db.execute(sql, values).fetchall()
+            with WRITING.passing():
+                return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:  # a damaged page, a full disk: seen only when it is touched
             raise self._unusable(error) from error
 
@@ -232,14 +237,15 @@ class Database:
         if self._db.in_transaction:
             yield
             return
-        self.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself ends one that the disk has no room for
-                self.execute("ROLLBACK")
-            raise
-        self.execute("COMMIT")
+        with WRITING.passing():
+            self.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # SQLite itself ends one that the disk has no room for
+                    self.execute("ROLLBACK")
+                raise
+            self.execute("COMMIT")
 
     def _open(self) -> None:
         # Configs are in it, with addresses that somebody wrote out; SQLite's own files beside it take its mode.

@@ -10,9 +10,9 @@ from rich.text import Text
 from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.launcher import spark
 from cloudtrain.launcher.describe import limit_words, next_step, outcome
-from cloudtrain.launcher.live.cleaning import cleaned
 from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
+from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.money.outlook import Outlook
 from cloudtrain.launcher.money.words import clock, of_limit
 from cloudtrain.launcher.signs import Signs

@@ -11,9 +11,9 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
-from cloudtrain.launcher.live.cleaning import cleaned
 from cloudtrain.launcher.live.rows import QUIET, Part, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
+from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.signs import Signs
 from cloudtrain.launcher.terminal import RANK_COLOURS
 

@@ -10,7 +10,8 @@ from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["HoldBack"]
 
-MOST_HELD = 20_000  # lines; with more the oldest go on: memory is bounded, whatever a job prints
+# Lines, and characters in them; with more the oldest go on: memory is bounded, whatever a job prints.
+MOST_HELD, MOST_CHARACTERS = 20_000, 1 << 22
 
 
 class HoldBack:
@@ -37,7 +38,7 @@ class HoldBack:
             return lines
         now_s = time.time()
         self._put(lines, now_s)
-        ready = len(self._held) if all_of_them else max(len(self._held) - MOST_HELD, self._ready(now_s))
+        ready = len(self._held) if all_of_them else max(self._too_many(), self._ready(now_s))
         found = [line for _, _, line in self._held[:ready]]
         del self._held[:ready]
         return found
@@ -48,6 +49,15 @@ class HoldBack:
             counts_s = self._latest[stream] = max(line.time_s, self._latest.get(stream, 0.0))
             self._held.append((counts_s, now_s, line))
         self._held.sort(key=itemgetter(0))
+
+    def _too_many(self) -> int:
+        """Return how many there are above what may be held."""
+        too_many = max(0, len(self._held) - MOST_HELD)
+        characters = sum([len(line[0]) for _, _, line in self._held[too_many:]])
+        while characters > MOST_CHARACTERS:
+            characters -= len(self._held[too_many][2][0])
+            too_many += 1
+        return too_many
 
     def _ready(self, now_s: float) -> int:
         """Return how many need wait no longer: by their own time, or since they came, where clocks differ."""

@@ -38,7 +38,8 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     """Read the lines of an attempt (the job's last one) that has ended to their end, and keep them.
 
     Return whether they are all kept: not where time or room ran out, the backend cannot be reached, or another process
-    keeps them just now. What was read is kept, and the next call goes on from there. Raises ConfigError.
+    keeps them just now; nor where they had to make room for others. What was read is kept, and the next call goes on
+    from there. Raises ConfigError.
     """
     from cloudtrain.launcher.logs.stream import Stream
 
@@ -48,6 +49,8 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     found = kept.place(registry.database, job.id, chosen.number)
     if found is not None and found.is_complete:
         return True
+    if kept.is_dropped(registry.database, job.id, chosen.number):
+        return False
     stream = Stream(registry, job, chosen)
     try:
         stream.skip_kept()
@@ -84,17 +87,21 @@ def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
     return is_whole
 
 
-def make_room(database: Database, room: int) -> None:
-    """Drop the kept logs of ended attempts that were read the longest ago, until all that is kept fits."""
+def make_room(database: Database, room: int) -> bool:
+    """Drop the kept logs of ended attempts that were read the longest ago, until all that is kept fits.
+
+    Return whether it does: those that are being written stay, and those of jobs that run.
+    """
     total = database.execute("SELECT SUM(bytes) AS bytes FROM kept_logs")[0]["bytes"] or 0
     if total <= room:
-        return
+        return True
     active = ", ".join(f"'{state}'" for state in ACTIVE)
     for row in database.execute(
         "SELECT k.job_id, k.attempt, k.bytes FROM kept_logs k JOIN attempts a ON a.job_id = k.job_id AND "
-        f"a.number = k.attempt WHERE a.state NOT IN ({active}) ORDER BY k.used_s"
+        f"a.number = k.attempt WHERE a.state NOT IN ({active}) AND k.bytes > 0 ORDER BY k.used_s"
     ):
         if total <= room:
-            return
+            break
         if kept.discard(database, row["job_id"], row["attempt"]):
             total -= row["bytes"]
+    return bool(total <= room)

@@ -2,7 +2,8 @@
 
 One process writes, under a lock; any number read what has been committed. A commit is one row of the registry: the
 backend's cursor and how long the file is, together. Whoever dies in between has written behind that length, and the
-next writer begins there, with that cursor: nothing is lost, nothing is there twice.
+next writer begins there, with that cursor: nothing is lost, nothing is there twice. Who is interrupted commits nothing
+that is not whole.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs import blocks
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
 
-__all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "keeper", "place", "touch"]
+__all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "is_dropped", "keeper", "place", "touch"]
 
 FOLDER = "logs"
 BLOCK_LINES = 8192
@@ -58,7 +60,7 @@ def folder_of(database: Database, job_id: str, attempt: int) -> Path:
 def place(database: Database, job_id: str, attempt: int) -> Place | None:
     """Return how far the attempt's lines are kept, None where none are."""
     rows = database.execute("SELECT * FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
-    if not rows:
+    if not rows or rows[0]["cursor"] is None:
         return None
     row = rows[0]
     told = json.loads(row["cursor"])
@@ -73,11 +75,18 @@ def place(database: Database, job_id: str, attempt: int) -> Place | None:
     )
 
 
+def is_dropped(database: Database, job_id: str, attempt: int) -> bool:
+    """Return whether the attempt's lines were kept, and made room for others: nobody brings them home unasked."""
+    rows = database.execute("SELECT cursor FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    return bool(rows) and rows[0]["cursor"] is None
+
+
 def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
-    """Note that the log was read: what nobody reads goes first."""
+    """Note that the log was read, as what nobody reads goes first; not where the registry cannot be written now."""
     if time.time() - found.used_s > USED_S:
         values = (time.time(), job_id, attempt)
-        database.execute("UPDATE kept_logs SET used_s = ? WHERE job_id = ? AND attempt = ?", values)
+        with contextlib.suppress(ConfigError), database.at_once():
+            database.execute("UPDATE kept_logs SET used_s = ? WHERE job_id = ? AND attempt = ?", values)
 
 
 class Reader:
@@ -120,15 +129,24 @@ class Keeper:
         self._waiting: list[LogLine] = []
         self._waiting_bytes = 0
         self._committed_s = time.monotonic()
+        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...]] | None = None  # what was added last
+        self._is_torn = False
+        self._safe_size = found.size  # up to which a commit may know of the file
 
-    def add(self, lines: Sequence[LogLine]) -> None:
-        """Take lines in, behind those that are there."""
+    def add(self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine]) -> None:
+        """Take lines in, behind those that are there; `cursor` and `held` are how a Place has them behind these lines.
+
+        What breaks off in here, be it by Ctrl-C, is never committed: it is read again from the commit before.
+        """
+        self._is_torn = True
         for begin in range(0, len(lines), BLOCK_LINES):
             part = lines[begin : begin + BLOCK_LINES]
             self._waiting += part
             self._waiting_bytes += sum([len(line[0]) for line in part])
             if self._waiting_bytes >= blocks.BLOCK_BYTES or len(self._waiting) >= BLOCK_LINES:
                 self._write()
+        self._behind = cursor, tuple(held)
+        self._is_torn = False
 
     @property
     def is_due(self) -> bool:
@@ -137,8 +155,12 @@ class Keeper:
         is_late = time.monotonic() - self._committed_s >= COMMIT_S
         return (bool(is_new) and is_late) or self._size - self.place.size >= COMMIT_BYTES
 
-    def commit(self, cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool = False) -> None:
-        """Make what was added last, with the cursor behind it."""
+    def commit(self, *, is_complete: bool = False) -> None:
+        """Make what was added last, with the cursor behind it; nothing where that broke off, or nothing was added."""
+        if self._is_torn or self._behind is None:
+            return
+        self._is_torn = True
+        cursor, held = self._behind
         if self._waiting:
             self._write()
         for file in (self._lines, self._index):
@@ -146,19 +168,21 @@ class Keeper:
         now_s = time.time()
         told = {"cursor": cursor, "held": [list(line) for line in held], "round": self.place.round}
         values = (*self._key, json.dumps(told), self._size, self._count, is_complete, now_s)
+        self._safe_size = self._size
         self._database.execute("INSERT OR REPLACE INTO kept_logs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        self.place = Place(cursor, tuple(held), self._size, self._count, is_complete, now_s, self.place.round)
+        self.place = Place(cursor, held, self._size, self._count, is_complete, now_s, self.place.round)
         self._committed_s = time.monotonic()
+        self._is_torn = False
         if not self._is_alone:
             self._is_alone = True
             _remove_others(self._folder, self.place.round)
 
     def close(self) -> None:
         """Let go of the files; what was not committed is cut off, and what never was is removed."""
-        if self.place.cursor is None and not self.place.size:
+        if not self._safe_size:
             for name in ("lines", "index"):
                 (self._folder / f"{name}-{self.place.round}").unlink(missing_ok=True)
-        for file, size in ((self._lines, self.place.size), (self._index, None)):
+        for file, size in ((self._lines, self._safe_size), (self._index, None)):
             if file >= 0:
                 if size is not None:
                     with contextlib.suppress(OSError):
@@ -170,7 +194,7 @@ class Keeper:
             self._lock = -1
 
     def _write(self) -> None:
-        data, entry = blocks.encoded([part for line in self._waiting for part in _single(line)], self._size)
+        data, entry = blocks.encoded(self._waiting, self._size)
         _write_at(self._lines, data, self._size)
         _write_at(self._index, blocks.packed(entry), self._index_size)
         self._size += len(data)
@@ -200,12 +224,13 @@ def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False)
 
 
 def discard(database: Database, job_id: str, attempt: int) -> bool:
-    """Keep the attempt's lines no longer; return False where they are being written."""
+    """Keep the attempt's lines no longer, and note that; return False where they are being written."""
     folder = folder_of(database, job_id, attempt)
     lock = _locked(folder) if folder.is_dir() else -1
     if lock is None:
         return False
-    database.execute("DELETE FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    sql = "UPDATE kept_logs SET cursor = NULL, bytes = 0, lines = 0, is_complete = 0 WHERE job_id = ? AND attempt = ?"
+    database.execute(sql, (job_id, attempt))
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # other attempts' are in it
         folder.parent.rmdir()
@@ -252,12 +277,3 @@ def _write_at(file: int, data: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(file, view, offset)
         view, offset = view[written:], offset + written
-
-
-def _single(line: LogLine) -> Iterator[LogLine]:
-    """Yield the line; a platform's entry may be several in one."""
-    if "\n" not in line[0]:
-        yield line
-        return
-    for text in line[0].split("\n"):
-        yield line._replace(text=text)

@@ -1,28 +1,38 @@
 """What a person may see of a line: no machine's part, a progress bar's last state alone, no control of the terminal.
 
 A job's output is not trusted: an escape sequence in it could rename the window, fill the clipboard, or hide lines. Of
-all of them only colours (SGR) are left, and none where nobody asked for colour.
+all of them only colours (SGR) are left, and none where nobody asked for colour; of the letters those go that turn the
+direction of others.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["MOST_SHOWN", "are_plain", "folded", "shown", "tame"]
+__all__ = ["LONGEST", "MOST_SHOWN", "are_plain", "cleaned", "folded", "shown", "tame"]
 
 MOST_SHOWN = 10_000  # characters of a line; --raw shows all of it
+LONGEST = 2000  # characters of a text in a row of the screen: no terminal is wider
+_MOST_MARKS = 2  # that one letter may carry there: text that grows out of its row is no text
 
+# Colours and weights; neither blinking nor what hides text (8). Each text matches in one way only: none takes long.
+_SGR = (
+    r"(?:[34]8(?:;5;\d{1,3}|;2;\d{1,3};\d{1,3};\d{1,3}|:[\d:]{1,20})"
+    r"|0?[0-479]|2[1-9]|3[0-79]|4[0-79]|9[0-7]|10[0-7])?"
+)
 # A colour is kept; else: a control sequence, a string for the terminal with its end, a lone escape, a lone control.
 _CONTROL = re.compile(
-    "(\x1b\\[[0-9;:]*m)"
+    f"(\x1b\\[{_SGR}(?:;{_SGR})*m)"
     "|\x1b\\[[0-?]*[ -/]*[@-~]?"
     "|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)?"
     "|\x9b[0-?]*[ -/]*[@-~]?"
-    "|\x1b[ -~]?"
-    "|[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]"
+    "|\x1b[ -/]*[0-~]?"
+    "|([\n\u2028\u2029])"
+    "|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
     "|([\ud800-\udfff])"
 )
 _DANGEROUS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|[\ud800-\udfff]")
@@ -40,7 +50,31 @@ def shown(text: str, *, colour: bool = True) -> str:
     """Return what is shown of a line: its text for people, folded and cut, without any control but colours."""
     if are_plain((text,)):
         return text
-    return _cut(_clean(folded(events.parse(text)[0]), colour=colour))
+    text = folded(events.parse(text)[0])
+    left_out = len(text) - MOST_SHOWN
+    if left_out <= 0:
+        return _clean(text, colour=colour)
+    # Cut first: the end of a colour must not be what is left out.
+    return f"{_clean(text[:MOST_SHOWN], colour=colour)}… [{left_out} more characters: --raw shows them]"
+
+
+def cleaned(text: str) -> str:
+    """Return what is shown of a line in a row of the screen: without colours, and as wide as every terminal has it.
+
+    Joiners and selectors go: terminals do not agree how wide what they make is, and without them all do.
+    """
+    text = text if are_plain((text,)) else shown(text, colour=False).expandtabs(8)
+    text = text[:LONGEST]
+    if text.isascii() and text.isprintable():
+        return text
+    found: list[str] = []
+    marks = 0
+    for letter in text:
+        seen = _in_a_row(letter)
+        marks = marks + 1 if seen and unicodedata.combining(letter) else 0
+        if seen and marks <= _MOST_MARKS:
+            found.append(seen)
+    return "".join(found)
 
 
 def folded(text: str) -> str:
@@ -67,6 +101,8 @@ def _clean(text: str, *, colour: bool, keep: str = "") -> str:
             has_colour = True
             return match[1]
         if match[2]:
+            return " "
+        if match[3]:
             return "\ufffd"
         return match[0] if match[0] == keep else ""
 
@@ -74,6 +110,14 @@ def _clean(text: str, *, colour: bool, keep: str = "") -> str:
     return clean + _RESET if has_colour and not clean.endswith((_RESET, "\x1b[m")) else clean
 
 
-def _cut(text: str) -> str:
-    left_out = len(text) - MOST_SHOWN
-    return text if left_out <= 0 else f"{text[:MOST_SHOWN]}… [{left_out} more characters: --raw shows them]"
+def _in_a_row(letter: str) -> str:
+    """Return the letter, a blank or `?` in place of it, or nothing."""
+    if letter.isascii() and letter.isprintable():
+        return letter
+    kind = unicodedata.category(letter)
+    if kind in ("Zl", "Zp", "Zs"):
+        return " "
+    if kind in ("Cs", "Co", "Cn") or letter == "\ufffd":
+        return "?"
+    is_selector = "\ufe00" <= letter <= "\ufe0f" or "\U000e0100" <= letter <= "\U000e01ef"
+    return "" if kind in ("Cc", "Cf") or is_selector else letter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -58,12 +59,18 @@ class Replay:
         return [line for lines in reversed(found) for line in lines]
 
     def before(self) -> Counter[tuple[int, int | None]]:
-        """Return how many lines of each node and rank stand before the block that was read last."""
+        """Return how many lines of each node and rank stand before the block that was read last, of those asked for.
+
+        A block that was passed over and is damaged, too, counts nothing: better a line twice than none.
+        """
         counts: Counter[tuple[int, int | None]] = Counter()
         for number in range(max(0, self._next - 1)):
-            block = self._reader.block(number)
-            for stream, lines in Counter(block.whose).items():
-                counts[block.streams[stream]] += lines
+            with contextlib.suppress(blocks.DamagedError):
+                block = self._reader.block(number)
+                for stream, lines in Counter(block.whose).items():
+                    who = block.streams[stream]
+                    if self._ranks is None or who[1] in self._ranks:
+                        counts[who] += lines
         return counts
 
     @property

@@ -39,7 +39,7 @@ class Stream:
     `ranks`: only theirs, without what the nodes themselves say. `hold_back_s`: how long a line waits for earlier ones
     of other nodes, by default as long as the backend says. `now`: the reader will not stay, so none is held back.
     `since_s` and `find` (see Replay) are hints: what is certainly not wanted by them may be left out. `tell` is told of
-    damage, and of a disk that is full. `anew`: nothing that is kept is believed.
+    damage, and of a disk that is full. `anew`: nothing that is kept is believed, and it stays until `close` commits.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Stream:
         self._registry, self._job, self._attempt = registry, job, attempt
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
         self._since_s, self._find, self._tell, self._anew = since_s, find, tell or _say_nothing, anew
-        self._has_begun = self._is_over = self._has_mended = False
+        self._has_begun = self._is_over = self._is_complete = self._has_mended = False
         self.came = 0  # how many lines the last look has brought, those that are not wanted among them
         self._is_clean = True
         self._replay: Replay | None = None
@@ -156,9 +156,14 @@ class Stream:
             self._replay.close()
             self._replay = None
         if self._keeper is not None:
-            if commit and not self._keeper.place.is_complete and self._cursor is not None:
-                self._keep([], is_complete=False, is_last=True)
+            try:
+                if commit and not self._keeper.place.is_complete:
+                    self._keeper.commit(is_complete=self._is_complete)
+            except (OSError, ConfigError) as error:
+                self._say_not_kept(error)
             self._drop_keeper()
+        if self._place.is_complete and self._has_begun:
+            kept.touch(self._registry.database, self._job.id, self._attempt.number, self._place)
 
     def skip_kept(self) -> None:
         """Pass over what is kept."""
@@ -199,7 +204,6 @@ class Stream:
                 return
         if found is not None and found.is_complete:
             self._place = found
-            kept.touch(database, *key, found)
         else:
             self._begin_keeping(found)
             self._place = self._keeper.place if self._keeper is not None else found or kept.Place()
@@ -218,11 +222,10 @@ class Stream:
         if is_passing or (self._ranks is not None and found is None):
             return
         try:
-            room = keeping.room_bytes()
-            if room:
-                keeping.make_room(self._registry.database, room)
+            if keeping.room_bytes():
                 key = (self._job.id, self._attempt.number)
                 self._keeper = kept.keeper(self._registry.database, *key, anew=self._anew)
+                self._require_room()  # by now: its own log is not what is dropped
         except DamagedError:
             pass  # who reads it finds out
         except (OSError, ConfigError) as error:
@@ -268,7 +271,7 @@ class Stream:
                 raise
             self._is_over = True
             held = self._hold_back.pass_on([], all_of_them=True)
-            self._keep(held, is_complete=False)
+            self._keep(held)
             if not held:
                 raise
             return self._wanted(held)
@@ -279,9 +282,10 @@ class Stream:
         self.came = len(page.lines) + page.left_out
         if self._last_word is not None and self._last_word.has_come(page):
             self._is_over = True
-        lines = self._hold_back.pass_on(page.lines, all_of_them=self._is_over or (self._now and not self.came))
-        is_complete = self._is_over and page.is_clean
-        self._keep(lines, is_complete=is_complete)
+        came = _single(page.lines)
+        lines = self._hold_back.pass_on(came, all_of_them=self._is_over or (self._now and not self.came))
+        self._is_complete = self._is_over and page.is_clean
+        self._keep(lines)
         return self._wanted(lines)
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
@@ -289,16 +293,27 @@ class Stream:
             return lines
         return [line for line in lines if line[2] in self._ranks]
 
-    def _keep(self, lines: list[LogLine], *, is_complete: bool, is_last: bool = False) -> None:
+    def _keep(self, lines: list[LogLine]) -> None:
         if self._keeper is None:
             return
         try:
-            self._keeper.add(lines)
-            if is_complete or is_last or self._keeper.is_due:
-                self._keeper.commit(self._cursor, self._hold_back.held, is_complete=is_complete)
+            self._keeper.add(lines, self._cursor, self._hold_back.held)
+            if self._anew:
+                return  # whether it takes the place of what is kept is decided at the end
+            if self._is_complete:
+                self._keeper.commit(is_complete=True)
+            elif self._keeper.is_due:
+                self._keeper.commit()
+                self._require_room()
         except (OSError, ConfigError) as error:
-            self._drop_keeper()
             self._say_not_kept(error)
+
+    def _require_room(self) -> None:
+        """Go on keeping only if there is room for it, once others made room."""
+        if self._keeper is None or keeping.make_room(self._registry.database, room := keeping.room_bytes()):
+            return
+        self._drop_keeper()
+        self._tell(f"the lines are not kept on this machine from here on: {keeping.ROOM} is {room / 1e9:g}")
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -306,6 +321,7 @@ class Stream:
             keeper.close()
 
     def _say_not_kept(self, error: OSError | ConfigError) -> None:
+        self._drop_keeper()
         why = error.strerror if isinstance(error, OSError) else error.message
         self._tell(f"the lines are not kept on this machine from here on: {why}")
 
@@ -329,14 +345,15 @@ class Stream:
 
     def _mend(self, replay: Replay | None) -> bool:
         """Read what is damaged from the backend again, and stand where the reader stood; else say what is lost."""
-        passed = Counter[tuple[int, int | None]]() if replay is None else replay.before()
         self._replay = None
         self._drop_keeper()  # nobody can write behind what is damaged
         if not self._has_mended and keeping.anew(self._registry, self._job, self._attempt, self._place.count):
             self._tell("what was kept of the lines was damaged, and has been read again")
             if replay is not None:
+                self._passed = replay.before()
                 replay.close()
-            self._passed, self._has_begun, self._has_mended = passed, False, True
+            self._has_begun, self._has_mended = False, True
+            self._since_s = self._find = None  # what they leave out would not be counted off
             self._begin(None)
             return True
         self._has_mended = True
@@ -380,6 +397,14 @@ def _counted(lines: list[LogLine], wants: Callable[[LogLine], bool] | None) -> l
     if wants is None:
         return [line for line in lines if line[0][-1:] != "\r"]
     return [line for line in lines if line[0][-1:] != "\r" and wants(line)]
+
+
+def _single(lines: list[LogLine]) -> list[LogLine]:
+    """Return the lines with those apart that a platform gave as one."""
+    texts = [line[0] for line in lines]
+    if "\n" not in "".join(texts):
+        return lines
+    return [line._replace(text=text) for line in lines for text in line[0].split("\n")]
 
 
 def _say_nothing(words: str) -> None:

@@ -10,10 +10,10 @@ from rich.cells import cell_len
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live.choice import Action, Choice, steer
-from cloudtrain.launcher.live.cleaning import LONGEST, cleaned
 from cloudtrain.launcher.live.curves import BINS, curves_of
 from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
+from cloudtrain.launcher.logs.plain import LONGEST, cleaned
 from cloudtrain.launcher.series import Point, Series
 from cloudtrain.launcher.signs import ASCII, UNICODE, signs_of
 from cloudtrain.launcher.spark import bar, chart, stacked

@@ -252,6 +252,15 @@ def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
     assert plain.shown("\x1b[1;31mred") == "\x1b[1;31mred\x1b[0m"
     assert plain.shown("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
     assert plain.shown("\x1b[38:5:1mx\x1b[K\x1b[m") == "\x1b[38:5:1mx\x1b[m"
+    assert plain.shown("\x1b[38;5;8mx\x1b[m") == "\x1b[38;5;8mx\x1b[m"
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[8mhidden", "\x1b[31;8mhidden", "\x1b[5mhid\x1b[28;08mden", "hid\u202eden\u2066"]
+)
+def test_line_hides_nothing_by_its_colour_or_direction(text: str) -> None:
+    """Concealed, blinking, or turned: what is copied from the screen is what stands there."""
+    assert plain.shown(text) == "hidden"
 
 
 def test_line_that_is_too_long_is_cut_and_says_so() -> None:
@@ -259,6 +268,14 @@ def test_line_that_is_too_long_is_cut_and_says_so() -> None:
     shown = plain.shown("x" * (plain.MOST_SHOWN + 5))
     assert shown == "x" * plain.MOST_SHOWN + "… [5 more characters: --raw shows them]"
     assert View(prefix=False, raw=True).show(line("x" * 20_000)) == "x" * 20_000
+
+
+def test_line_that_is_cut_ends_its_colour() -> None:
+    """Where the reset is what was cut off, or a sequence was cut in two."""
+    long = "\x1b[31m" + "x" * plain.MOST_SHOWN + "\x1b[0m"
+    assert plain.shown(long).endswith("x\x1b[0m… [9 more characters: --raw shows them]")
+    halved = plain.shown("x" * (plain.MOST_SHOWN - 2) + "\x1b[31mred")
+    assert "\x1b" not in halved
 
 
 @pytest.mark.parametrize(
@@ -376,7 +393,7 @@ def test_output_of_half_a_character_is_written(monkeypatch: pytest.MonkeyPatch) 
     """A platform's text may hold what no encoding has; a terminal may have few characters."""
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii"))
     terminal.print_lines(["\ud800 é"])
-    assert raw.getvalue() == b"\\ud800 \\xe9\n"
+    assert raw.getvalue() == b"\\ufffd \\xe9\n"
 
 
 def test_our_own_words_are_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -273,6 +273,15 @@ def test_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (texts(found), len(hold_back.held)) == ([str(number) for number in range(15)], 10)
 
 
+def test_hold_back_is_bounded_in_characters_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few long lines are as much as many."""
+    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_CHARACTERS", 100)
+    monkeypatch.setattr("time.time", lambda: 100.0)
+    hold_back = HoldBack(60.0)
+    found = hold_back.pass_on([held_line(name * 40, 0, 100.0) for name in "abcd"])
+    assert ([line.text[0] for line in found], len(hold_back.held)) == (["a", "b"], 2)
+
+
 def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
