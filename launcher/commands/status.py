@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "show"]
 
-PATIENCE_S = 20.0  # longer than `list` has: who asks for one job wants to know
+PATIENCE_S = 60.0  # longer than `list` has: a cloud's look at a job that has just ended may take half a minute
 
 
 @click.command("status", epilog=examples("cloudtrain status last", "cloudtrain status digits --json"))
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))
+@click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
 @json_option
 def command(jobs: tuple[str, ...], as_json: bool) -> None:
     """Show how a job is: state, progress, spend, the first failing rank's exception, what to do next.
 
-    A backend that has not answered after twenty seconds is not waited for: the job is shown as it was last seen.
-    `cloudtrain watch JOB` shows it again and again.
+    A backend that has not answered after a minute is not waited for: the job is shown as it was last seen.
+    Without JOB it is the last one. `cloudtrain watch JOB` shows it again and again.
     """
     from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
     from cloudtrain.launcher.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
-    found = list({job.id: job for job in map(registry.find, jobs)}.values())
+    found = list({job.id: job for job in map(registry.find, jobs or ("last",))}.values())
     if any(job.active for job in found):
         from cloudtrain.launcher.asking import ask
 
