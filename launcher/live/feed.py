@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import stopping
 from cloudtrain.launcher import watch as watching
-from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.database import WRITING
+from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.live.curves import curves_of
+from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.sight import Scene, Sight
+from cloudtrain.launcher.logkeeper import LogKeeper
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.notices.herald import Herald
@@ -31,6 +35,8 @@ _AT_ONCE = 5  # jobs of one backend that are looked at as often as each could be
 _SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # between two looks at one whose backend does not answer
 _REST = 12.0  # times the processor time that a look took, at least: 8 % of a core, however many jobs there are
 _CHOOSE_S = 1.0
+_BACK_OFF_S = 5.0  # after a registry that cannot be used just now
+_STILL_S = 2.0  # that a look has to end, before the whole process stands still
 
 
 def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> float:
@@ -56,8 +62,11 @@ class Feed:
         registry.close()
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
-        self._opened = ""
+        self._opened = self._marked = ""
         self._notes: list[tuple[float, str]] = []
+        self._stops: list[_Stop] = []
+        self.logs = LogKeeper(self.folder)
+        self.looks = Gate()
         self.is_closing = threading.Event()
         self._chooser = threading.Thread(target=self._choose, name="registry", daemon=True)
         self._chooser.start()
@@ -75,14 +84,35 @@ class Feed:
         """Gather one job's curves and alerts, too; none's with an empty id."""
         self._opened = job_id
 
+    def mark(self, job_id: str) -> None:
+        """Keep this job in the picture, too, however long ago it ended: somebody points at it."""
+        self._marked = job_id
+
     def note(self, words: str) -> None:
         """Keep what our own parts said, for the view."""
         with self._lock:
             self._notes = [*self._notes[-99:], (time.time(), words)]
 
     def stop(self, job_id: str) -> None:
-        """Ask the job to save and stop, in a thread of its own; what came of it is noted."""
-        threading.Thread(target=self._stop, args=(job_id,), name=f"stop {job_id}", daemon=True).start()
+        """Ask the job to save and stop, in a thread of its own; what came of it is noted, and in `stops`."""
+        self._stops.append(_Stop(self, job_id))
+
+    def stopping(self) -> list[str]:
+        """Return the jobs that are being asked to stop just now."""
+        return [stop.job_id for stop in self._stops if not stop.words]
+
+    def stops(self, wait_s: float) -> list[str]:
+        """Return what came of each stop that was asked for, after so long at most."""
+        end_s = time.monotonic() + wait_s
+        for stop in self._stops:
+            stop.thread.join(max(0.0, end_s - time.monotonic()))
+        return [stop.words or f"it is not known whether {stop.job_id} was asked to stop" for stop in self._stops]
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Begin no look in the block, and write nothing: one that stands still half-way has all others wait for it."""
+        with self.looks.shut(_STILL_S), WRITING.shut(_STILL_S):
+            yield
 
     def close(self, wait_s: float) -> None:
         """End the looks; what is being told or sent just now has so long. A thread that waits for a backend is left."""
@@ -90,6 +120,7 @@ class Feed:
         end_s = time.monotonic() + wait_s
         for thread in (self._chooser, *(lane.thread for lane in list(self._lanes.values()))):
             thread.join(max(0.0, end_s - time.monotonic()))
+        self.logs.close(max(0.0, end_s - time.monotonic()))
 
     # -- for the threads ----------------------------------------------------------------------------------------------
 
@@ -100,16 +131,21 @@ class Feed:
                 self._sights[job_id] = replace(before, **changes)  # type: ignore[arg-type]
 
     def _choose(self) -> None:
+        while not self.is_closing.is_set():
+            try:
+                self._choose_on()
+            except Exception as error:
+                self.note(in_words(error))
+                self.is_closing.wait(_BACK_OFF_S)
+
+    def _choose_on(self) -> None:
         registry = Registry(self.folder)
         known: object = None
         drawn: object = None
         try:
             while not self.is_closing.is_set():
-                try:
-                    known = self._look_through(registry, known)
-                    drawn = self._gather(registry, drawn)
-                except Exception as error:
-                    self.note(_words(error))
+                known = self._look_through(registry, known)
+                drawn = self._gather(registry, drawn)
                 self.is_closing.wait(_CHOOSE_S)
         finally:
             registry.close()
@@ -121,7 +157,9 @@ class Feed:
         is_new = (tuple(counted), int(now_s // 60))
         if is_new == known:
             return known
-        for job in watching.chosen(registry, self._names, now_s):
+        jobs = watching.chosen(registry, self._names, now_s)
+        self._drop_all_but({job.id for job in jobs} | {self._opened, self._marked})
+        for job in jobs:
             before = self._sights.get(job.id)
             if before is None or before.job.attempt.number != job.attempt.number or before.outlook is None:
                 attempts = tuple(registry.attempts(job))
@@ -132,6 +170,15 @@ class Feed:
                 lane = self._lanes[job.backend] = _Lane(self, self._least_s)
             lane.take(job)
         return is_new
+
+    def _drop_all_but(self, ids: set[str]) -> None:
+        """Let go of jobs that ended too long ago; those that were named stay."""
+        if self._names:
+            return
+        with self._lock:
+            self._sights = {job_id: sight for job_id, sight in self._sights.items() if job_id in ids}
+        for lane in self._lanes.values():
+            lane.drop_all_but(ids)
 
     def _gather(self, registry: Registry, drawn: object) -> object:
         """Read the opened job's curves, where there is more of them, and its alerts."""
@@ -147,15 +194,26 @@ class Feed:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         return newest
 
-    def _stop(self, job_id: str) -> None:
+
+class _Stop:
+    """One job that is asked to stop, by a thread of its own."""
+
+    def __init__(self, feed: Feed, job_id: str) -> None:
+        self.job_id, self.words = job_id, ""
+        self._feed = feed
+        self.thread = threading.Thread(target=self._run, name=f"stop {job_id}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
         try:
-            registry = Registry(self.folder)
+            registry = Registry(self._feed.folder)
             try:
-                self.note(stopping.ask(registry, job_id).words)
+                self.words = stopping.ask(registry, self.job_id).words
             finally:
                 registry.close()
         except Exception as error:
-            self.note(f"{job_id} was not asked to stop: {_words(error)}")
+            self.words = f"{self.job_id} was not asked to stop: {in_words(error)}"
+        self._feed.note(self.words)
 
 
 class _Lane:
@@ -178,30 +236,52 @@ class _Lane:
                 self._jobs[job.id] = job
                 self._due_s[job.id] = 0.0
 
+    def drop_all_but(self, ids: set[str]) -> None:
+        """Forget jobs that nobody watches any more."""
+        with self._lock:
+            for known in (self._jobs, self._due_s, self._silences):
+                for job_id in known.keys() - ids:
+                    del known[job_id]
+
     def _run(self) -> None:
+        while not self._feed.is_closing.is_set():
+            try:
+                self._watch()
+            except Exception as error:  # of the registry's, say, which may be usable again soon
+                self._fault(in_words(error))
+                self._feed.is_closing.wait(_BACK_OFF_S)
+
+    def _watch(self) -> None:
+        registry = Registry(self._feed.folder)
         try:
-            registry = Registry(self._feed.folder)
-        except CloudtrainError as error:
-            self._feed.note(_words(error))
-            return
-        herald = Herald(registry)
-        try:
-            while not self._feed.is_closing.is_set():
-                now_s = time.monotonic()
-                job = self._next(now_s)
-                if job is None:
-                    self._feed.is_closing.wait(0.1)
-                    continue
-                used_s = time.thread_time()
-                try:
-                    self._look(registry, herald, job)
-                except Exception as error:  # of the registry's, say: what a look itself meets is in what was seen
-                    self._feed.put(job.id, fault=_words(error), asks_since_s=None)
-                    self._plan(job)
-                self._feed.is_closing.wait(_REST * (time.thread_time() - used_s))
+            herald = Herald(registry)
+            try:
+                while not self._feed.is_closing.is_set():
+                    self._look_at_next(registry, herald)
+            finally:
+                herald.close()
         finally:
-            herald.close()
             registry.close()
+
+    def _look_at_next(self, registry: Registry, herald: Herald) -> None:
+        job = self._next(time.monotonic())
+        if job is None:
+            self._feed.is_closing.wait(0.1)
+            return
+        used_s = time.thread_time()
+        try:
+            self._look(registry, herald, job)
+        except Exception as error:  # of the registry's, say: what a look itself meets is in what was seen
+            self._feed.put(job.id, fault=in_words(error), asks_since_s=None)
+            self._plan(job)
+        self._feed.is_closing.wait(_REST * (time.thread_time() - used_s))
+
+    def _fault(self, words: str) -> None:
+        """Say of each job why it is not looked at."""
+        with self._lock:
+            due = list(self._due_s)
+        for job_id in due:
+            self._feed.put(job_id, fault=words, asks_since_s=None)
 
     def _next(self, now_s: float) -> Job | None:
         """Return the job whose look is overdue the longest."""
@@ -211,14 +291,15 @@ class _Lane:
 
     def _look(self, registry: Registry, herald: Herald, job: Job) -> None:
         self._feed.put(job.id, asks_since_s=time.time())
-        seen = watching.look(registry, herald, job)
+        with self._feed.looks.passing():
+            seen = watching.look(registry, herald, job)
         if seen is None:  # another watcher looks just now, and stores what it sees
             self._show(registry, registry.find(job.id), watching.Seen(job))
             self._plan(job)
             return
         self._show(registry, seen.job, seen)
         self._plan(seen.job, is_over=not seen.fault and not seen.job.active)
-        watching.keep(registry, seen)
+        self._feed.logs.take(seen)
 
     def _show(self, registry: Registry, job: Job, seen: watching.Seen) -> None:
         attempts = tuple(registry.attempts(job))
@@ -239,10 +320,3 @@ class _Lane:
             silences = self._silences[job.id] = self._silences.get(job.id, 0) + 1 if is_silent else 0
             pace_s = backends.load(job.backend).pace(job.attempt.ref).state_s if job.attempt.ref else _LEAST_S
             self._due_s[job.id] = time.monotonic() + pause_s(pace_s, len(self._due_s), silences, self._least_s)
-
-
-def _words(error: Exception) -> str:
-    """Return what went wrong on one line; what should never happen says so."""
-    first = (str(error).splitlines() or [""])[0]
-    is_known = isinstance(error, CloudtrainError | OSError)
-    return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -11,7 +11,8 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
-from cloudtrain.launcher.live.rows import QUIET, Part, row
+from cloudtrain.launcher.live.faults import in_words
+from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
 from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.signs import Signs
@@ -63,25 +64,34 @@ def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -
     width, height = size
     curves = sight.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
-    ranked = (
-        (0, figures.heading(sight, width, signs, now_s)),
-        (1, figures.trouble(sight, width, signs, now_s)),
-        (11, figures.place(sight, width, signs)),
-        (2, figures.progress(sight, width, signs, now_s)),
-        (1, figures.error(sight, width, signs)),
-        (5, figures.following(sight, width, signs)),
-        (4, figures.track(curves.loss, width, tall, signs)),
-        (6, figures.track(curves.rate, width, max(1, tall - 1), signs)),
-        (7, figures.metrics(sight, width, signs)),
-        (8, figures.split(curves, width, signs)),
-        (10, figures.memory(curves, width, signs)),
-        (3, figures.spend(sight, width, signs)),
-        (7, figures.limit(sight, width, signs, now_s)),
-        (8, figures.checkpoint(sight, width, signs, now_s)),
-        (6, figures.alerts(sight, width, signs, now_s)),
-        (9, figures.attempts(sight, width, signs, now_s)),
+    ranked: tuple[tuple[int, Callable[[], list[Text]]], ...] = (
+        (0, lambda: figures.heading(sight, width, signs, now_s)),
+        (1, lambda: figures.trouble(sight, width, signs, now_s)),
+        (11, lambda: figures.place(sight, width, signs)),
+        (2, lambda: figures.progress(sight, width, signs, now_s)),
+        (1, lambda: figures.error(sight, width, signs)),
+        (5, lambda: figures.following(sight, width, signs)),
+        (4, lambda: figures.track(curves.loss, width, tall, signs)),
+        (6, lambda: figures.track(curves.rate, width, max(1, tall - 1), signs)),
+        (7, lambda: figures.metrics(sight, width, signs)),
+        (8, lambda: figures.split(curves, width, signs)),
+        (10, lambda: figures.memory(curves, width, signs)),
+        (3, lambda: figures.spend(sight, width, signs)),
+        (7, lambda: figures.limit(sight, width, signs, now_s)),
+        (8, lambda: figures.checkpoint(sight, width, signs, now_s)),
+        (6, lambda: figures.alerts(sight, width, signs, now_s)),
+        (9, lambda: figures.attempts(sight, width, signs, now_s)),
     )
-    return [Section(rank, rows) for rank, rows in ranked if rows]
+    sections = (Section(rank, _rows(draw, width, signs)) for rank, draw in ranked)
+    return [section for section in sections if section.rows]
+
+
+def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text]:
+    """Return the section's rows; where it cannot be drawn, that: what one job told must not end the watch of all."""
+    try:
+        return draw()
+    except Exception as error:
+        return [row(width, signs, (f"! not shown: {in_words(error)}", WARNS))]
 
 
 def _kept(sections: Sequence[Section], room: int) -> list[Section]:

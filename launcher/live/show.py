@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rich.text import Text
@@ -30,6 +32,7 @@ FRAME_S = 0.25  # between two pictures, at the least
 BYTES_PER_S = 8000  # that a slow line has for them: after a large picture the next one waits
 LEAVE_S = 10.0  # after the end of all that was named: somebody may want to read on
 CLOSE_S, HURRY_S = 1.5, 0.5  # for what is being told or sent: when the user leaves, when the watch is ended
+STOP_S = 30.0  # that a stop which was asked for has to reach its backend, when the user leaves
 NOTE_S = 30.0  # that a word of ours stays in a job's view
 _KEYS_AT_ONCE = 64
 
@@ -43,7 +46,7 @@ class State:
     tail: Tail | None = None
     over_s: float | None = None  # since when all that was named has ended
     stays: bool = False  # somebody has pressed a key since
-    said: list[str] = field(default_factory=list)
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     page: int = 10
 
 
@@ -60,7 +63,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     code: int | None = None
     is_left = False  # by a key, or because all is over: then nobody is in a hurry
     try:
-        with Screen() as screen:
+        with Screen(feed.still) as screen:
             _open(feed, state)
             code = _run(screen, feed, state, bool(names))
             is_left = True
@@ -69,12 +72,28 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
-        feed.close(CLOSE_S if is_left else HURRY_S)
-        if state.tail is not None:
-            state.tail.close(HURRY_S)
-        if code != 129:  # then there is no terminal to tell it to
-            _leave(feed, state)
+        is_told = code != 129  # then there is no terminal to tell it to
+        with suppress(KeyboardInterrupt):  # who cannot wait for the looks to end
+            feed.close(CLOSE_S if is_left else HURRY_S)
+            if state.tail is not None:
+                state.tail.close(HURRY_S)
+        stops = _stops(feed, is_told=is_told)
+        if is_told:
+            _leave(feed, state, stops)
     return code
+
+
+def _stops(feed: Feed, *, is_told: bool) -> list[str]:
+    """Wait for what the user has asked for and money hangs on; return what came of each stop."""
+    under_way = feed.stopping()
+    if under_way and is_told:
+        say(f"asking {', '.join(under_way)} to stop; Ctrl-C does not wait for the answer")
+    with suppress(KeyboardInterrupt):
+        feed.stops(STOP_S)
+    found = feed.stops(0.0)
+    if left := feed.stopping():
+        found.append(f"ask again: cloudtrain stop {' '.join(left)}")
+    return found
 
 
 def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
@@ -121,6 +140,7 @@ def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
     lines = state.tail.shot().lines if state.tail is not None else ()
     before = state.choice
     state.choice, action = steer(before, key, ids, lines, state.page)
+    feed.mark(state.choice.chosen)
     kind = action.kind if action is not None else ""
     if kind == "redraw":
         screen.is_stale = True
@@ -189,9 +209,9 @@ def _code_of(scene: Scene, is_named: bool) -> int:
     return next((code for sight in scene.sights if (code := exit_code(sight.job.attempt.state))), 0)
 
 
-def _leave(feed: Feed, state: State) -> None:
+def _leave(feed: Feed, state: State, stops: Sequence[str]) -> None:
     """Print what is to be read after the picture has gone: what was said meanwhile, and how the jobs are."""
-    for words in state.said[-20:]:
+    for words in (*state.said, *stops):
         say(words)
     scene = feed.scene(time.time())
     if state.choice.is_single and scene.sights:
@@ -200,4 +220,4 @@ def _leave(feed: Feed, state: State) -> None:
     else:
         print_text([plain_line(Seen(sight.job, sight.outlook)) for sight in scene.sights])
     if any(sight.job.active for sight in scene.sights):
-        say("no longer watching; the jobs run on")
+        say("no longer watching" if stops else "no longer watching; the jobs run on")

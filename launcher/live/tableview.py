@@ -13,6 +13,7 @@ from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.launcher import spark
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.sight import Scene, Sight
 from cloudtrain.launcher.logs.plain import cleaned
@@ -41,7 +42,7 @@ class Shape:
 def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `words` say what is watched."""
     width, height = size
-    texts = [_texts(sight, scene.now_s) for sight in scene.sights]
+    texts = [_shown(sight, scene.now_s) for sight in scene.sights]
     shape = _shape(texts, width)
     notes = _notes(scene, len(texts), width, height, signs)
     room = max(1, height - 4 - len(notes))
@@ -64,8 +65,23 @@ def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, word
     return [*rows, footer.of_table(choice, width, signs)][:height]
 
 
+def _shown(sight: Sight, now_s: float) -> dict[str, str]:
+    """Return what stands in each column; little of a job whose figures make no sense: it must not hide the others."""
+    try:
+        return {head: cleaned(text) for head, text in _texts(sight, now_s).items()}
+    except Exception as error:
+        return {**dict.fromkeys(_HEADS, ""), "JOB": sight.job.id, "STATE": f"? {cleaned(in_words(error))}"[:_MOST_NAME]}
+
+
+def _values(sight: Sight) -> list[float | None]:
+    try:
+        return [each.loss for each in curve.load(sight.job.attempt.progress.get("curve")).bins]
+    except (ValueError, TypeError, AttributeError):  # written by what could not know better
+        return []
+
+
 def _texts(sight: Sight, now_s: float) -> dict[str, str]:
-    """Return what stands in each column."""
+    """Return what each column is about."""
     job, state, told = sight.job, sight.job.attempt.state, sight.job.attempt.progress
     share = figures.share_done(sight)
     loss = told.get("loss")
@@ -74,7 +90,7 @@ def _texts(sight: Sight, now_s: float) -> dict[str, str]:
     reason = "no answer" if is_silent else state.reason
     return {
         "JOB": job.id,
-        "STATE": cleaned(f"{state.state} ({reason})" if reason else state.state),
+        "STATE": f"{state.state} ({reason})" if reason else state.state,
         "STEP": ""
         if "step" not in told
         else f"{told['step']}" + (f"/{told['max_steps']}" if share is not None else ""),
@@ -128,8 +144,7 @@ def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: S
     for place, (head, columns) in enumerate(shape.widths.items()):
         parts.append(" " * _GAP if place else "")
         if head == "LOSS" and shape.spark:
-            values = [each.loss for each in curve.load(sight.job.attempt.progress.get("curve")).bins]
-            parts += [(filled(spark.chart(values, shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
+            parts += [(filled(spark.chart(_values(sight), shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
         text = texts[head]
         if cell_len(text) > columns:
             text = text[: columns - 1] + signs.cut

@@ -12,17 +12,28 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher import retry, stopping
+from cloudtrain.launcher import watch as watching
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.live import feed as feeds
+from cloudtrain.launcher.live import tail as tails
 from cloudtrain.launcher.live.feed import Feed
 from cloudtrain.launcher.live.sight import Sight
 from cloudtrain.launcher.live.tail import Tail
 from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.registry import Registry
 
-RUNS = State("running", started_s=time.time() - 60)
-ENDED = State("failed", "error", ended_s=time.time() - 60)
+
+def runs() -> State:
+    """Return how a job is that has run for a minute, by the time of the test and not of its collection."""
+    return State("running", started_s=time.time() - 60)
+
+
+def ended() -> State:
+    """Return how a job is that failed a minute ago."""
+    return State("failed", "error", ended_s=time.time() - 60)
 
 
 @pytest.fixture
@@ -62,7 +73,7 @@ def test_picture_is_there_before_any_backend_answers(
 
     def slow(ref: Any) -> State:
         is_answered.wait(30)
-        return RUNS
+        return runs()
 
     answers(slow)
     seed("slow", State("running", started_s=1.0))
@@ -86,7 +97,7 @@ def test_silent_backend_is_shown_and_asked_on(
         raise UnreachableError("no route to host")
 
     answers(silent)
-    seed("far", RUNS)
+    seed("far", runs())
     watched = feed("far")
     wait_until(lambda: sight(watched, "far").job.attempt.unreachable_since_s)
     assert sight(watched, "far").job.attempt.state.state == "running"
@@ -96,9 +107,9 @@ def test_end_of_one_job_is_seen_beside_the_fault_of_another(
     seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """Each by itself."""
-    answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ENDED, ended_s=time.time()))
+    answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ended(), ended_s=time.time()))
     for name in ("broken", "ends"):
-        seed(name, RUNS)
+        seed(name, runs())
     watched = feed()
     wait_until(lambda: not sight(watched, "ends").job.active)
     assert wait_until(lambda: sight(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
@@ -116,7 +127,7 @@ def test_attempt_that_a_job_has_earned_is_sent_by_the_live_view(
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
 
     monkeypatch.setattr(retry, "earned", earned)
-    seed("again", replace(ENDED, reason="preempted", ended_s=time.time()))
+    seed("again", replace(ended(), reason="preempted", ended_s=time.time()))
     watched = feed("again")
     wait_until(lambda: sight(watched, "again").job.attempt.number == 2)
 
@@ -125,12 +136,12 @@ def test_job_that_is_submitted_meanwhile_joins_the_table(
     seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """Active ones come first, the newest before the others."""
-    answers(lambda ref: RUNS)
-    seed("ended", ENDED)
+    answers(lambda ref: runs())
+    seed("ended", ended())
     watched = feed()
     assert [each.job.id for each in watched.scene(0.0).sights] == ["ended"]
-    seed("older", RUNS)
-    seed("newer", RUNS)
+    seed("older", runs())
+    seed("newer", runs())
     wait_until(lambda: len(watched.scene(0.0).sights) == 3)
     assert [each.job.id for each in watched.scene(0.0).sights] == ["newer", "older", "ended"]
 
@@ -142,7 +153,7 @@ def test_opened_job_has_its_curves_and_alerts(
     from cloudtrain.entrypoints.notices.message import Notice
     from cloudtrain.launcher import series
 
-    seed("told", ENDED)
+    seed("told", ended())
     registry = Registry()
     event = 'step 1  ::ct {"e":"step","step":1,"loss":0.5}'
     with registry.database.transaction():
@@ -166,20 +177,148 @@ def test_stop_is_asked_for_as_the_command_does(
 ) -> None:
     """And what came of it is said."""
     asked: list[bool] = []
-    answers(lambda ref: RUNS)
+    answers(lambda ref: runs())
     monkeypatch.setattr(backends.load("local"), "stop", lambda ref, *, now: asked.append(now))
-    seed("runs", RUNS)
+    seed("runs", runs())
     watched = feed("runs")
     watched.stop("runs")
     assert wait_until(lambda: watched.scene(0.0).notes)[0][1] == "stopping runs after saving"
     assert asked == [False]
 
 
+def test_stop_that_is_under_way_is_waited_for(
+    seed: Callable[..., Job], feed: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leaves meanwhile is told what came of it; or that it is not known."""
+    goes_on = threading.Event()
+
+    def slow(registry: Registry, name: str) -> stopping.Asked:
+        assert goes_on.wait(60)
+        return stopping.Asked(registry.find(name), "asked")
+
+    monkeypatch.setattr(stopping, "ask", slow)
+    seed("money", ended())
+    watched = feed("money")
+    watched.stop("money")
+    assert watched.stopping() == ["money"]
+    assert watched.stops(0.0) == ["it is not known whether money was asked to stop"]
+    watched.close(0.1)
+    goes_on.set()
+    assert watched.stops(60.0) == ["stopping money after saving"]
+    assert watched.stopping() == []
+
+
+def test_job_that_ended_too_long_ago_leaves_the_table(
+    seed: Callable[..., Job], feed: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """But for the one that somebody looks at, or points at."""
+    for name in ("old", "opened", "marked"):
+        seed(name, ended())
+    watched = feed()
+    watched.open("opened")
+    watched.mark("marked")
+    of_late = watching.chosen
+
+    def chosen(*args: Any) -> list[Job]:
+        return [job for job in of_late(*args) if job.id == "newer"]
+
+    monkeypatch.setattr(watching, "chosen", chosen)
+    seed("newer", ended())
+    shown = {"newer", "opened", "marked"}
+    wait_until(lambda: {each.job.id for each in watched.scene(0.0).sights} == shown)
+
+
+def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
+    seed: Callable[..., Job],
+    feed: Callable[..., Feed],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """Meanwhile each job says why it is not looked at."""
+    answers(lambda ref: runs())
+    seed("runs", runs())
+    is_full = threading.Event()
+    is_full.set()
+
+    def opened(folder: Path | None = None) -> Registry:
+        if is_full.is_set() and threading.current_thread() is not threading.main_thread():
+            raise ConfigError("the job registry cannot be used: too many open files")
+        return Registry(folder)
+
+    monkeypatch.setattr(feeds, "Registry", opened)
+    monkeypatch.setattr(feeds, "_BACK_OFF_S", 0.05)
+    watched = feed("runs")
+    assert "too many open files" in wait_until(lambda: watched.scene(0.0).notes)[0][1]
+    is_full.clear()
+    wait_until(lambda: sight(watched, "runs").seen_s)
+    is_full.set()
+    watched._lanes["other"] = lane = feeds._Lane(watched, 0.0)
+    lane.take(sight(watched, "runs").job)
+    assert "too many open files" in wait_until(lambda: sight(watched, "runs").fault)
+    is_full.clear()
+    wait_until(lambda: not sight(watched, "runs").fault)
+
+
+def test_nothing_that_others_wait_for_stands_still_half_way(
+    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None]
+) -> None:
+    """A suspension waits for the look that is under way, and lets no other begin."""
+    looks, goes_on = threading.Semaphore(0), threading.Event()
+
+    def slow(ref: Any) -> State:
+        looks.release()
+        assert goes_on.wait(60)
+        return runs()
+
+    answers(slow)
+    seed("a", runs())
+    watched = feed("a")
+    assert looks.acquire(timeout=60)
+    threading.Timer(0.2, goes_on.set).start()
+    with watched.still():
+        assert goes_on.is_set()
+        while looks.acquire(blocking=False):
+            pass
+        assert not looks.acquire(timeout=1.5)
+    assert looks.acquire(timeout=60)
+
+
+def test_gate_lets_those_inside_go_on_and_out(wait_until: Callable[..., Any]) -> None:
+    """Also the one who shuts it; who cannot wait for them is told so."""
+    gate, inside, goes_on, begun = Gate(), threading.Event(), threading.Event(), list[str]()
+
+    def work() -> None:
+        with gate.passing():
+            inside.set()
+            assert goes_on.wait(60)
+            with gate.passing():
+                begun.append("deeper")
+
+    def come_late() -> None:
+        with gate.passing():
+            begun.append("late")
+
+    first, second = threading.Thread(target=work), threading.Thread(target=come_late)
+    first.start()
+    assert inside.wait(60)
+    with gate.passing(), gate.shut(0.01) as is_calm:
+        assert not is_calm
+        second.start()
+        goes_on.set()
+        first.join(60)
+        with gate.shut(60.0) as is_calm:
+            assert is_calm
+        assert begun == ["deeper"]
+    second.join(60)
+    assert begun == ["deeper", "late"]
+
+
 def test_log_is_read_by_a_thread_and_of_the_ranks_chosen(
     seed: Callable[..., Job], home: Path, wait_until: Callable[..., Any]
 ) -> None:
     """To its end, where the job has ended."""
-    seed("ended", ENDED, {"0": "one\ntwo\n", "1": "other\n"})
+    seed("ended", ended(), {"0": "one\ntwo\n", "1": "other\n"})
     for ranks, lines in ((None, {"one", "two", "other"}), (frozenset({1}), {"other"})):
         tail = Tail(home, "ended", ranks)
         shot = wait_until(lambda tail=tail: tail.shot() if tail.shot().is_over else None)
@@ -196,7 +335,46 @@ def test_log_that_cannot_be_read_says_why(
         raise UnreachableError("no route to host")
 
     monkeypatch.setattr(backends.load("local"), "logs", silent)
-    seed("far", RUNS)
+    seed("far", runs())
     tail = Tail(home, "far")
     assert "no route to host" in wait_until(lambda: tail.shot().fault)
     tail.close()
+
+
+def test_log_fault_without_words_is_told_by_its_name(
+    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """And does not end the reading unseen."""
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(tails, "Stream", broken)
+    seed("odd", runs())
+    tail = Tail(home, "odd")
+    assert wait_until(lambda: tail.shot().fault) == "OSError"
+    tail.close(10.0)
+
+
+def test_logs_that_hang_do_not_grow_in_number(
+    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """Each `r` or Enter begins another reader: the next one waits until one of those has its answer."""
+    is_asked, goes_on = threading.Event(), threading.Event()
+
+    def hangs(*args: Any, **kwargs: Any) -> backends.LogPage:
+        is_asked.set()
+        assert goes_on.wait(60)
+        return backends.LogPage([], {})
+
+    monkeypatch.setattr(backends.load("local"), "logs", hangs)
+    monkeypatch.setattr(tails, "_READING", threading.BoundedSemaphore(1))
+    seed("hangs", runs())
+    first = Tail(home, "hangs")
+    assert is_asked.wait(60)
+    first.close()
+    second = Tail(home, "hangs")
+    assert "have not been answered" in wait_until(lambda: second.shot().fault)
+    goes_on.set()
+    wait_until(lambda: second.shot().is_read)
+    second.close(10.0)

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.live import screen as screens
+from cloudtrain.launcher.live.screen import Screen
 
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -161,7 +163,9 @@ def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], 
     assert shown.is_given_back()
 
 
-@pytest.mark.parametrize(("how", "code"), [("\x03", 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), ("q", 130)])
+@pytest.mark.parametrize(
+    ("how", "code"), [("\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129), ("q", 130)]
+)
 def test_terminal_is_given_back_however_the_watch_ends(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], how: str | int, code: int
 ) -> None:
@@ -274,6 +278,54 @@ def test_stop_is_asked_first_and_then_said(terminal: Callable[..., Terminal], se
     assert shown.end() == 130
 
 
+SLOW = """\
+import os, time
+from cloudtrain.launcher import stopping
+def ask(registry, name, *, now=False, first=stopping.ask):
+    while not os.path.exists(os.environ["ANSWERS"]):
+        time.sleep(0.01)
+    return first(registry, name, now=now)
+stopping.ask = ask
+from cloudtrain.launcher.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("leaves", ["q", "\x03"])
+def test_stop_is_not_lost_by_leaving_at_once(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path, leaves: str
+) -> None:
+    """The view goes, the answer is waited for and told: money hangs on it."""
+    answers = tmp_path / "answers"
+    shown = terminal(argv=[sys.executable, "-c", SLOW, "watch", waits(seed)], ANSWERS=str(answers))
+    shown.see("pending")
+    shown.press("sy")
+    at = shown.see("asking waits to stop")
+    shown.press(leaves)
+    at = shown.see(LEAVE.decode(), since=at)
+    at = shown.see("asking waits to stop; Ctrl-C does not wait", since=at)
+    answers.touch()
+    shown.see("waits is just being submitted", since=at)
+    assert shown.end() == 130
+    assert shown.is_given_back()
+
+
+def test_stop_that_nobody_waits_for_is_said_to_be_open(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
+) -> None:
+    """With the command that asks again."""
+    shown = terminal(argv=[sys.executable, "-c", SLOW, "watch", waits(seed)], ANSWERS=str(tmp_path / "never"))
+    shown.see("pending")
+    shown.press("sy")
+    at = shown.see("asking waits to stop")
+    shown.press("q")
+    at = shown.see("asking waits to stop; Ctrl-C does not wait", since=at)
+    shown.press("\x03")
+    at = shown.see("it is not known whether waits was asked to stop", since=at)
+    shown.see("ask again: cloudtrain stop waits", since=at)
+    assert shown.end() == 130
+
+
 @pytest.mark.parametrize(("args", "environ"), [(["--plain"], {}), ([], {"TERM": "dumb"}), (["--once"], {})])
 def test_lines_are_plain_where_no_picture_is_wanted(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], args: list[str], environ: dict[str, str]
@@ -284,3 +336,21 @@ def test_lines_are_plain_where_no_picture_is_wanted(
     shown.end()
     shown.see("ended  failed (error)")
     assert ENTER not in shown.output
+
+
+def test_what_others_print_is_taken_in_however_much_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line without an end holds up no other, and the file does not grow for as long as the watch runs."""
+    monkeypatch.setattr(screens, "_MOST_SAID", 1 << 17)
+    screen = Screen()
+    screen._said = screens._scratch()
+    try:
+        os.write(screen._said, b"x" * (1 << 17) + b"\nthe next\nnot yet ended")
+        said = [screen.said() for _ in range(4)]
+        assert [len(words) for each in said for words in each] == [1 << 16, 1 << 16, 0, 8]
+        os.write(screen._said, b", and now it is\n")
+        assert screen.said() == ["not yet ended, and now it is"]
+        assert os.fstat(screen._said).st_size == 0
+        os.write(screen._said, b"anew\n")
+        assert screen.said() == ["anew"]
+    finally:
+        os.close(screen._said)

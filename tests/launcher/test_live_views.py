@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -232,6 +233,36 @@ def test_hostile_line_stays_in_its_row(sight: Callable[..., Sight], text: str) -
     assert [row.plain for row in loud if "[r0]" not in row.plain] == [
         row.plain for row in quiet if "[r0]" not in row.plain
     ]
+
+
+ODD_PROGRESS: list[dict[str, Any]] = [
+    {"step": "1\x1b]0;title\x07", "max_steps": "\x9b2J"},
+    {"step": 1, "max_steps": 2, "loss": "\x1b[2Jnan", "metrics": {"a\x1b[2J": "\x1b[2J", "b": 1e999}},
+    {"step": 1, "metrics": {"a": 10**400}},
+    {"step": [1], "max_steps": {}, "loss": [None], "curve": "True,\x1b"},
+    {"step": True, "metrics": [1], "curve": "1.0,2.0;3,True,4,5"},
+]
+
+
+@pytest.mark.parametrize("progress", ODD_PROGRESS, ids=range(len(ODD_PROGRESS)))
+def test_odd_figures_of_one_job_drive_no_terminal_and_hide_no_other(
+    sight: Callable[..., Sight], progress: dict[str, Any]
+) -> None:
+    """Whoever wrote them into the registry, and whatever the reason says."""
+    state = State("running", "\x1b[2J\x07", started_s=NOW - 60)
+    good = sight()
+    odd = replace(good, job=replace(good.job, id="odd"))
+    odd = replace(odd, job=replace(odd.job, attempt=replace(odd.job.attempt, progress=progress, state=state)))
+    scene = Scene((odd, good), NOW)
+    table = tableview.view(scene, Choice(), (100, 24), UNICODE, "")
+    assert "step 600/2000" not in drawn(picture(odd))
+    assert any("digits-4k2pw" in row.plain and "0.1534" in row.plain for row in table)
+    for rows in (picture(odd, log("its log")), table):
+        assert max(row.cell_len for row in rows) <= 100
+        data = Painter("utf-8", is_coloured=False).paint(rows)
+        plain = re.sub(rb"\x1b\[[0-9;?]*[HKhlm]", b"", data.removeprefix(b"\x1b[?2026h\x1b[0m\x1b[2J"))
+        assert not {letter for letter in plain.decode() if not letter.isprintable()}
+    assert "its log" in drawn(picture(odd, log("its log")))
 
 
 def test_markup_is_shown_as_it_was_printed(sight: Callable[..., Sight]) -> None:
