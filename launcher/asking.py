@@ -53,7 +53,9 @@ def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S)
         try:
             job, fault = done.get(timeout=max(0.0, end_s - time.monotonic()))
         except queue.Empty:
-            break
+            if time.monotonic() >= end_s:
+                break
+            continue
         seen[job.id] = job
         if fault is not None:
             faults[job.id] = fault

@@ -21,10 +21,11 @@ from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.progress import shown
 from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.terminal import json_line
 
-__all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen"]
+__all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 1  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
+FORM = 2  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
 _BATCH = 500  # are kept in one transaction
 
 
@@ -94,7 +95,7 @@ def chosen(
     if ask is not None and active:
         active = ask(active)
     now_s = time.time()
-    told = {job.seq: _line(_row(job, attempts_of(registry, job), now_s)) for job in active}
+    told = {job.seq: _line(row_of(job, attempts_of(registry, job), now_s)) for job in active}
     lines = [*(line for line in told.values() if is_any or line.state in choice.states), *ended]
     lines = sorted(lines, key=lambda line: -line.seq)[: choice.limit] if told else ended
     shown_seqs = {line.seq for line in lines} if told else set()
@@ -173,7 +174,7 @@ def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:
         ]
     now_s = time.time()
     return [
-        _Fresh(job, attempts, _row(job, attempts, now_s))
+        _Fresh(job, attempts, row_of(job, attempts, now_s))
         for begin in range(0, len(seqs), _BATCH)
         for job, attempts in _seen(registry, seqs[begin : begin + _BATCH])
     ]
@@ -205,7 +206,7 @@ def _line(row: Sequence[Any]) -> Line:
     return Line(*row[: len(Line._fields)])
 
 
-def _row(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
+def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
     """Return what the table `listed` holds of the job, in its columns' order: a line's, then what it is found by.
 
     A job that cannot be described, by whatever fault of ours, hides no other: its state is told, and `?`.
@@ -213,8 +214,7 @@ def _row(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]
     plan = job.attempt.plan
     try:
         how, far, money = outcome(job), shown(job.attempt.progress) or "-", _spent(job, attempts, now_s)
-        described = json.dumps(as_json(job, attempts), ensure_ascii=False, allow_nan=False)
-        described.encode()  # half a character is none that the database takes
+        described = json_line(as_json(job, attempts))
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"
         known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}

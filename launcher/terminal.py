@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ __all__ = [
     "coloured",
     "confirm",
     "is_terminal",
+    "json_line",
     "print_json",
     "print_lines",
     "print_text",
@@ -52,7 +54,15 @@ def _beside(room: int) -> int | None:
 
 def print_json(value: Any) -> None:
     """Print one JSON object on one line."""
-    write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    write(json_line(value) + "\n")
+
+
+def json_line(value: Any) -> str:
+    """Return the value as JSON on one line, with what a terminal would obey, and half characters, escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if text.isprintable():
+        return text
+    return re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def print_lines(lines: Sequence[str]) -> None:

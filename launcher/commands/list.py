@@ -10,7 +10,7 @@ import click
 from cloudtrain.launcher.columns import table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import examples, json_option
-from cloudtrain.launcher.terminal import print_lines, say, when, write
+from cloudtrain.launcher.terminal import json_line, print_lines, say, when, write
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -96,8 +96,6 @@ def command(
 
 def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one object; most jobs' JSON is kept as text, and is passed on as such."""
-    import json
-
     from cloudtrain.launcher.listed import attempts_of
     from cloudtrain.launcher.money.outlook import outlook
     from cloudtrain.launcher.money.words import as_usd
@@ -107,7 +105,7 @@ def _print_json(registry: Registry, found: Listing, faults: dict[str, Cloudtrain
     running = sum(job.attempt.state.state != "pending" for job in found.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
-    more = json.dumps({"running": running, "burn_usd_per_hour": burn, "not_answered": silent}, ensure_ascii=False)
+    more = json_line({"running": running, "burn_usd_per_hour": burn, "not_answered": silent})
     write(f'{{"jobs": [{", ".join([line.described for line in found.lines])}], {more[1:]}\n')
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import queue
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, listed
+from cloudtrain.launcher import asking, causes, database, listed
 from cloudtrain.launcher.describe import as_json
-from cloudtrain.launcher.errors import CredentialError
+from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.listed import Choice, chosen
 from cloudtrain.launcher.registry import Registry
@@ -79,10 +84,44 @@ def test_listed_makes_all_anew_where_their_form_has_changed(
     assert chosen(registry, Choice()).lines[0].outcome == "succeeded"
 
 
-def test_listed_form_belongs_to_these_names(registry: Registry, add: Callable[..., Job]) -> None:
-    """Who adds a name to the JSON raises FORM, and both here: else lists lack it for jobs that ended before."""
-    job = add("done")
-    assert (listed.FORM, len(as_json(job, [job.attempt]))) == (1, 44)
+ERRORS = [
+    {"rank": 1, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory\nmore", "lines": ["a"]},
+    {"rank": None, "kind": "lost", "message": "all agents are gone"},
+]
+STATES = [
+    DONE,
+    State("stopped", "budget", True, started_s=1000.0, ended_s=4600.0),
+    *(State("failed", "error", False, error, 1000.0, 4600.0, 2, "why", url="https://x/y") for error in ERRORS),
+]
+FAR = {
+    "step": 5,
+    "max_steps": 9,
+    "loss": 0.5,
+    "metrics": {"a": 1.5},
+    "step_s": 2.0,
+    "data_s": 1.0,
+    "checkpoint_step": 4,
+}
+PINNED = (2, "046c85e2023416af")  # listed.FORM, and what it stands for
+
+
+def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> None:
+    """Who changes what is said of a job that has ended raises FORM and writes both here: else lists mix old and new.
+
+    Held to are the names, figures and words of jobs that ended in each way, and every cause that may be likely.
+    """
+    told: list[Any] = [[(each.pattern, each.means, each.do, each.of_task) for each in causes.CAUSES]]
+    for state in STATES:
+        config = {"budget": {"limit": "10 USD"}, "tags": {"team": "a"}, "task": "task.py"}
+        job = make_job("golden-1", config=config, created_s=900.0, seq=1)
+        last = replace(job.attempt, number=2, phase="sent", state=state, progress=FAR, created_s=900.0)
+        before = replace(last, number=1, state=State("failed", "preempted", True, None, 100.0, 700.0))
+        told += [listed.row_of(replace(job, attempt=last), [before, last], 5000.0)]
+    told = json.loads(json.dumps(told))
+    for row in told[1:]:
+        row[len(listed.Line._fields)] = None
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    assert (listed.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
 
 
 def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry, add: Callable[..., Job]) -> None:
@@ -122,6 +161,78 @@ def test_listed_chooses_by(
     assert ids(registry, **choice) == wanted
 
 
+def test_listed_waits_for_nobody_who_writes(registry: Registry, add: Callable[..., Job]) -> None:
+    """Another process in a transaction, or stopped in one, keeps no job from being listed."""
+    add("done")
+    other = sqlite3.connect(registry.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began_s = time.monotonic()
+    assert ids(registry) == ["done"]
+    assert time.monotonic() - began_s < database.BUSY_TIMEOUT_S / 2
+    other.close()
+    assert not registry.database.execute("SELECT 1 FROM listed")
+    assert ids(registry) == ["done"]
+    assert registry.database.execute("SELECT 1 FROM listed")
+
+
+def test_listed_tells_of_a_job_once_that_ends_while_it_looks(
+    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at those that run and that at those that have ended another process may write."""
+    add("done")
+    job, jobs = add("runs", State("running", started_s=1000.0)), registry.jobs
+
+    def then_it_ends(**choice: Any) -> list[Job]:
+        found = jobs(**choice)
+        other = Registry(registry.folder)
+        other.set_state(job.attempt, DONE, {})
+        other.close()
+        return found
+
+    monkeypatch.setattr(registry, "jobs", then_it_ends)
+    assert ids(registry) == ["runs", "done"]
+    monkeypatch.undo()
+    assert [line.state for line in chosen(registry, Choice()).lines] == ["succeeded", "succeeded"]
+
+
+def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
+    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was made of it is shown this once; the next list makes it anew."""
+    job, row_of = add("done"), listed.row_of
+
+    def then_it_changes(*told: Any) -> tuple[Any, ...]:
+        other = Registry(registry.folder)
+        other.set_state(job.attempt, State("failed", "error"), {})
+        other.close()
+        return row_of(*told)
+
+    monkeypatch.setattr(listed, "row_of", then_it_changes)
+    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["succeeded"]
+    monkeypatch.undo()
+    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["failed (error)"]
+
+
+@pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
+def test_listed_hides_no_job_for_another_that_cannot_be_described(
+    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, state: State
+) -> None:
+    """It stands there with its state, and its JSON says why there is no more."""
+    add("a")
+    add("odd", state)
+
+    def outcome(job: Job) -> str:
+        if job.id == "odd":
+            raise TypeError("no such thing")
+        return "fine"
+
+    monkeypatch.setattr(listed, "outcome", outcome)
+    for _ in range(2):
+        odd, a = chosen(registry, Choice(), described=True).lines
+        assert (odd.outcome, odd.progress, odd.money, a.outcome) == (state.state, "?", "?", "fine")
+        assert json.loads(odd.described)["fault"] == "it cannot be described: TypeError: no such thing"
+
+
 def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
     registry: Registry, add: Callable[..., Job]
 ) -> None:
@@ -137,8 +248,30 @@ def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
     ]
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], bool]], None]:
+    """Return a function that has the patience end once so many jobs have answered and that holds, on any machine."""
+
+    def until(count: int, holds: Callable[[], bool]) -> None:
+        taken: list[Any] = []
+
+        class Counting(queue.SimpleQueue):  # type: ignore[type-arg]
+            def get(self, block: bool = True, timeout: float | None = None) -> Any:
+                taken.append(found := super().get(block, timeout))
+                return found
+
+        clock = SimpleNamespace(monotonic=lambda: 1e9 if len(taken) >= count and holds() else 0.0)
+        monkeypatch.setattr(asking, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
+        monkeypatch.setattr(asking, "time", clock)
+
+    return until
+
+
 def test_asking_waits_for_no_backend_that_does_not_answer(
-    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    registry: Registry,
+    add: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    patience: Callable[[int, Callable[[], bool]], None],
 ) -> None:
     """Of three jobs one hangs and one fails: the third is as it is now, the two as last seen, each with why."""
     jobs = [add(name, State("running", started_s=1.0)) for name in ("hangs", "fails", "lives")]
@@ -153,11 +286,57 @@ def test_asking_waits_for_no_backend_that_does_not_answer(
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
     monkeypatch.setattr(asking, "refresh", refresh)
-    answers = asking.ask(registry, jobs, 1.0)
+    patience(2, lambda: True)
+    answers = asking.ask(registry, jobs, 0.05)
     release.set()
     told = {job_id: (type(fault).__name__, fault.message) for job_id, fault in answers.faults.items()}
     assert told == {
-        "hangs": ("UnreachableError", "local has not answered within 1 s"),
+        "hangs": ("UnreachableError", "local has not answered within 0 s"),
         "fails": ("CredentialError", "the token has expired"),
     }
     assert [job.attempt.state.state for job in answers.jobs] == ["running", "running", "succeeded"]
+
+
+def test_asking_leaves_a_silent_backend_to_itself(
+    registry: Registry,
+    add: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    patience: Callable[[int, Callable[[], bool]], None],
+) -> None:
+    """However many jobs it has, the one of another backend is asked; whom nobody had time to ask is told apart."""
+    count = 18
+    jobs = [add(f"silent-{n}", State("running"), backend="ssh") for n in range(count)] + [
+        add("quick", State("running"))
+    ]
+    release, asked = threading.Event(), list[str]()
+
+    def refresh(own: Registry, job: Job) -> Job:
+        if job.id != "quick":
+            asked.append(job.id)
+            release.wait(60)
+            raise CredentialError("too late")
+        return replace(job, attempt=replace(job.attempt, state=DONE))
+
+    monkeypatch.setattr(asking, "refresh", refresh)
+    patience(1, lambda: len(asked) == 16)
+    answers = asking.ask(registry, jobs, 0.05)
+    release.set()
+    assert answers.jobs[-1].attempt.state.state == "succeeded"
+    words = [answers.faults[f"silent-{n}"].message for n in range(count)]
+    assert words.count("ssh has not answered within 0 s") == 16
+    assert words.count("ssh was not asked for it, as its other jobs took all of 0 s") == count - 16
+
+
+def test_asking_says_why_the_registry_cannot_be_opened(
+    registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, of each job: no thread dies of it with a traceback."""
+    jobs = [add(f"job-{n}", State("running")) for n in range(20)]
+
+    def refuse(folder: Path) -> Registry:
+        raise ConfigError("too many open files")
+
+    monkeypatch.setattr(asking, "Registry", refuse)
+    answers = asking.ask(registry, jobs, 60.0)
+    assert {fault.message for fault in answers.faults.values()} == {"too many open files"}
+    assert len(answers.faults) == 20

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
+from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.progress import fold, shown
 
 
@@ -57,6 +58,48 @@ def test_progress_ignores_what_is_no_event() -> None:
     """A script's own lines, broken tails and unknown events change nothing."""
     lines = ["step 5 loss 3", "x  ::ct {broken", "x  ::ct [1]", 'x  ::ct {"step": 1}', event("boot", node=0)]
     assert fold({"step": 1}, lines) == {"step": 1}
+
+
+ESCAPE = "\x1b]0;title\x07\x9b2J"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"step": True, "max_steps": [3], "loss": True, "mfu": {}}, {}),
+        ({"step": f"1{ESCAPE}", "max_steps": f"9{ESCAPE}", "loss": ESCAPE}, {}),
+        ({"step": 2.0, "loss": "nan"}, {"step": 2, "loss": "nan"}),
+        ({"step": 10**400, "loss": -(10**400), "memory_bytes": 1}, {"memory_bytes": 1}),
+        ({"step": 1, "eta_s": 1e17}, {"step": 1}),
+        ({"step": 1, "eta_s": -5}, {"step": 1}),
+        ({"step": 1, "eta_s": "soon"}, {"step": 1}),
+        ({"step": -1, "samples": None}, {}),
+    ],
+)
+def test_progress_keeps_nothing_that_is_not_what_its_name_says(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """A script may print any event line; what makes no sense is as if it had not been told."""
+    assert fold({}, [event("step", **fields)]) == wanted
+
+
+def test_progress_forgets_what_has_become_senseless() -> None:
+    """The time left of an earlier step is not that of this one."""
+    lines = [event("step", step=1, eta_s=100), event("step", step=2, eta_s=float("nan"))]
+    assert fold({}, lines) == {"step": 2}
+
+
+def test_progress_keeps_metrics_that_no_terminal_obeys() -> None:
+    """Names and words are text on one line, numbers are numbers, and of too many the first are kept."""
+    told = {f"a{ESCAPE}": 1, "b": f"c{ESCAPE}\nd", "huge": 10**400, "deep": {"x": [1]}, "flag": True, "sick": "-inf"}
+    found = fold({}, [event("eval", metrics=told)])["metrics"]
+    assert found == {"a": 1, "b": "c", "sick": "-inf"}
+    assert len(fold({}, [event("eval", metrics={f"m{n}": n for n in range(99)})])["metrics"]) == 50
+
+
+def test_progress_of_a_loss_beyond_all_sums_can_be_drawn() -> None:
+    """The curve's text can be read again, whatever the steps were."""
+    lines = [(event("step", step=n, loss=loss), 50.0 + n) for n, loss in enumerate((1.0, 1e308, -1e308, 2.0))]
+    found = fold({}, [*lines, (event("step", step=True, loss=3.0), 60.0)])
+    assert [(each.step, each.loss) for each in curve.load(found["curve"]).bins] == [(0, 1.0), (3, 2.0)]
 
 
 @pytest.mark.parametrize(
