@@ -45,11 +45,12 @@ class Action:
 
 
 def steer(
-    choice: Choice, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10
+    choice: Choice, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10, ranks: int = 0
 ) -> tuple[Choice, Action | None]:
     """Return the choice after the key, and what is to be done besides.
 
-    `jobs` are the table's rows from the top, `lines` the log's, of which `page` are in view.
+    `jobs` are the table's rows from the top, `lines` the log's, of which `page` are in view; `ranks` how many the job
+    in view has, 0 where that is not known.
     """
     if key == "redraw":
         return choice, Action("redraw")
@@ -58,20 +59,21 @@ def steer(
         asked = choice.asks
         return replace(choice, asks=None), Action("stop", asked) if key in ("y", "Y") else None
     if choice.typing is not None:
-        return _typed(choice, key)
+        return _typed(choice, key, ranks)
     if choice.opened is None:
         return _in_table(choice, key, jobs)
     return _in_job(choice, key, lines, page)
 
 
-def _typed(choice: Choice, key: str) -> tuple[Choice, Action | None]:
+def _typed(choice: Choice, key: str, ranks: int) -> tuple[Choice, Action | None]:
     text = choice.typing or ""
     if key == "enter":
         try:
-            if text.strip():
-                parse_ranks(text)
+            asked = parse_ranks(text) if text.strip() else frozenset[int]()
         except UsageError as error:
             return replace(choice, word=f"{error.message}; {error.hint}"), None
+        if ranks and asked and max(asked) >= ranks:
+            return replace(choice, word=f"no such rank; its ranks are 0 to {ranks - 1}"), None
         chosen = replace(choice, typing=None, ranks=text.strip(), held=None, back=0)
         return chosen, Action("open", choice.opened or "")
     if key == "escape":

@@ -55,30 +55,32 @@ def _rate(steps: Sequence[Point]) -> Track | None:
 def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) -> Track | None:
     """Return the figure over the steps, or over the events where they have no steps; None where none is told.
 
-    A step that came again after a resume counts as its last attempt told it.
+    A step that came again after a resume counts as its last attempt told it. A point that stands for many counts as
+    so many; one that is only there because it stands out is the least or the largest, and no part of a mean.
     """
     told = [(point, value) for point in steps if (value := value_of(point)) is not None]
     if not told:
         return None
-    by_place: dict[int, float] = {}
+    by_place: dict[int, tuple[float, int]] = {}  # with its weight
     for place, (point, value) in enumerate(told):
         if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
-            by_place[place if point.step is None else point.step] = float(value)
+            by_place[place if point.step is None else point.step] = float(value), point.weight
     newest = told[-1][1]
     if not by_place:
         return Track(name, (), _shown(newest), None, None)
-    return Track(name, _binned(by_place), _shown(newest), min(by_place.values()), max(by_place.values()))
+    values = [value for value, _ in by_place.values()]
+    return Track(name, _binned(by_place), _shown(newest), min(values), max(values))
 
 
-def _binned(by_place: dict[int, float]) -> tuple[float | None, ...]:
+def _binned(by_place: dict[int, tuple[float, int]]) -> tuple[float | None, ...]:
     """Return the means over equal stretches; a stretch in which nothing came has what came before it."""
     low, high = min(by_place), max(by_place)
     count = min(BINS, len(by_place))
     sums, counts = [0.0] * count, [0] * count
-    for place, value in by_place.items():
+    for place, (value, weight) in by_place.items():
         here = min(count - 1, (place - low) * count // max(1, high - low))
-        sums[here] += value
-        counts[here] += 1
+        sums[here] += value * weight
+        counts[here] += weight
     found: list[float | None] = []
     for total, many in zip(sums, counts, strict=True):
         found.append(total / many if many else (found[-1] if found else None))
@@ -87,7 +89,7 @@ def _binned(by_place: dict[int, float]) -> tuple[float | None, ...]:
 
 def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float | None]:
     """Return the mean seconds of the parts that were told, and of the whole step with its saves."""
-    newest = [point.fields for point in steps]
+    newest = [point.fields for point in steps if point.weight]
     sums = {
         label: [float(fields[name]) for fields in newest if isinstance(fields.get(name), float | int)]
         for name, label in _PARTS

@@ -22,6 +22,7 @@ __all__ = ["log_page", "view"]
 
 _LOG_SHARE = 3  # of the screen, at the least, is the log's: one part of so many
 _LEAST_LOG = 2
+_BESIDE_LARGE = 5  # rows that a larger log leaves to its title, the keys, and three of the figures
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def log_page(sight: Sight, choice: Choice, size: tuple[int, int], signs: Signs, 
 
 
 def _least_log(height: int, choice: Choice) -> int:
-    return max(_LEAST_LOG, height - 8 if choice.is_large else height // _LOG_SHARE)
+    return max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
 
 
 def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[Section]:

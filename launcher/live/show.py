@@ -136,10 +136,12 @@ def _take_in(screen: Screen, feed: Feed, state: State) -> None:
 
 def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
     """Take one key in; return what is to be done that the view cannot do by itself."""
-    ids = [sight.job.id for sight in feed.scene(time.time()).sights]
+    scene = feed.scene(time.time())
+    ids = [sight.job.id for sight in scene.sights]
+    opened = scene.of(state.choice.opened or "")
+    ranks = opened.job.attempt.plan["ranks"] if opened is not None else 0
     lines = state.tail.shot().lines if state.tail is not None else ()
-    before = state.choice
-    state.choice, action = steer(before, key, ids, lines, state.page)
+    state.choice, action = steer(state.choice, key, ids, lines, state.page, ranks)
     feed.mark(state.choice.chosen)
     kind = action.kind if action is not None else ""
     if kind == "redraw":
@@ -183,9 +185,11 @@ def _note(scene: Scene, state: State) -> str:
     if state.over_s is not None and not state.stays:
         left_s = max(0, round(state.over_s + LEAVE_S - scene.now_s))
         return f"ended; this view leaves in {left_s} s, unless you press a key"
-    if scene.notes and scene.now_s - scene.notes[-1][0] < NOTE_S:
-        return scene.notes[-1][1]
-    return ""
+    since_s = scene.now_s - NOTE_S
+    sight = scene.of(state.choice.opened or "")
+    if sight is not None and not sight.job.active:  # what was said of it while it ran is over with it
+        since_s = max(since_s, sight.job.attempt.state.ended_s or 0.0)
+    return scene.notes[-1][1] if scene.notes and scene.notes[-1][0] > since_s else ""
 
 
 def _ended(scene: Scene, state: State, is_named: bool) -> int | None:

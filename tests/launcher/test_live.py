@@ -169,6 +169,14 @@ def test_stop_asks_for_the_job_that_was_chosen_then() -> None:
     assert steer(choice, "y", ("new", *JOBS))[1] == Action("stop", "b")
 
 
+def test_rank_that_a_job_has_not_is_refused() -> None:
+    """As `logs --rank` does: it would show no lines for ever."""
+    choice, _ = steer(Choice(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
+    assert (choice.word, choice.typing) == ("no such rank; its ranks are 0 to 8", "0-9")
+    choice, action = steer(choice, "enter", JOBS, ranks=10)
+    assert (choice.typing, action) == (None, Action("open", "a"))
+
+
 def test_ranks_are_typed_and_taken_with_enter() -> None:
     """What names none is said, and can be mended; Escape leaves them as they were."""
     choice, action = pressed(Choice(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
@@ -224,6 +232,23 @@ def test_long_track_is_cut_into_equal_stretches() -> None:
     assert len(track.values) == BINS
     rise = next(place for place, value in enumerate(track.values) if value is not None and value > 1.0)
     assert abs(rise - BINS * 1000 / 1900) < 2
+
+
+def test_point_counts_in_a_mean_as_often_as_it_stands_for() -> None:
+    """And one that only stands out not at all, though it is the largest."""
+    points = [
+        Point(1, "step", 1.0, 1, {"loss": 1.0, "step_s": 1.0}, weight=3),
+        Point(1, "step", 5.0, BINS * 2, {"loss": 1.0}),
+    ]
+    points += [
+        Point(1, "step", 2.0, 2, {"loss": 5.0}),
+        Point(1, "step", 3.0, 3, {"loss": 99.0, "step_s": 99.0}, weight=0),
+    ]
+    points += [Point(1, "step", 9.0 + n, BINS * 2 + n, {"loss": 1.0}) for n in range(1, BINS)]
+    curves = curves_of(Series(tuple(points)))
+    assert curves.loss is not None
+    assert (curves.loss.values[0], curves.loss.least, curves.loss.largest) == (2.0, 1.0, 99.0)
+    assert curves_of(Series(tuple(points[:4]))).step_s == 1.0
 
 
 def test_rate_is_made_of_steps_where_none_is_told() -> None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.live import jobview, tableview
+from cloudtrain.launcher.live import jobview, show, tableview
 from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.painter import Painter
@@ -289,7 +289,7 @@ def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
     seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
     small = drawn(picture(seen, lines)).count("[r0]")
     large = drawn(picture(seen, lines, choice=Choice(opened="x", is_large=True))).count("[r0]")
-    assert (small, large) == (10, 16)
+    assert (small, large) == (10, 19)
 
 
 def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
@@ -319,6 +319,14 @@ def test_scrolled_log_shows_what_came_before(sight: Callable[..., Sight]) -> Non
 def test_what_keeps_the_picture_old_is_said(sight: Callable[..., Sight], changes: dict[str, Any], words: str) -> None:
     """A slow look, or one that failed."""
     assert words in drawn(picture(sight(**changes)))
+
+
+def test_word_about_a_job_goes_with_its_end(sight: Callable[..., Sight]) -> None:
+    """What was asked of it while it ran is no news any more; what is said since stays for a while."""
+    ended = sight("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
+    state = show.State(Choice(opened="over"), UNICODE, stays=True)
+    for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (sight("over"), NOW - 9, "said")):
+        assert show._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
 
 def test_silent_backend_is_told_with_since_when(sight: Callable[..., Sight]) -> None:
