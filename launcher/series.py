@@ -2,7 +2,8 @@
 
 Events come with a look at the job (`refresh`) and are written in the transaction that stores how far its log was read:
 each of them once, however many processes look. A job of any length keeps about as many: of events that lie close
-together the last one stays, and those that stand out, so that the highest loss of the job is still the highest.
+together their mean stays, and those that stand out, so that the highest loss of the job is still the highest. How many
+events a row stands for is its weight: whoever averages rows by their weights averages events.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,17 @@ from cloudtrain.launcher.progress import finite
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
 
-__all__ = ["KINDS", "MOST", "Point", "Series", "append", "gather", "read", "thinned"]
+__all__ = ["KINDS", "MOST", "Point", "Series", "append", "drawable", "gather", "read", "thinned"]
 
 KINDS = ("start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done")
 MOST = 2000  # rows an attempt, of all kinds; more are thinned
+_AFTER = 1500  # rows that are left then: so a job that tells a lot is not thinned at every look
+_MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # points on a page, and of an attempt at least
 _BINS = {"step": 250, "eval": 60, "checkpoint": 150}  # in which so many stretches of the events are judged
 _MARK_BINS = 40
 _STANDING_OUT = ("loss", "samples_per_s", "grad_norm")  # their extremes are kept, where a step has them
+_PARTS = ("data_s", "compute_s", "communication_s", "checkpoint_s")  # of a step's time: one that is not told is none
+_MEANT = ("loss", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", *_PARTS)  # others stay as the last was
 _MOST_FIELDS, _MOST_METRICS = 24, 12
 _LONGEST_TEXT, _LONGEST_VALUE = 1000, 2000  # characters
 _LARGEST = 2**53  # of a step: beyond it JSON's readers disagree
@@ -39,7 +44,8 @@ class Point:
     """One event of rank 0. `kind`: start step eval checkpoint preempt restart error done; `time_s` in unix seconds.
 
     `fields` of a step are numbers, and text for those that JSON cannot hold: `nan`, `inf`; an eval's are `metrics`.
-    `seq` counts the attempt's events; what was thinned out leaves gaps.
+    `seq` counts the attempt's events; what was thinned out leaves gaps. `weight`: how many events it stands for; above
+    one its figures are their means, and at 0 it is there because it stands out, while another one stands for it too.
     """
 
     attempt: int
@@ -48,6 +54,7 @@ class Point:
     step: int | None
     fields: dict[str, Any]
     seq: int = 0
+    weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,12 +101,13 @@ def append(database: Database, job_id: str, points: Sequence[Point]) -> None:
     begin = 0 if known["last"] is None else known["last"] + 1
     new = [replace(point, seq=begin + point.seq) for point in points]
     if known["count"] + len(new) > MOST:
-        new = thinned([*_select(database, "WHERE job_id = ? AND attempt = ? ORDER BY seq", job_id, attempt), *new])
+        stored = _select(database, "WHERE job_id = ? AND attempt = ? ORDER BY seq", job_id, attempt)
+        new = thinned([*stored, *new], _AFTER)
         database.execute("DELETE FROM points WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     for point in new:
         database.execute(
-            "INSERT INTO points (job_id, attempt, seq, kind, time_s, step, fields) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (job_id, attempt, point.seq, point.kind, point.time_s, point.step, json.dumps(point.fields)),
+            "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (job_id, attempt, point.seq, point.kind, point.time_s, point.step, json.dumps(point.fields), point.weight),
         )
 
 
@@ -108,55 +116,107 @@ def read(database: Database, job_id: str) -> Series:
     return Series(tuple(_select(database, "WHERE job_id = ? ORDER BY attempt, seq", job_id)))
 
 
-def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """Return fewer points of one attempt, where they are more than `most`, and that many at most.
+def drawable(found: Series, most: int = _MOST_DRAWN) -> Series:
+    """Return the series with no more points than a page can show; each attempt has its share of them."""
+    attempts: dict[int, list[Point]] = {}
+    for point in found.points:
+        attempts.setdefault(point.attempt, []).append(point)
+    share = max(_LEAST_DRAWN, most // max(1, len(attempts)))
+    return Series(tuple(point for some in attempts.values() for point in thinned(some, share)))
 
-    The events are cut into stretches of equal count, whenever they were stored. Of each kind its first and last stay,
-    of a stretch the last, the least and the greatest of what is watched, and the first that is not finite.
+
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """Return fewer points of one attempt, where they are more than `most` (250 at least), and that many at most.
+
+    The events are cut into stretches of equal count, whenever they were stored. Of each kind its first and last stay;
+    of a stretch the least and the greatest of what is watched, the first that is not finite, and one from its middle
+    that stands for all: it has their means, and their count as its weight.
     """
-    if len(points) <= most:
-        return list(points)
-    kept: set[int] = set()
-    for kind in KINDS:
-        some = [point for point in points if point.kind == kind]
-        if some:
-            kept |= _kept(some, max(1, _BINS.get(kind, _MARK_BINS) * most // MOST), _watched(kind, some))
-    return [point for point in points if point.seq in kept]
+    share = most / MOST
+    kept = list(points)
+    while len(kept) > most and share > 0.001:  # where much stands out in every stretch, stretches are longer
+        points, kept = kept, []
+        for kind in KINDS:
+            some = [point for point in points if point.kind == kind]
+            if some:
+                kept += _kept(kind, some, max(1, round(_BINS.get(kind, _MARK_BINS) * share)))
+        share *= 0.8
+    return sorted(kept, key=lambda point: point.seq)
 
 
 Watch = Callable[[Point], Any]
 
 
-def _watched(kind: str, points: Sequence[Point]) -> list[Watch]:
-    """Return what is looked at to tell which points of the kind stand out."""
-    if kind == "step":
-        return [lambda point, name=name: point.fields.get(name) for name in _STANDING_OUT]  # type: ignore[misc]
-    if kind == "eval":
-        names = list(dict.fromkeys(name for point in points for name in point.fields.get("metrics", ())))[:3]
-        return [lambda point, name=name: point.fields.get("metrics", {}).get(name) for name in names]  # type: ignore[misc]
-    return []
-
-
-def _kept(points: Sequence[Point], bins: int, watched: Sequence[Watch]) -> set[int]:
-    """Return the seq of the points that stay."""
-    kept = {points[0].seq, points[-1].seq}
+def _kept(kind: str, points: Sequence[Point], bins: int) -> Iterator[Point]:
+    """Return the points of one kind that stay, as they stay."""
+    watched = _watched(kind, points)
+    ends = {points[0].seq, points[-1].seq}
+    # Of every figure the job's own extremes, of the few that are watched those of each stretch.
+    summits = {seq for watch in watched.values() for seq in _extremes(points, watch)}
     begin, width = points[0].seq, (points[-1].seq - points[0].seq) / bins or 1.0
     stretches: dict[int, list[Point]] = {}
     for point in points:
         stretches.setdefault(int((point.seq - begin) / width), []).append(point)
+    closely = (
+        list(watched.values())[:3] if kind == "eval" else [watched[name] for name in _STANDING_OUT if name in watched]
+    )
     for stretch in stretches.values():
-        kept.add(stretch[-1].seq)
-        for watch in watched:
-            numbers = [(value, point.seq) for point in stretch if isinstance(value := watch(point), float | int)]
-            if numbers:
-                kept |= {min(numbers)[1], max(numbers)[1]}
-            kept |= set([point.seq for point in stretch if isinstance(watch(point), str)][:1])
-    return kept
+        standing = summits.union(*(_extremes(stretch, watch) for watch in closely))
+        yield from (point for point in stretch if point.seq in ends)
+        yield from _together([point for point in stretch if point.seq not in ends], standing)
+
+
+def _watched(kind: str, points: Sequence[Point]) -> dict[str, Watch]:
+    """Return by the figures' names what is looked at to tell which points of the kind stand out."""
+    if kind == "step":
+        names = dict.fromkeys(name for point in points for name in point.fields)
+        return {name: lambda point, name=name: point.fields.get(name) for name in names}  # type: ignore[misc]
+    if kind == "eval":
+        names = dict.fromkeys(name for point in points for name in point.fields.get("metrics", ()))
+        return {name: lambda point, name=name: point.fields.get("metrics", {}).get(name) for name in names}  # type: ignore[misc]
+    return {}
+
+
+def _extremes(points: Sequence[Point], watch: Watch) -> set[int]:
+    """Return the seq of the least, of the greatest, and of the first that is not finite."""
+    told = [(watch(point), point.seq) for point in points]
+    numbers = [each for each in told if isinstance(each[0], float | int)]
+    found = {min(numbers)[1], max(numbers)[1]} if numbers else set()
+    return found | set([seq for value, seq in told if isinstance(value, str)][:1])
+
+
+def _together(stretch: Sequence[Point], standing: set[int]) -> Iterator[Point]:
+    """Return the points of a stretch that stand out, and one that stands for all of them."""
+    rest = [point for point in stretch if point.seq not in standing]
+    if len(rest) <= 1:
+        yield from stretch
+        return
+    yield from (replace(point, weight=0) for point in stretch if point.seq in standing)
+    weight = sum(point.weight for point in stretch)
+    if weight:
+        middle = sum(point.seq * point.weight for point in stretch) / weight
+        carrier = min(rest, key=lambda point: abs(point.seq - middle))
+        means = _means(stretch, weight) if carrier.kind == "step" else {}
+        yield replace(carrier, fields=carrier.fields | means, weight=weight)
+
+
+def _means(stretch: Sequence[Point], weight: int) -> dict[str, float]:
+    """Return the means of a step's figures over the stretch's events."""
+    found = {}
+    for name in _MEANT:
+        told = [(point.fields[name], point.weight) for point in stretch if name in point.fields]
+        numbers = [(value, times) for value, times in told if times and isinstance(value, float | int)]
+        if numbers:
+            among = weight if name in _PARTS else sum(times for _, times in numbers)
+            mean = sum(value * times for value, times in numbers) / among
+            if math.isfinite(mean):
+                found[name] = float(f"{mean:.7g}")
+    return found
 
 
 def _select(database: Database, rest: str, *values: Any) -> list[Point]:
-    rows = database.execute(f"SELECT attempt, kind, time_s, step, fields, seq FROM points {rest}", values)
-    return [Point(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5]) for row in rows]
+    rows = database.execute(f"SELECT attempt, kind, time_s, step, fields, seq, weight FROM points {rest}", values)
+    return [Point(row[0], row[1], row[2], row[3], json.loads(row[4]), row[5], row[6]) for row in rows]
 
 
 def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Point | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.figures import amount, dollars, span
@@ -17,7 +18,6 @@ from cloudtrain.launcher.report.data import chart_data
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.series import Series
 
 __all__ = [
     "Comparison",
@@ -34,8 +34,9 @@ __all__ = [
     "value_text",
 ]
 
-_WINDOW = 0.05  # of a job's steps: the mean over so many stands for its loss, since a single one may be luck
-_MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # points of all jobs together, and of an attempt at least
+_WINDOW = 1 / 60  # of a job's steps, on either side: their mean stands for its loss, since a single one may be luck
+_MOST_DRAWN = 6000  # points of all jobs together
+_FEW = 24  # rows, below which each is shown as it is
 _GRID = 200  # places at which two curves are held against each other
 
 
@@ -70,12 +71,12 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
     told = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
     datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in told]
     results = [facts.results(job, attempts, found, now_s) for job, attempts, found in told]
-    most = max(_LEAST_DRAWN, _MOST_DRAWN // sum(len(attempts) for _, attempts, _ in told))
+    share = _MOST_DRAWN // len(told)
     target = common_loss(datas) if target is None else target
     return Comparison(
         jobs=tuple(jobs),
         datas=tuple(datas),
-        drawn=tuple(chart_data(job, attempts, _thinned(found, most), now_s) for job, attempts, found in told),
+        drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in told),
         results=tuple(results),
         config=config.differing([config.shown(job) for job in jobs]),
         target=target,
@@ -84,12 +85,28 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
 
 
 def smoothed(data: dict[str, Any]) -> list[tuple[int, float]]:
-    """Return the place of each step that has a loss, and the mean loss of the steps until there, as many as _WINDOW."""
-    losses = [(i, loss) for i, loss in enumerate(data["steps"].get("loss", ())) if isinstance(loss, float | int)]
-    wide, found, total = max(1, round(_WINDOW * len(losses))), [], 0.0
-    for at, (i, loss) in enumerate(losses):
-        total += loss - (losses[at - wide][1] if at >= wide else 0.0)
-        found.append((i, total / min(at + 1, wide)))
+    """Return the place of each row that stands for steps with a loss, and the mean loss of the steps around it.
+
+    As the charts draw it: as many steps on either side, fewer where there are no more; at the end those before it.
+    """
+    losses = data["steps"].get("loss", ())
+    weights = data["steps"].get("weight") or [1] * len(losses)
+    rows = [(i, loss) for i, loss in enumerate(losses) if isinstance(loss, float | int) and weights[i]]
+    places = list(accumulate((weights[i] for i, _ in rows), initial=0))
+    sums = list(accumulate((loss * weights[i] for i, loss in rows), initial=0.0))
+    most = 0.5 + (0 if len(rows) < _FEW else max(2, round(_WINDOW * places[-1])))
+
+    def until(place: float) -> float:
+        """Return the sum over all steps before a place."""
+        at = min(max(bisect_right(places, place) - 1, 0), len(rows) - 1)
+        return float(sums[at] + rows[at][1] * (place - places[at]))
+
+    found = []
+    for row, (i, _) in enumerate(rows):
+        middle = (places[row] + places[row + 1]) / 2
+        left = min(most, middle)
+        right = min(left, places[-1] - middle)
+        found.append((i, (until(middle + right) - until(middle - left)) / (left + right)))
     return found
 
 
@@ -101,12 +118,23 @@ def common_loss(datas: Sequence[dict[str, Any]]) -> float | None:
 
 def reached(data: dict[str, Any], target: float, now_s: float) -> Reached | None:
     """Return when the job's loss had first come down to the target; None where it never did."""
-    steps = data["steps"]
-    place = next((i for i, loss in smoothed(data) if loss <= target), None)
-    if place is None:
+    steps, curve = data["steps"], smoothed(data)
+    at = next((at for at, (_, loss) in enumerate(curve) if loss <= target), None)
+    if at is None:
         return None
-    seconds = ran_s(data, steps["time_s"][place], now_s)
-    return Reached(steps["step"][place], seconds, steps["usd"][place])
+    (left, before), (right, after) = curve[max(0, at - 1)], curve[at]
+    # A row that stands for many steps lies in their middle: the loss came down between it and the one before.
+    is_between = before > target and "weight" in steps and steps["weight"][right] > 1
+    share = (before - target) / (before - after) if is_between else 1.0
+
+    def there(name: str) -> float | None:
+        begin, end = steps[name][left], steps[name][right]
+        if share == 1.0 or begin is None or end is None:
+            return None if end is None else float(end)
+        return float(begin + share * (end - begin))
+
+    step, time_s = there("step"), there("time_s") or 0.0
+    return Reached(None if step is None else round(step), ran_s(data, time_s, now_s), there("usd"))
 
 
 def ran_s(data: dict[str, Any], time_s: float, now_s: float) -> float | None:
@@ -173,12 +201,6 @@ def crossing_words(found: Comparison) -> str:
     after = names.index(told["lower_after"])
     where = dollars(told["at"] * 1e6) if told["axis"] == "usd" else f"step {round(told['at']):,}"
     return f"from {where} on the loss of {names[after]} is lower, before that of {names[1 - after]}"
-
-
-def _thinned(found: Series, most: int) -> Series:
-    attempts = dict.fromkeys(point.attempt for point in found.points)
-    kept = ([point for point in found.points if point.attempt == number] for number in attempts)
-    return serieses.Series(tuple(point for some in kept for point in serieses.thinned(some, most)))
 
 
 def value_text(value: Any) -> str:

@@ -25,6 +25,7 @@ _COLUMNS = (
     *("communication_s", "checkpoint_s", "memory_bytes", "epoch", "samples"),
 )
 _UNDRAWN = frozenset({"eta_s", "tokens", "scale", "skipped", "seconds"})
+_OURS = frozenset({"attempt", "time_s", "step", "usd", "weight"})  # columns of every row
 _MOST_OWN = 8  # columns of a script's own
 _DIGITS = 6  # of a figure in the file
 
@@ -33,7 +34,8 @@ def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: flo
     """Return the job's series in columns, as they are at `now_s`; money in US dollars, times in unix seconds.
 
     A number that is absent is null, one that is not finite is text (`nan`, `inf`). `usd` is what the whole job had
-    cost at that moment; null, and `spend` empty, where a price is unknown. `attempts` are all of the job's.
+    cost at that moment; null, and `spend` empty, where a price is unknown. `attempts` are all of the job's. `weight`,
+    where there is one: how many events a row stands for, with their means; 0: it is there because it stands out.
     """
     spend = spend_curve(attempts, now_s)
     return {
@@ -144,7 +146,7 @@ def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:
 def _columns(steps: Sequence[Point], spend: list[list[float]]) -> dict[str, list[Any]]:
     at = spent_at(spend)
     counts = Counter(name for point in steps for name in point.fields)
-    own = [name for name, _ in counts.most_common() if name not in _COLUMNS and name not in _UNDRAWN]
+    own = [name for name, _ in counts.most_common() if name not in _COLUMNS and name not in _UNDRAWN | _OURS]
     names = [name for name in _COLUMNS if name in counts] + sorted(own[:_MOST_OWN])
     found: dict[str, list[Any]] = {
         "attempt": [point.attempt for point in steps],
@@ -152,6 +154,8 @@ def _columns(steps: Sequence[Point], spend: list[list[float]]) -> dict[str, list
         "step": [point.step for point in steps],
         "usd": [at(point.time_s) for point in steps],
     }
+    if any(point.weight != 1 for point in steps):
+        found["weight"] = [point.weight for point in steps]
     return found | {name: [_rounded(point.fields.get(name)) for point in steps] for name in names}
 
 

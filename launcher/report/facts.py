@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from statistics import median
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from cloudtrain.entrypoints.figures import dollars, span
@@ -48,13 +49,12 @@ def figure(value: Any) -> str:
 def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
     """Return what came of the job, by names that `compare` shows too; only what is known."""
     losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
-    rates = [point.fields["samples_per_s"] for point in series.steps if _is_number(point.fields.get("samples_per_s"))]
     spent = meter.spent_micro(meter.legs_of(attempts), now_s)
     found: dict[str, Any] = {
         "steps": job.attempt.progress.get("step"),
         "loss": losses[-1][0] if losses else job.attempt.progress.get("loss"),
         "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
-        "samples_per_s": median(rates) if rates else None,
+        "samples_per_s": _median(series, "samples_per_s"),
         "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
         "spend_usd": None if spent is None else spent / 1e6,
     }
@@ -83,9 +83,8 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
         best = _best(name, job, series)
         title = "Loss, evaluated" if name == "loss" else name[:1].upper() + name[1:].replace("_", " ")
         cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
-    rates = [point.fields["samples_per_s"] for point in series.steps if _is_number(point.fields.get("samples_per_s"))]
-    if rates:
-        cards.append(("Throughput", f"{figure(float(f'{median(rates):.4g}'))}", "samples/s, median"))
+    if (rate := _median(series, "samples_per_s")) is not None:
+        cards.append(("Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"))
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
     whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
     if ran_s:
@@ -209,8 +208,8 @@ def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
     return found
 
 
-def checkpoints(series: Series) -> tuple[int, list[tuple[str, ...]]]:
-    """Return how many checkpoints were told of, and of the newest: step, attempt, when, seconds and size."""
+def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
+    """Return in words how many checkpoints were told of, and of the newest: step, attempt, when, seconds and size."""
     rows: list[tuple[str, ...]] = []
     saved = [point for point in series.marks if point.kind == "checkpoint" and point.fields.get("path")]
     for point in saved[-_LAST_CHECKPOINTS:]:
@@ -225,7 +224,9 @@ def checkpoints(series: Series) -> tuple[int, list[tuple[str, ...]]]:
                 str(point.fields["path"]),
             )
         )
-    return len(saved), rows
+    is_thinned = any(point.weight != 1 for point in saved)
+    count = "more told of than are kept here" if is_thinned else f"{len(saved)} told of"
+    return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
 
 
 def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
@@ -257,6 +258,18 @@ def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
     if mode is None or not told:
         return None
     return (min if mode == "min" else max)(told, key=lambda each: float(each[0]))
+
+
+def _median(series: Series, name: str) -> float | None:
+    """Return the median of a figure over all steps, each row as often as it stands for one; None where none is told."""
+    rows = sorted(
+        (value, point.weight) for point in series.steps if point.weight and _is_number(value := point.fields.get(name))
+    )
+    half, places = sum(weight for _, weight in rows) / 2, list(accumulate(weight for _, weight in rows))
+    if not rows:
+        return None
+    low, high = rows[bisect_left(places, half)][0], rows[min(bisect_right(places, half), len(rows) - 1)][0]
+    return (low + high) / 2
 
 
 def _ran_s(attempt: Attempt, now_s: float) -> float:

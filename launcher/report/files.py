@@ -26,7 +26,11 @@ def require_free(path: Path, *, force: bool) -> None:
     """Ask before a file that is no report of ours is replaced. Raises UsageError where nobody can be asked, or no."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"name a file: -o {path / 'report.html'}")
-    if force or not path.exists():
+    if not path.exists():
+        return
+    if not path.is_file():  # a pipe or a device is not replaced, and reading from it may never end
+        raise UsageError(f"{path} is no file", hint="name a file; --json prints what is in it")
+    if force:
         return
     try:
         if is_report(path):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.figures import dollars, up
-from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import stopping
 from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.refresh import refresh
@@ -36,13 +35,7 @@ class Offer:
 
 def stop(registry: Registry, job_id: str, *, now: bool) -> str:
     """Ask the job to save and stop, or with `now` to end at once; return what to tell. Raises CloudtrainError."""
-    asked = stopping.ask(registry, job_id, now=now)
-    job = asked.job
-    if not now or asked.verdict != "asked" or job.attempt.ref is None:
-        return asked.words
-    if backends.load(job.backend).pace(job.attempt.ref).can_kill:
-        return f"stopping {job.id} at once, without saving"
-    return f"{asked.words}: {job.backend} always lets a job save first"
+    return stopping.ask(registry, job_id, now=now).words
 
 
 def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["make"]
 
 MOST_COMPARED = 8
+MOST_FIELDS = 20
 # A report is a whole page with a script of its own: it runs apart from ours, reaches nothing, and sends nothing.
 _REPORT_POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
@@ -39,7 +39,7 @@ _REPORT_POLICY = (
 )
 
 
-def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Starlette:
+def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guard:
     """Return the application for a server on that port of the loopback."""
     handlers = _Handlers(site)
     routes = [
@@ -61,12 +61,13 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Star
             Route("/jobs/{job}/resume", handlers.offer, methods=["GET"]),
             Route("/jobs/{job}/resume", handlers.resume, methods=["POST"]),
         ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
-        middleware=[Middleware(Guard, keys=site.keys, port=port, used=used)],
         exception_handlers={CloudtrainError: handlers.refused, 404: handlers.missing, 500: handlers.broken},
         lifespan=site.running,
     )
+    # Around the whole: what Starlette takes for middleware lies within the layer that answers our own faults.
+    return Guard(app, keys=site.keys, port=port, used=used)
 
 
 class _Handlers:
@@ -214,7 +215,11 @@ class _Handlers:
         """Return the form's fields. Raises UsageError where our own page has not made it."""
         import hmac
 
-        fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+        text = (await request.body()).decode("utf-8", "replace")
+        try:
+            fields = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+        except ValueError:
+            raise UsageError("the form has more fields than any of ours") from None
         form = {name: values[0] for name, values in fields.items()}
         given = request.headers.get(CSRF_HEADER) or form.get(CSRF_FIELD, "")
         if not hmac.compare_digest(given.encode(), self.site.keys.csrf.encode()):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, NoSuchJobError, UsageError
 from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.registry import Registry
 
@@ -109,13 +109,17 @@ class Feed:
         try:
             self._read(registry)
         except CloudtrainError as error:
-            self.trouble = error.message
+            self._fail(error.message)
         except Exception as error:
-            self.trouble = f"cloudtrain itself failed: {type(error).__name__}: {error}"
+            self._fail(f"cloudtrain itself failed: {type(error).__name__}: {error}")
         finally:
             self.is_ready = True
             registry.close()
             self.tell()
+
+    def _fail(self, words: str) -> None:
+        """Say what went wrong; whoever wants these lines next gets a feed that begins anew."""
+        self.trouble, self.is_closed = words, True
 
     def _read(self, registry: Registry) -> None:
         """Read the last lines that are there, then what comes."""
@@ -140,17 +144,20 @@ class Feed:
     def _follow(self, registry: Registry, job_id: str, stream: Stream, wants: Callable[[LogLine], bool]) -> None:
         wait_s = min(max(WAIT_S, stream.pace.lines_s), BACK_OFF_S)
         while not self._is_left():
-            if self.attempt_changed.is_set():
-                self.attempt_changed.clear()
-                stream.update(registry.attempt(registry.find(job_id), self.wanted.attempt))
             try:
+                if self.attempt_changed.is_set():
+                    stream.update(registry.attempt(registry.find(job_id), self.wanted.attempt))
+                    self.attempt_changed.clear()
                 lines = stream.read() if self.is_ready else stream.tail(KEPT_LINES, wants)
                 trouble = ""
-            except UnreachableError as error:
-                lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}"
+            except NoSuchJobError:
+                raise
+            except CloudtrainError as error:  # a backend that is away, a login that has expired, a busy registry
+                hint = f"; {error.hint}" if error.hint else ""
+                lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}{hint}"
             self._add([line for line in lines if wants(line)])
-            if trouble != self.trouble or not self.is_ready:
-                self.trouble, self.is_ready = trouble, True
+            if trouble != self.trouble or not (self.is_ready or trouble):
+                self.trouble, self.is_ready = trouble, self.is_ready or not trouble
                 self.tell()
             if stream.is_over:
                 self.is_over = True
@@ -215,6 +222,7 @@ class Feeds:
 
     def _new(self, wanted: Wanted) -> Feed:
         """Begin a feed; the oldest that no page shows make room."""
+        self._feeds.pop(wanted, None)
         idle = sorted((each for each in self._feeds.values() if each.pages <= 0), key=lambda each: each.left_s)
         for each in idle[: max(0, len(self._feeds) + 1 - MOST_FEEDS)]:
             each.is_closed = True

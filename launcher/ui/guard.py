@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 import secrets
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
@@ -139,16 +138,10 @@ class Guard:
         return answer
 
     def _is_known(self, headers: Headers) -> bool:
-        found = False
-        for text in headers.getlist("cookie"):
-            jar: SimpleCookie = SimpleCookie()
-            try:
-                jar.load(text)
-            except CookieError:
-                continue
-            if (morsel := jar.get(self.cookie)) is not None:
-                found |= hmac.compare_digest(morsel.value.encode(), self.keys.session.encode())
-        return found
+        """Return whether our cookie is among those that came; others of this host may be in any form."""
+        pairs = (pair.partition("=") for text in headers.getlist("cookie") for pair in text.split(";"))
+        values = [value.strip() for name, _, value in pairs if name.strip() == self.cookie]
+        return any(hmac.compare_digest(value.encode(), self.keys.session.encode()) for value in values)
 
     def _foreign(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the refusal of what another site's page has asked for."""

@@ -71,7 +71,7 @@ def curves(registry: Registry, job_id: str) -> dict[str, Any]:
 
     job: Job = registry.find(job_id)
     attempts: Sequence[Attempt] = registry.attempts(job)
-    return chart_data(job, attempts, series.read(registry.database, job.id), time.time())
+    return chart_data(job, attempts, series.drawable(series.read(registry.database, job.id)), time.time())
 
 
 def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:

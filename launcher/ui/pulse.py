@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.registry import Registry
 
 __all__ = ["Pulse"]
@@ -30,9 +32,10 @@ class Pulse:
         """Look again and again, while anybody waits for it; to be cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            if self._waiters and (now := self._version()) != self._seen:
-                self._seen = now
-                self.beat()
+            with contextlib.suppress(CloudtrainError):  # a registry that is busy is looked at again
+                if self._waiters and (now := self._version()) != self._seen:
+                    self._seen = now
+                    self.beat()
 
     def beat(self) -> None:
         """Wake all that wait; to be called in the loop's thread."""

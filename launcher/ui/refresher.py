@@ -74,11 +74,15 @@ class Refresher:
                 self._worker(job.backend).offer(job)
             seen = None
             while not self._is_closed:
-                version = registry.database.execute("PRAGMA data_version")[0][0]
-                if version != seen:
-                    seen = version
-                    for (name,) in registry.database.execute(_ACTIVE_BACKENDS):
-                        self._worker(name)
+                try:
+                    version = registry.database.execute("PRAGMA data_version")[0][0]
+                    if version != seen:
+                        for (name,) in registry.database.execute(_ACTIVE_BACKENDS):
+                            self._worker(name)
+                        seen = version
+                    self._fault = ""
+                except CloudtrainError as error:  # busy for long, or on a disk that is full
+                    self._fault = error.message
                 self._news.wait(ROUND_S if self._is_seen() else BACK_OFF_S)
                 self._news.clear()
         except CloudtrainError as error:

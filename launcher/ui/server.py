@@ -88,7 +88,11 @@ def tunnel(environ: Mapping[str, str], port: int) -> str:
     """Return the command that brings the port to the user's own machine."""
     client = environ.get("SSH_CONNECTION", "").split()
     host = client[2] if len(client) == 4 else socket.gethostname()
-    return f"ssh -N -L {port}:{HOST}:{port} {getpass.getuser()}@{host}"
+    try:
+        user = f"{getpass.getuser()}@"
+    except (KeyError, OSError, ImportError):  # a container's user without a name
+        user = ""
+    return f"ssh -N -L {port}:{HOST}:{port} {user}{host}"
 
 
 def _listening(port: int) -> socket.socket:

@@ -20,7 +20,7 @@
   const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", preempted: "a preemption", node_failure: "a node failure", error: "an error"};
   const PARTS = [["data_s", "data"], ["compute_s", "compute"], ["communication_s", "communication"], ["checkpoint_s", "checkpoint"]];
   const KNOWN = new Set(["attempt", "time_s", "step", "usd", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu",
-    "step_s", "memory_bytes", "epoch", "samples", ...PARTS.map((part) => part[0])]);
+    "step_s", "memory_bytes", "weight", "epoch", "samples", ...PARTS.map((part) => part[0])]);
   const EXAMPLE = 'print(f\'step {step}  ::ct {{"e":"step","step":{step},"max_steps":{total},"loss":{loss}}}\', flush=True)';
   const views = new WeakMap();
 
@@ -117,7 +117,9 @@
     const steps = data.steps, count = steps.step ? steps.step.length : 0;
     const began = data.attempts.map((attempt) => attempt.began_s).find((time) => time != null);
     const first = Math.min(...[began, steps.time_s && steps.time_s[0], data.evals[0] && data.evals[0].time_s].filter((time) => time != null));
-    const job = {data, index, count, begin: Number.isFinite(first) ? first : 0, name: data.job.job};
+    // How many events a row stands for: one, or in a long job those of a stretch; at 0 it only stands out.
+    const weights = steps.weight || new Array(count).fill(1);
+    const job = {data, index, count, weights, begin: Number.isFinite(first) ? first : 0, name: data.job.job};
     job.hasSteps = count === 0 || steps.step.some((step) => step != null);
     job.xs = axesIn(job, steps, count);
     job.evalXs = axesIn(job, columnsOf(data.evals), data.evals.length);
@@ -177,7 +179,7 @@
       if (view.axis === "money") job.data.spend.forEach((corner) => take(corner[1]));
     }
     if (view.axis !== "step" || low < 0.2 * high) low = Math.min(0, low);
-    if (!(high > low)) high = low + 1;
+    if (!(high > low)) high = low + Math.max(1, Math.abs(low) * 1e-9);
     return [low, high];
   }
 
@@ -233,7 +235,7 @@
 
   function line(view, job, key) {
     const ys = job.data.steps[key] || [];
-    return {job, name: job.name, key, x: job.xs[view.axis], y: ys, rows: ys.length, cuts: job.cuts, stale: view.axis === "step" ? job.stale : null, ...look(view, job)};
+    return {job, name: job.name, key, x: job.xs[view.axis], y: ys, weights: job.weights, rows: ys.length, cuts: job.cuts, stale: view.axis === "step" ? job.stale : null, ...look(view, job)};
   }
 
   function evalSpec(view, name) {
@@ -252,7 +254,7 @@
       const y = (job.data.steps[key] || []).map((value) => (typeof value === "number" ? value : 0));
       const base = bottoms.slice();
       y.forEach((value, at) => { bottoms[at] += value; });
-      return {job, name, key, x: job.xs[view.axis], y, base, rows: y.length, cuts: job.cuts, stale: view.axis === "step" ? job.stale : null, area: true, colour: `var(--ct-part-${PARTS.findIndex((part) => part[0] === key) + 1})`, dash: ""};
+      return {job, name, key, x: job.xs[view.axis], y, base, weights: job.weights, rows: y.length, cuts: job.cuts, stale: view.axis === "step" ? job.stale : null, area: true, colour: `var(--ct-part-${PARTS.findIndex((part) => part[0] === key) + 1})`, dash: ""};
     });
     return {id: "split", title: "Where a step's time goes", format: span, zero: true, series, stack: true};
   }
@@ -459,10 +461,15 @@
       const tops = [], bottoms = [];
       for (let i = run.from, to; i < run.to; i = to) { // the mean of the rows that fall on one column of pixels
         const at = Math.round(chart.x(series.x[i]));
-        let base = 0, sum = 0;
-        for (to = i; to < run.to && Math.round(chart.x(series.x[to])) === at; to++) { base += series.base[to]; sum += series.y[to]; }
-        tops.push(`${at} ${round(chart.y((base + sum) / (to - i)))}`);
-        bottoms.push(`${at} ${round(chart.y(base / (to - i)))}`);
+        let base = 0, sum = 0, weight = 0;
+        for (to = i; to < run.to && Math.round(chart.x(series.x[to])) === at; to++) {
+          base += series.base[to] * series.weights[to];
+          sum += series.y[to] * series.weights[to];
+          weight += series.weights[to];
+        }
+        if (!weight) continue;
+        tops.push(`${at} ${round(chart.y((base + sum) / weight))}`);
+        bottoms.push(`${at} ${round(chart.y(base / weight))}`);
       }
       if (tops.length) into.append(shape("path", {class: "ct-area", d: `M${tops.join("L")}L${bottoms.reverse().join("L")}Z`, style: `fill:${series.colour}`}));
     }
@@ -507,14 +514,33 @@
     return found;
   }
 
-  /* The mean over as many points on either side, so that the line does not lag behind. It begins where the job began;
-     at the end there are only those before it, so that one last step does not look like a turn. */
+  /* The mean over as many events on either side, so that the line does not lag behind. It begins where the job began;
+     at the end there are only those before it, so that one last step does not look like a turn. Rows count by the events
+     that they stand for; `compare` reckons so too. */
   function smoothed(series, run) {
-    const found = new Array(series.rows).fill(null), most = Math.max(2, Math.round(series.rows / 60)), sums = [0];
-    for (let i = run.from; i < run.to; i++) sums.push(sums[sums.length - 1] + series.y[i]);
+    const found = new Array(series.rows).fill(null), places = [0], sums = [0];
     for (let i = run.from; i < run.to; i++) {
-      const at = i - run.from, left = Math.min(most, at), right = Math.min(left, run.to - 1 - i);
-      found[i] = (sums[at + right + 1] - sums[at - left]) / (left + right + 1);
+      const weight = series.weights[i];
+      if (weight === 0) continue;
+      places.push(places[places.length - 1] + weight);
+      sums.push(sums[sums.length - 1] + weight * series.y[i]);
+    }
+    const all = series.weights.reduce((sum, weight) => sum + weight, 0), end = places[places.length - 1];
+    const most = Math.max(2, Math.round(all / 60)) + 0.5;
+    let row = 0, low = 0, high = 0;
+    const until = (place, from) => { // the sum of all events before a place
+      let at = from;
+      while (at + 2 < places.length && places[at + 1] <= place) at++;
+      return [sums[at] + (sums[at + 1] - sums[at]) * (place - places[at]) / (places[at + 1] - places[at]), at];
+    };
+    for (let i = run.from; i < run.to; i++) {
+      if (series.weights[i] === 0) continue;
+      const middle = (places[row] + places[row + 1]) / 2, left = Math.min(most, middle), right = Math.min(left, end - middle);
+      let before, after;
+      [before, low] = until(middle - left, low);
+      [after, high] = until(middle + right, high);
+      found[i] = (after - before) / (left + right);
+      row += 1;
     }
     return found;
   }
@@ -639,7 +665,7 @@
     if (!row) return place;
     const {steps} = job.data, i = row.i, clock = new Date(1000 * steps.time_s[i]);
     const parts = [steps.step[i] == null ? null : `step ${whole(steps.step[i])}`, `${span(steps.time_s[i] - job.begin)} in`, steps.usd[i] == null ? null : usd(steps.usd[i]),
-      `attempt ${steps.attempt[i]}`, `${clock.toISOString().slice(0, 19).replace("T", " ")} UTC`];
+      job.weights[i] > 1 ? `mean of ${whole(job.weights[i])}` : null, `attempt ${steps.attempt[i]}`, `${clock.toISOString().slice(0, 19).replace("T", " ")} UTC`];
     return parts.filter(Boolean).join(" · ");
   }
 
@@ -655,8 +681,8 @@
         if (i % stride && i !== job.count - 1) continue;
         rows.push(node("tr", {}, names.map((name) => node("td", {}, [cell(job.data.steps[name][i])]))));
       }
-      const some = stride > 1 ? `, one row in ${stride}` : "";
-      blocks.push(node("table", {}, [node("caption", {}, [`${job.name}: ${job.count} steps told${some}`]),
+      const told = job.weights.reduce((sum, weight) => sum + weight, 0), some = stride > 1 ? `, one row in ${stride}` : "";
+      blocks.push(node("table", {}, [node("caption", {}, [`${job.name}: ${whole(told)} steps told${told > job.count ? ", of which many are one row of their means" : ""}${some}`]),
         node("thead", {}, [node("tr", {}, names.map((name) => node("th", {scope: "col"}, [name])))]), node("tbody", {}, rows)]));
     }
     view.table.replaceChildren(view.table.firstElementChild, node("div", {class: "ct-rows", tabindex: "0"}, blocks));
@@ -680,8 +706,9 @@
     const unit = base ? base ** Math.floor(Math.log(Math.max(high, 1)) / Math.log(base)) : 1;
     const rough = (high - low) / Math.max(1, count) / unit, size = 10 ** Math.floor(Math.log10(rough)) * unit;
     const width = size * [1, 2, 2.5, 5, 10].find((each) => each * size >= rough * unit * 0.8), found = [];
-    for (let i = Math.ceil(low / width - 1e-9); i * width <= high + width * 1e-9; i++) found.push(Number((i * width).toPrecision(12)));
-    return found;
+    const first = Math.ceil(low / width - 1e-9); // which may be so large that one more makes no other number
+    for (let i = 0; i < 50 && (first + i) * width <= high + width * 1e-9; i++) found.push(Number(((first + i) * width).toPrecision(12)));
+    return [...new Set(found)];
   }
 
   function timeTicks(low, high, count) {

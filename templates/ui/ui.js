@@ -76,7 +76,7 @@
     source.onerror = () => {
       one("link").textContent = "not connected";
       // A refusal ends an EventSource for good: the server was begun anew, or is gone.
-      if (source && source.readyState === EventSource.CLOSED) { const now = source; setTimeout(() => { if (source === now) connect(); }, 3000); }
+      if (source && source.readyState === EventSource.CLOSED) { const now = source; setTimeout(() => { if (source === now) connect(); }, 3000); whyNot(); }
     };
     for (const [kind, act] of Object.entries(on)) {
       source.addEventListener(kind, (event) => {
@@ -84,6 +84,20 @@
         act(JSON.parse(event.data));
       });
     }
+  }
+
+  /* What an EventSource does not tell: a server that was begun anew has another address, which its terminal says. */
+  async function whyNot() {
+    try {
+      const answer = await fetch("/static/icon.svg", {cache: "no-store"});
+      if (answer.status === 403) trouble(await answer.text());
+    } catch (error) { /* there is no server: "not connected" says so */ }
+  }
+
+  /* What was answered; a refusal may come as plain text. */
+  async function wordsOf(answer) {
+    const text = await answer.text();
+    try { return JSON.parse(text); } catch (error) { return {error: text || answer.statusText}; }
   }
 
   function disconnect() {
@@ -121,8 +135,9 @@
       const names = curves.dataset.jobs.split(" ").filter(Boolean);
       const datas = await Promise.all(names.map(async (name) => {
         const answer = await fetch(`/jobs/${encodeURIComponent(name)}/curves`, {headers: {accept: "application/json"}});
-        if (!answer.ok) throw new Error((await answer.json()).error || answer.statusText);
-        return answer.json();
+        const told = await wordsOf(answer);
+        if (!answer.ok) throw new Error(told.error);
+        return told;
       }));
       CloudtrainCharts.draw(curves, datas, {x: "step"});
       if (body.dataset.page === "compare" && datas.some((data) => data.job.exit_code === null)) setTimeout(readCurves, 5000);
@@ -282,12 +297,13 @@
         body: fields,
         headers: {accept: "application/json", "x-cloudtrain-csrf": document.querySelector("meta[name=csrf]").content},
       });
-      const told = await answer.json();
-      if (answer.ok && then) location.assign(then);
+      const told = await wordsOf(answer);
+      if (answer.ok && then) { location.assign(then); return; }
       say(told.said || told.error, !answer.ok);
     } catch (error) {
       say(`That was not sent: ${error.message}`, true);
     }
+    if (event.submitter) event.submitter.disabled = false; // it may be tried again
   });
 
   function say(words, isBad) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
+from cloudtrain.launcher import series
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.report import comparing, config
@@ -59,6 +61,21 @@ def test_loss_is_a_mean_since_one_step_may_be_luck() -> None:
     """Of 200 steps a single low one does not count as reached."""
     noisy = losses([1.0] * 100 + [0.0] + [1.0] * 99)
     assert comparing.reached(noisy, 0.5, NOW_S) is None
+
+
+@pytest.mark.parametrize("told", [60_000, 60_900, 61_700])
+def test_cost_of_a_loss_is_the_same_however_a_long_job_was_thinned(told: int) -> None:
+    """Within a hundredth, whichever of its steps are left: what one row stands for counts as so many steps."""
+    draw, points = random.Random(5), []
+    for begin in range(0, told, 100):
+        new = ((n, 1 / (1 + n / 1e4) + draw.gauss(0, 0.01)) for n in range(begin, begin + 100))
+        points += [series.Point(1, "step", float(n), n, {"loss": loss}, n) for n, loss in new]
+        points = series.thinned(points, 1500) if len(points) > series.MOST else points
+    data = losses([point.fields["loss"] for point in points])
+    data["steps"] |= {"step": [point.step for point in points], "weight": [point.weight for point in points]}
+    found = comparing.reached(data, 0.3, NOW_S)
+    assert found is not None
+    assert found.step == pytest.approx(23_333, rel=0.01)
 
 
 def test_time_to_a_loss_leaves_out_the_pauses() -> None:

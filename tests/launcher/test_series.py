@@ -169,7 +169,37 @@ def test_series_of_a_long_job_is_bounded_and_honest(home: Path) -> None:
     kept = {point.step: point.fields["loss"] for point in steps}
     assert (kept[12_345], kept[23_456]) == (99.0, "nan")
     gaps = [after - before for before, after in zip(sorted(kept), sorted(kept)[1:], strict=False)]
-    assert max(gaps) <= 3 * 30_000 / 250
+    assert max(gaps) <= 3 * 30_000 / 187
+
+
+def test_means_of_a_long_job_are_those_of_its_steps(home: Path) -> None:
+    """Every hundredth step is slow, and stands out: by their weights the rows that are left have the mean of all."""
+    for begin in range(0, 20_000, 500):
+        rates = {n: 20.0 if n % 100 == 99 else 100.0 for n in range(begin, begin + 500)}
+        put(1, [step(n, samples_per_s=rate, loss=n / 20_000, checkpoint_s=1.0) for n, rate in rates.items()])
+    steps = stored("one").steps
+    assert sum(point.weight for point in steps) == 20_000
+    assert len(steps) < series.MOST
+    for some in (steps[: len(steps) // 2], steps[len(steps) // 2 :]):
+        count = sum(point.weight for point in some)
+        assert sum(point.weight * point.fields["samples_per_s"] for point in some) / count == pytest.approx(99.2, 0.002)
+    assert {point.fields["checkpoint_s"] for point in steps} == {1.0}
+
+
+def test_job_that_has_diverged_is_bounded_too() -> None:
+    """Where figures that are no numbers come and go all the time."""
+    draw = random.Random(3)
+    names = ("loss", "samples_per_s", "grad_norm")
+    lines = [step(n, **{name: draw.choice(["nan", draw.random()]) for name in names}) for n in range(9000)]
+    assert 250 < len(series.thinned(series.gather(1, [(line, 1.0) for line in lines]))) <= series.MOST
+
+
+def test_best_of_every_metric_stays() -> None:
+    """Of a seventh too, in one evaluation of thousands."""
+    metrics = {f"m{n}": 0.5 for n in range(7)}
+    lines = [format_line("eval", "", {"step": n, "metrics": metrics | {"m6": float(n == 1234)}}) for n in range(5000)]
+    points = series.thinned(series.gather(1, [(line, 1.0) for line in lines]))
+    assert max((point.fields["metrics"]["m6"], point.step) for point in points) == (1.0, 1234)
 
 
 @pytest.mark.parametrize("most", [2000, 250])
