@@ -57,7 +57,10 @@ PIECE, ONE_IN = 1 << 20, 64
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to."""
+    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to.
+
+    `code_sha256` is of what is in it but for the config file, which has more to say than what runs.
+    """
 
     sha256: str
     path: Path
@@ -66,6 +69,7 @@ class Bundle:
     code_bytes: int
     largest: tuple[tuple[str, int], ...] = ()
     git: dict[str, Any] = field(default_factory=dict)
+    code_sha256: str = ""
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -95,7 +99,15 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[PurePosixPath]:
     return sorted(_walk(folder, PurePosixPath(), rules))
 
 
-def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, scratch: bool = False) -> Bundle:
+def pack(
+    folder: Path,
+    exclude: Iterable[str],
+    max_bytes: int,
+    into: Path,
+    *,
+    scratch: bool = False,
+    config_file: Path | None = None,
+) -> Bundle:
     """Write the archive to `into`/SHA256.tar.gz and return it; `scratch` writes nothing.
 
     Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (it names the largest files),
@@ -110,14 +122,16 @@ def pack(folder: Path, exclude: Iterable[str], max_bytes: int, into: Path, *, sc
             f"the code folder cannot be read: {error.strerror}", where=error.filename, hint=hint
         ) from error
     sizes = _check(folder, names, max_bytes)
+    own = None if config_file is None else config_file.parent.resolve() / config_file.name
+    apart = next((name for name in names if folder / name == own), None)
     try:
-        sha256, packed = _write(folder, names, None) if scratch else _store(folder, names, into)
+        sha256, code, packed = _write(folder, names, apart, None) if scratch else _store(folder, names, apart, into)
     except OSError as error:
         what = f"the code could not be packed: {error.strerror or error}"
         raise ConfigError(what, where=error.filename or into) from error
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
-    return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder))
+    return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder), code)
 
 
 class _Rules:
@@ -262,8 +276,8 @@ def _why_not_shipped(link: Path, folder: Path, shipped: set[PurePosixPath]) -> s
     return None
 
 
-def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, int]:
-    """Write the archive under its hash; return the hash and the size in bytes."""
+def _store(folder: Path, names: list[PurePosixPath], apart: PurePosixPath | None, into: Path) -> tuple[str, str, int]:
+    """Write the archive under its hash; return what `_write` does."""
     import tempfile  # with what it imports, 5 ms that a dry run does not need
 
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -273,54 +287,65 @@ def _store(folder: Path, names: list[PurePosixPath], into: Path) -> tuple[str, i
                 partial.unlink()
     with tempfile.NamedTemporaryFile(dir=into, prefix="partial-", delete=False) as file:
         try:
-            sha256, packed = _write(folder, names, file)
+            sha256, code, packed = _write(folder, names, apart, file)
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).replace(into / f"{sha256}.tar.gz")
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
-    return sha256, packed
+    return sha256, code, packed
 
 
-def _write(folder: Path, names: list[PurePosixPath], out: IO[bytes] | None) -> tuple[str, int]:
-    """Write the archive, to nowhere without `out`; return its sha256 and its size in bytes."""
-    counted = _Hashing(out)
+def _write(
+    folder: Path, names: list[PurePosixPath], apart: PurePosixPath | None, out: IO[bytes] | None
+) -> tuple[str, str, int]:
+    """Write the archive, to nowhere without `out`; return its sha256, its files' without `apart`, and its bytes."""
+    counted, code = _Hashing(out), hashlib.sha256()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=counted, mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         for name in names:
-            _add(tar, packed, f"code/{name}", folder / name)
+            _add(tar, packed, f"code/{name}", folder / name, None if name == apart else code)
         runtime = Path(str(files("cloudtrain.entrypoints")))
         for path in sorted(runtime.rglob("*.py")):
-            _add(tar, packed, f"runtime/cloudtrain/entrypoints/{path.relative_to(runtime).as_posix()}", path)
-    return counted.hash.hexdigest(), counted.bytes
+            _add(tar, packed, f"runtime/cloudtrain/entrypoints/{path.relative_to(runtime).as_posix()}", path, code)
+    return counted.hash.hexdigest(), code.hexdigest(), counted.bytes
 
 
-def _add(tar: tarfile.TarFile, packed: gzip.GzipFile, name: str, path: Path) -> None:
+def _add(tar: tarfile.TarFile, packed: gzip.GzipFile, name: str, path: Path, code: hashlib._Hash | None) -> None:
+    """Add the file, and what a node sees of it to the hash `code`."""
     member = tarfile.TarInfo(name)
     info = path.lstat()
     if stat.S_ISLNK(info.st_mode):
         member.type, member.linkname = tarfile.SYMTYPE, os.path.relpath(path.resolve(), path.parent)
         tar.addfile(member)
+        _hash(code, member)
         return
     member.mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
     with path.open("rb") as file:
         member.size = os.fstat(file.fileno()).st_size
+        _hash(code, member)
         is_large = member.size >= PIECE
         if is_large:
             packed.flush(zlib.Z_FULL_FLUSH)
-        tar.addfile(member, _Pieces(file, packed))
+        tar.addfile(member, _Pieces(file, packed, code))
         if is_large or zlib.crc32(name.encode(errors="surrogateescape")) % ONE_IN == 0:
             packed.flush(zlib.Z_FULL_FLUSH)
+
+
+def _hash(code: hashlib._Hash | None, member: tarfile.TarInfo) -> None:
+    if code is not None:
+        told = (member.name, member.linkname, str(member.mode), str(member.size))
+        code.update("\0".join((*told, "")).encode(errors="surrogateescape"))
 
 
 class _Pieces(io.RawIOBase):
     """A file that has gzip begin anew behind each piece of what was read of it, which is written by then."""
 
-    def __init__(self, file: IO[bytes], packed: gzip.GzipFile) -> None:
-        self.file, self.packed = file, packed
+    def __init__(self, file: IO[bytes], packed: gzip.GzipFile, code: hashlib._Hash | None) -> None:
+        self.file, self.packed, self.code = file, packed, code
         self.left = PIECE
 
     def read(self, size: int = -1) -> bytes:
@@ -328,6 +353,8 @@ class _Pieces(io.RawIOBase):
             self.packed.flush(zlib.Z_FULL_FLUSH)
             self.left = PIECE
         data = self.file.read(size)
+        if self.code is not None:
+            self.code.update(data)
         self.left -= len(data)
         return data
 

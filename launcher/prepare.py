@@ -55,7 +55,8 @@ def prepare(
     plan = plans.make(config, backend.capacity(config), spent_micro)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
-    bundle = shipped or bundles.pack(folder, config.code.exclude, max_bytes, cache, scratch=dry)
+    exclude = config.code.exclude
+    bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     found = backend.check(request)
     if faults := [fault for fault in found if not fault.is_warning]:

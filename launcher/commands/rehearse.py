@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 __all__ = ["command"]
+
+MOST_TOLERANCE = 0.1  # of the loss; beyond it nothing would be proven by them
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -39,6 +42,12 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return found
 
 
+def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # click's range lets it pass, and every comparison with it would
+        raise click.BadParameter("expected a number", ctx, param)
+    return value
+
+
 @click.command(
     "rehearse",
     epilog=examples(
@@ -56,10 +65,12 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")
 @click.option(
     "--tolerance",
-    type=float,
+    type=click.FloatRange(0, MOST_TOLERANCE),
     default=0.0,
+    callback=_tolerance,
+    metavar="SHARE",
     show_default=True,
-    help="How far losses may part after the resume, relative.",
+    help=f"How far losses may part after the resume, relative: up to {MOST_TOLERANCE}.",
 )
 @click.option(
     "--timeout",
@@ -147,5 +158,5 @@ def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -
     if verdict.is_proven:
         from cloudtrain.launcher.database import Database
 
-        proofs.store(Database(folder), config.backend, whole.bundle.sha256, config, {"words": verdict.words})
+        proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words)
     return verdict

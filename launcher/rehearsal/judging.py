@@ -40,6 +40,7 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
     if ended.left_s is None:
         words = f"the job was over before it could be interrupted at step {wish.preempt_at}"
         return _wrong(verdict, ended, "interrupted", f"{words}: choose an earlier one")
+    verdict.interrupted_step = ended.account.last_step
     if ended.is_killed:
         verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a word")
     elif not _left(verdict, laid_out, ended):
@@ -56,27 +57,39 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
 
 
 def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, *, is_task: bool) -> bool:
-    """Judge the start that goes on."""
+    """Judge the start that goes on: a task by the checkpoint that it names, a script by the steps that it tells."""
     begins = min(second.account.steps, default=None)
     if second.is_late:
         return _wrong(verdict, second, "resumed", "started again, it came no further in time")
     if second.state == "failed" and (second.left_s is None or begins is None):
         return _wrong(verdict, second, "resumed", "started again, it fails")
     if is_task:
-        began = second.account.first("start") or {}
-        verdict.resumed_step = began.get("resumed_from")
-        if verdict.resumed_step is None:
-            return _wrong(verdict, second, "resumed", "started again, it began anew at step 0")
-    elif begins is None:
-        words = "whether it goes on cannot be seen: the script tells no steps (docs/rehearse.md: event lines)"
+        return _took_up(verdict, first, second) and _done(verdict, laid_out, second)
+    if begins is None or not first.account.steps:
+        which = "the script" if begins is None else "its first start"
+        words = f"whether it goes on cannot be seen: {which} told no steps (docs/rehearse.md: event lines)"
         return _wrong(verdict, second, "resumed", words)
-    elif begins <= min(first.account.steps):
+    if begins <= min(first.account.steps):
         return _wrong(verdict, second, "resumed", f"started again, the script began anew at step {begins}")
-    else:
-        verdict.resumed_step = begins - 1
-        verdict.saved_step = verdict.saved_step or verdict.resumed_step
-    verdict.found("resumed", f"started again, it goes on from step {verdict.resumed_step}")
-    return _done(verdict, laid_out, second) if is_task else True
+    verdict.next_step, last = begins, max(first.account.steps)
+    words = f"started again, the next step that it tells is {begins}"
+    if begins <= last:
+        words += f": what it did up to step {last} after what was saved is done again"
+    return verdict.found("resumed", words)
+
+
+def _took_up(verdict: Verdict, first: Ended, second: Ended) -> bool:
+    """Judge which checkpoint a task went on from."""
+    told = second.account.first("start") or {}
+    saved, went_on = verdict.saved_step, told.get("resumed_from")
+    if went_on is None:
+        return _wrong(verdict, second, "resumed", "started again, it began anew at step 0")
+    verdict.resumed_step = went_on
+    words = f"started again, it goes on from step {went_on}"
+    # One that is killed may lose what was not yet where its next start looks.
+    if saved is not None and went_on < saved and not first.is_killed:
+        return _wrong(verdict, second, "resumed", f"{words}, not from what it saved at step {saved}")
+    return verdict.found("resumed", words)
 
 
 def compared(
@@ -96,17 +109,14 @@ def compared(
     before = _apart(first, whole)
     after = _apart(second, whole)
     if not after:
-        words = "the script tells no losses: that it goes on is shown by its steps alone"
         if is_task:
             return _wrong(verdict, whole, "losses", "the run without interruption did not come as far")
-        verdict.not_checked.append(words)
-        verdict.words = _proof(verdict, "")
-        return verdict.found("losses", words)
+        return _by_steps_alone(verdict, "no losses are told of the same steps")
     allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
-    if not is_task and max(before.values(), default=1.0) > allowed:
-        words = "losses cannot be compared: two runs of the script differ before the interruption, too"
-        verdict.words = _proof(verdict, "")
-        return verdict.found("losses", words)
+    if not is_task and not before:
+        return _by_steps_alone(verdict, "no loss was told before the interruption")
+    if not is_task and max(before.values()) > allowed:
+        return _by_steps_alone(verdict, "two runs of the script differ before the interruption, too")
     step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
     if worst > allowed:
         pair = f"{second.account.steps[step]:.7g} and not {whole.account.steps[step]:.7g}"
@@ -117,6 +127,13 @@ def compared(
     words = f"losses of steps {min(after)} to {max(after)} {how}"
     verdict.words = _proof(verdict, f", {words}")
     return verdict.found("losses", f"{words} to a run without interruption")
+
+
+def _by_steps_alone(verdict: Verdict, why: str) -> bool:
+    """Note that the script counts on, and that nothing has shown whether it trains on."""
+    verdict.not_checked.insert(0, f"whether the weights and the optimizer's state come back: {why}")
+    verdict.words = _proof(verdict, ", by its steps alone")
+    return verdict.found("losses", f"losses cannot be compared: {why}; that it goes on is shown by its steps alone")
 
 
 def _apart(one: Ended, other: Ended) -> dict[int, float]:
@@ -132,6 +149,8 @@ def _apart(one: Ended, other: Ended) -> dict[int, float]:
 
 def _proof(verdict: Verdict, losses: str) -> str:
     took = "" if verdict.left_s is None else f", left in {verdict.left_s:.1f} s of {verdict.grace_s:.0f}"
+    if verdict.next_step is not None:
+        return f"interrupted after step {verdict.interrupted_step}{took}, went on to step {verdict.next_step}{losses}"
     return f"saved at step {verdict.saved_step}{took}, resumed at {verdict.resumed_step}{losses}"
 
 
@@ -154,12 +173,17 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
     if ended.state == "failed" and ended.left_s is None:
         done = f"after step {max(steps)}" if steps else "before its first step"
         return _wrong(verdict, ended, "steps", f"it failed {done}")
+    if ended.is_late and ended.left_s is None and not steps and not is_task:
+        words = f"it told no step in {ended.seconds:.0f} s: a script tells them by event lines (docs/rehearse.md)"
+        return _wrong(verdict, ended, "steps", f"{words}; --timeout gives it more time")
     if ended.is_late and ended.left_s is None:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:
         return _wrong(verdict, ended, "steps", "it came to no step")
     if not steps:
-        return verdict.found("steps", "it runs; of its steps it tells nothing")
+        told = f"in the {ended.quiet_s:.0f} s that it was given" if ended.quiet_s is not None else "until its end"
+        verdict.not_checked.insert(0, f"its steps: it told none {told}")
+        return verdict.found("steps", f"it runs; of its steps it told nothing {told}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
     return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
 
@@ -190,7 +214,7 @@ def _done(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
 
 def _saved_step(ended: Ended) -> int | None:
     """Return the step of the newest checkpoint that the trainer told of; None of a script."""
-    told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt")]
+    told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
     steps = [event["step"] for event in told if isinstance(event.get("step"), int)]
     return max(steps, default=None)
 

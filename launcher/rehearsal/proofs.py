@@ -1,7 +1,7 @@
 """What has been proven of a job: that this code with this config saves when it is interrupted, and goes on.
 
-A proof is of a backend, an archive and the part of the config that the training depends on. It is no proof of other
-numbers of machines, of other names, money or places.
+A proof is of a backend, of the code that is shipped, and of the config but for what changes nothing in how a job saves
+and goes on: its name, money and notices, how many machines it gets and of what kind, where its data lie.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.backend import BUILT_IN
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.database import Database
@@ -23,30 +24,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Proof", "find", "notes", "require", "store"]
 
-_RELEVANT = {"task", "script", "module", "args", "params", "training", "env", "checkpoint"}
-_OF_CHECKPOINT = ("every_steps", "every", "keep", "keep_best", "blocking", "resume")  # not where they are kept
+_APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", *BUILT_IN}
+_APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
+_NAMES_OF = ("inputs", "outputs")  # not where these lie
 DEFAULT_FILE = "cloudtrain.yaml"
 PREEMPT_AT = 3  # in the command that is told: early, so that the proof is quick
 
 
 @dataclass(frozen=True)
 class Proof:
-    """When it was proven, and the verdict in a sentence."""
+    """When it was proven, the verdict in a sentence, and the hash of each of the config's keys then."""
 
     ended_s: float
     words: str
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def store(database: Database, backend: str, bundle_sha256: str, config: Config, verdict: dict[str, Any]) -> None:
-    """Keep what a rehearsal has proven, in place of what was known of the same code and config."""
-    values = (_key(backend, config, bundle_sha256), time.time(), json.dumps(verdict))
+def store(database: Database, code_sha256: str, config: Config, words: str) -> None:
+    """Keep what a rehearsal has proven of the config's backend, in place of what was known of the same."""
+    verdict = {"words": words, "settings": {name: _hash(told) for name, told in _settings(config).items()}}
+    values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
     with database.transaction():
         database.execute("INSERT OR REPLACE INTO rehearsals (key, ended_s, verdict) VALUES (?, ?, ?)", values)
 
 
-def find(database: Database, backend: str, bundle_sha256: str, config: Config) -> Proof | None:
+def find(database: Database, code_sha256: str, config: Config) -> Proof | None:
     """Return the proof for this very code and config, None where there is none."""
-    return _newest(database, _key(backend, config, bundle_sha256))
+    return _newest(database, _key(code_sha256, config))
 
 
 def require(database: Database, prepared: Prepared) -> None:
@@ -68,7 +72,7 @@ def notes(prepared: Prepared) -> Iterator[str]:
         yield f"resources.spot: {why}; submit wants `{_command(prepared)}` before, or --force"
         return
     assert database is not None
-    proof = find(database, prepared.config.backend, prepared.bundle.sha256, prepared.config)
+    proof = find(database, prepared.bundle.code_sha256, prepared.config)
     assert proof is not None
     yield f"resources.spot: its resume was rehearsed on {_day(proof)}: {proof.words}"
 
@@ -88,19 +92,20 @@ def _day(proof: Proof) -> str:
 
 def _missing(database: Database | None, prepared: Prepared) -> str | None:
     """Return why the resume of the job is not proven; None where it is, or where nothing takes its machines away."""
-    config, sha256 = prepared.config, prepared.bundle.sha256
+    config, sha256 = prepared.config, prepared.bundle.code_sha256
     never = f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
     if not _is_spot(prepared):
         return None
     if database is None:
         return never
-    if find(database, config.backend, sha256, config) is not None:
+    if find(database, sha256, config) is not None:
         return None
     older = _newest(database, f"{config.backend}:{_config_hash(config)}:%")
     if older is not None:
-        return f"the code has changed since its resume was proven ({_day(older)})"
-    if _newest(database, f"{config.backend}:%:{sha256}") is not None:
-        return "the training's settings have changed since its resume was proven"
+        return f"the code, or cloudtrain's own on the nodes, has changed since its resume was proven ({_day(older)})"
+    older = _newest(database, f"{config.backend}:%:{sha256}")
+    if older is not None:
+        return f"other settings than today's were proven ({_day(older)}): {_apart(older, config)} has changed since"
     return never
 
 
@@ -118,17 +123,42 @@ def _command(prepared: Prepared) -> str:
     return f"cloudtrain rehearse{named} --backend {config.backend} --preempt-at {at}"
 
 
-def _key(backend: str, config: Config, bundle_sha256: str) -> str:
-    return f"{backend}:{_config_hash(config)}:{bundle_sha256}"
+def _key(code_sha256: str, config: Config) -> str:
+    return f"{config.backend}:{_config_hash(config)}:{code_sha256}"
 
 
 def _config_hash(config: Config) -> str:
-    told = config.model_dump(mode="json", include=_RELEVANT)
-    told["checkpoint"] = {key: told["checkpoint"][key] for key in _OF_CHECKPOINT}
+    return _hash(_settings(config))
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Return what a proof depends on, by the keys of the config: all but what is known to change nothing."""
+    told = config.model_dump(mode="json", exclude=_APART)
+    for name, keys in _APART_IN.items():
+        told[name] = {key: value for key, value in told[name].items() if key not in keys}
+    told["checkpoint"]["mirror"] = told["checkpoint"]["mirror"] is not None
+    told |= {name: sorted(told[name]) for name in _NAMES_OF}
+    own = getattr(config, config.backend, None)
+    if own is not None:
+        told[config.backend] = own.model_dump(mode="json", exclude={"price_per_hour"})
+    return told
+
+
+def _apart(proof: Proof, config: Config) -> str:
+    """Return the keys of the config that are not as they were when it was proven."""
+    told = _settings(config)
+    names = [name for name, value in told.items() if proof.settings.get(name) != _hash(value)]
+    return ", ".join([*names, *(name for name in proof.settings if name not in told)]) or "something"
+
+
+def _hash(told: Any) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _newest(database: Database, pattern: str) -> Proof | None:
     sql = "SELECT ended_s, verdict FROM rehearsals WHERE key LIKE ? ORDER BY ended_s DESC LIMIT 1"
     rows = database.execute(sql, (pattern,))
-    return None if not rows else Proof(rows[0]["ended_s"], str(json.loads(rows[0]["verdict"]).get("words", "")))
+    if not rows:
+        return None
+    told = json.loads(rows[0]["verdict"])
+    return Proof(rows[0]["ended_s"], str(told.get("words", "")), told.get("settings", {}))

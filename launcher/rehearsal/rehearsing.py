@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Wish", "place", "rehearse", "require_torch"]
 
-QUIET_S = 10.0  # a script that tells no steps is interrupted so long after its ranks have started
+QUIET_S = 60.0  # a script that tells no steps by then is seen to run, which is all that can be; none is proven so
+HINT_S = 15.0  # without a step before it is said how scripts tell them
 PLACE, KEPT = "rehearsals", "stays"  # below the home; the mark of one that stays
 
 
@@ -184,8 +185,14 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
 
         return is_held
 
+    may_be_quiet, hinted = work.wish.preempt_at is None, False
+
     def has_seen(account: Account, seconds: float) -> bool:
-        return (account.last_step or 0) >= last or (not account.steps and seconds > QUIET_S)
+        nonlocal hinted
+        if not account.steps and seconds > HINT_S and not hinted:
+            hinted, limit_s = True, QUIET_S if may_be_quiet else work.wish.timeout_s
+            work.say(f"no step told yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
+        return (account.last_step or 0) >= last or (may_be_quiet and not account.steps and seconds > QUIET_S)
 
     return has_seen
 

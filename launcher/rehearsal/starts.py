@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, events, nodefolder
+from cloudtrain.entrypoints import durable, nodefolder
 from cloudtrain.entrypoints.places import EXIT
 from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.rehearsal import sandbox
 from cloudtrain.launcher.rehearsal.lines import Account
 
@@ -30,7 +31,8 @@ class Ended:
     """How a start went. `codes` are the cells', by node; `verdicts` what each node's agent has written at its end.
 
     `left_s`: from the interruption to the end of the last node, None where there was none. `is_late`: the time given
-    was up before it had ended, or come as far as it should. `seconds` count from its begin.
+    was up before it had ended, or come as far as it should. `seconds` count from its begin, `quiet_s` from the first
+    rank's to the interruption of one that had told no step by then.
     """
 
     account: Account
@@ -38,6 +40,7 @@ class Ended:
     verdicts: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     left_s: float | None = None
+    quiet_s: float | None = None
     is_killed: bool = False
     is_late: bool = False
     tail: list[str] = field(default_factory=list)
@@ -91,6 +94,7 @@ def run(
                 break
             if interrupted_s is None and ranks_s is not None and until(found.account, now_s - ranks_s):
                 interrupted_s, found.is_killed = now_s, at_once
+                found.quiet_s = None if found.account.steps else now_s - ranks_s
                 if at_once:
                     break
                 _interrupt(laid_out.nodes, running)
@@ -139,7 +143,8 @@ def _answer(first: sandbox.Running) -> str:
         if whole and line.startswith("{"):
             return line
         if is_over or line or time.monotonic() > until_s:
-            raise ConfigError(f"the first node did not start: {line or 'it says nothing'}", where=str(first.output))
+            said = shown(line, colour=False) or "it says nothing"
+            raise ConfigError(f"the first node did not start: {said}", where=str(first.output))
         time.sleep(LOOK_S)
 
 
@@ -170,5 +175,5 @@ def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]
         with contextlib.suppress(OSError):
             lines = path.read_text(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
             if lines:
-                return [events.parse(line)[0].rstrip() for line in lines]
+                return [shown(line, colour=False).rstrip() for line in lines]
     return []

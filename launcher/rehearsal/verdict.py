@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from cloudtrain.launcher.logs.plain import shown
+
 __all__ = ["Finding", "Verdict"]
 
 
@@ -21,7 +23,9 @@ class Finding:
 class Verdict:
     """One backend's. `is_asked_to_prove`: the job was to be interrupted; `failure` is the first failing rank's account.
 
-    `saved_step`, `resumed_step`: where it was interrupted and went on; `left_s` of `grace_s` seconds the nodes took.
+    `interrupted_step` is the last one told by then. `saved_step`, `resumed_step`: what a task has saved, and went on
+    from; `next_step`: what a script, which names no checkpoint, told first after it. The nodes took `left_s` seconds of
+    `grace_s` to leave.
     """
 
     backend: str
@@ -30,8 +34,10 @@ class Verdict:
     findings: list[Finding] = field(default_factory=list)
     scaled: tuple[str, ...] = ()  # what is less or otherwise than planned
     not_checked: list[str] = field(default_factory=list)
+    interrupted_step: int | None = None
     saved_step: int | None = None
     resumed_step: int | None = None
+    next_step: int | None = None
     left_s: float | None = None
     grace_s: float | None = None
     words: str = ""  # of the proof
@@ -63,8 +69,10 @@ class Verdict:
             "proven": self.is_proven if self.is_asked_to_prove else None,
             "verdict": self.headline(),
             "bundle_sha256": self.bundle_sha256,
+            "interrupted_step": self.interrupted_step,
             "saved_step": self.saved_step,
             "resumed_step": self.resumed_step,
+            "next_step": self.next_step,
             "left_s": self.left_s,
             "grace_s": self.grace_s,
             "seconds": self.seconds,
@@ -105,4 +113,5 @@ class Verdict:
         assert self.failure is not None
         rank = self.failure.get("rank")
         kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
-        return f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
+        told = f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
+        return shown(told, colour=False)  # the job's own words

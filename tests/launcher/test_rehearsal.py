@@ -17,6 +17,7 @@ from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.rehearsal import judging, lines, proofs, rehearsing, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 
@@ -175,11 +176,85 @@ def test_losses_are_held_to_the_bit(after: dict[int, float | None], is_right: bo
 
 
 def test_script_that_never_repeats_is_judged_by_its_steps() -> None:
-    """Two runs that differ before the interruption say nothing about what differs after it."""
-    verdict = Verdict("local", is_asked_to_prove=True)
+    """Two runs that differ before the interruption say nothing about what differs after it, and that is said."""
+    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.3}), ended({1: 0.51, 2: 0.41, 3: 0.2})
     assert judging.compared(verdict, *runs, 0.0, is_exact=True, is_task=False)
-    assert "cannot be compared" in verdict.findings[-1].words
+    assert verdict.headline() == "proven: interrupted after step 2, went on to step 3, by its steps alone"
+    assert "whether the weights and the optimizer's state come back" in verdict.not_checked[0]
+
+
+LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_right", "words"),
+    [
+        ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next step that it tells is 3"),
+        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next step that it tells is 40"),  # it tells every tenth
+        ({1: 0.5, 9: 0.4}, {5: 0.3}, True, "what it did up to step 9 after what was saved is done again"),
+        ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began anew at step 3"),
+        ({1: 0.5}, {}, False, "the script told no steps"),
+        ({}, {7: 0.1}, False, "its first start told no steps"),
+    ],
+)
+def test_script_goes_on_where_its_steps_do(
+    first: dict[int, float | None], second: dict[int, float | None], is_right: bool, words: str
+) -> None:
+    """Which checkpoint a script took up nobody knows: no more is said than which step came next."""
+    verdict = Verdict("local", is_asked_to_prove=True)
+    runs = ended(first, left_s=1.0), ended(second, left_s=1.0, verdicts=[{"state": "stopped"}])
+    assert judging.resumed(verdict, LAID_OUT, *runs, is_task=False) is is_right
+    assert words in verdict.findings[-1].words
+    assert (verdict.saved_step, verdict.resumed_step) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("went_on", "is_killed", "is_right"), [(30, False, True), (20, False, False), (20, True, True), (None, True, False)]
+)
+def test_task_goes_on_from_what_it_saved_at_the_notice(went_on: int | None, is_killed: bool, is_right: bool) -> None:
+    """An older checkpoint will do only where nobody gave it time to save."""
+    verdict = Verdict("local", is_asked_to_prove=True, saved_step=30)
+    second = ended({31: 0.3}, verdicts=[{"state": "succeeded"}])
+    second.account.events = [{"e": "start", "resumed_from": went_on}]
+    first = ended({30: 0.3}, left_s=1.0, is_killed=is_killed)
+    assert judging.resumed(verdict, LAID_OUT, first, second, is_task=True) is is_right
+
+
+def test_failed_save_is_no_save() -> None:
+    """Of the events named checkpoint those count that name where it lies."""
+    node = NodeRun("n", ("true",), {}, (Path("x"),))
+    start = ended({1: 0.5}, left_s=1.0, verdicts=[{"state": "stopped"}])
+    start.account.ranks = {0}
+    start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
+    verdict = Verdict("local", is_asked_to_prove=True)
+    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path(__file__).parent)
+    judging.interrupted(verdict, laid_out, start, 1, rehearsing.Wish(preempt_at=1), is_task=True)
+    assert verdict.saved_step in (1, None)
+
+
+def test_script_that_is_slow_is_waited_for() -> None:
+    """Whoever names a step has said that steps are told; without one a script that tells none is seen to run."""
+    said: list[str] = []
+    work: Any = SimpleNamespace(is_task=False, wish=rehearsing.Wish(preempt_at=3), say=said.append)
+    silent, until = lines.Account(()), rehearsing._until(work, 3, None)
+    assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
+    assert len(said) == 1
+    work.wish = rehearsing.Wish()
+    assert [rehearsing._until(work, None, 5)(silent, seconds) for seconds in (20.0, 61.0)] == [False, True]
+
+
+def test_words_of_the_job_are_no_escape_sequences(tmp_path: Path) -> None:
+    """Its last lines and its exception are shown without what a terminal would obey."""
+    verdict = Verdict("local", failure={"rank": 0, "message": "gone \x1b]0;title\x07\x1b[2J"})
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/rank-0.log").write_text("line \x1b[2J\x9b1m\n")
+    verdict.tail = starts._tail(ended({}), (tmp_path,), [])
+    verdict.found("started", "no", is_right=False)
+    shown = "\n".join(verdict.lines())
+    assert "gone" in shown
+    assert "line" in shown
+    assert not {"\x1b", "\x07", "\x9b"} & {*shown}
 
 
 def test_leaving_with_another_exit_code_is_wrong() -> None:
@@ -205,17 +280,75 @@ def test_leaving_too_late_is_wrong() -> None:
     assert "had not left after 30 s" in verdict.headline()
 
 
-def test_proof_is_of_the_code_and_what_training_depends_on(tmp_path: Path) -> None:
-    """Another name or budget keeps it; another archive, backend, setting or argument does not."""
-    database, config = Database(tmp_path), load(tmp_path)
-    proofs.store(database, "local", "a" * 64, config, {"words": "saved"})
-    found = proofs.find(database, "local", "a" * 64, config.model_copy(update={"name": "other"}))
-    assert found is not None
-    assert found.words == "saved"
-    slower = load(tmp_path, TASK.replace("max_steps: 100", "max_steps: 100, optimizer: {lr: 0.1}"))
-    assert proofs.find(database, "local", "a" * 64, slower) is None
-    assert proofs.find(database, "local", "b" * 64, config) is None
-    assert proofs.find(database, "ssh", "a" * 64, config) is None
+SPOT = """\
+name: tried
+backend: sagemaker
+script: task.py
+env: {LEVEL: "1"}
+inputs: {train: s3://a/b}
+resources: {instance_type: ml.m5.xlarge, spot: true}
+sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain", bucket: a-bucket,
+            price_per_hour: 1 USD}
+"""
+
+
+def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
+    """Return what is said of the proof of this config, where one of SPOT with the code `x = 1` is known."""
+    for own in (home := folder / "home", code_folder := folder / "code"):
+        own.mkdir()
+    database = Database(home)
+    for told, source in ((SPOT, "x = 1\n"), (text, code)):
+        config = load(code_folder, told)
+        (code_folder / "task.py").write_text(source)
+        prepared = prepare(config, code_folder / "cloudtrain.yaml", home / "bundles", dry=True)
+        if source == "x = 1\n" and not database.execute("SELECT * FROM rehearsals"):
+            proofs.store(database, prepared.bundle.code_sha256, config, "saved")
+    return proofs._missing(database, prepared)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: tried\n", "name: other\n# a word\nbudget: {limit: 5 USD}\ntags: {team: a}\nproject: vision\n"),
+        ("backend: s", "notify: [{slack: 'env:HOOK'}]\nlimits: {max_duration: 2h}\nbackend: s"),
+        ("spot: true", "spot: true, instances: 3"),
+        ("s3://a/b", "s3://a/c"),
+        ("1 USD", "2 USD"),
+    ],
+)
+def test_proof_outlives_what_changes_no_resume(tmp_path: Path, old: str, new: str) -> None:
+    """A comment, names, money, notices, machines and places in the config file keep it: no code has changed."""
+    assert old in SPOT
+    assert missing(tmp_path, SPOT.replace(old, new)) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ('LEVEL: "1"', 'LEVEL: "2"', "env"),
+        ("bucket: a-bucket", "bucket: a-bucket, raw: {InfraCheckConfig: {EnableInfraCheck: true}}", "sagemaker"),
+        ("script: task.py", "script: task.py\ncheckpoint: {every: 5m}", "checkpoint"),
+        ("script: task.py", "script: task.py\nimage: registry/team/train:3", "image"),
+        ("{train:", "{other:", "inputs"),
+    ],
+)
+def test_proof_is_of_the_settings_and_names_what_has_changed(tmp_path: Path, old: str, new: str, name: str) -> None:
+    """Whatever else may decide what is saved and taken up wants a new proof."""
+    assert old in SPOT
+    said = missing(tmp_path, SPOT.replace(old, new))
+    assert said is not None
+    assert f": {name} has changed since" in said
+
+
+def test_proof_is_of_the_code(tmp_path: Path) -> None:
+    """One changed byte of it, and it is not what was rehearsed."""
+    assert "the code, or cloudtrain's own on the nodes, has changed" in (missing(tmp_path, SPOT, "x = 2\n") or "")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-0.1", "5"])
+def test_tolerance_is_a_small_share(cli: Any, value: str) -> None:
+    """With any of these every comparison would pass, or none."""
+    assert cli("rehearse", "--preempt-at", "3", "--tolerance", value).code == 2
 
 
 def test_folders_of_dead_rehearsals_are_removed(tmp_path: Path) -> None:
