@@ -32,6 +32,7 @@ _LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _ESCAPE_S = 0.05  # by then the rest of a key's sequence has come, also over ssh
 _LEAST = (20, 4)
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STOPS_S = 1.0  # by then whoever has asked to be stopped is
 _LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes, of what others write meanwhile
 
 
@@ -55,6 +56,7 @@ class Screen:
         self._before: dict[int, Any] = {}
         self._typed = b""
         self._read = 0
+        self._has_it = False  # the terminal is ours, and not lent to the shell
 
     def __enter__(self) -> Screen:
         self._in = sys.stdin.fileno()
@@ -165,10 +167,11 @@ class Screen:
     def _take(self) -> None:
         tty.setcbreak(self._in, termios.TCSANOW)  # not raw: Ctrl-C and Ctrl-Z stay what they are
         self.write(_ENTER)
-        self.is_stale = True
+        self.is_stale = self._has_it = True
 
     def _give_back(self) -> None:
         """Leave the terminal as it was; where it has gone there is nothing to leave."""
+        self._has_it = False
         with contextlib.suppress(OSError):
             data = _LEAVE
             while data:
@@ -190,8 +193,17 @@ class Screen:
             with self._still():
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGTSTP)  # here everything stands still until `fg`
+                self._await_going_on()
         finally:
             signal.signal(signal.SIGTSTP, self._suspend)
+
+    def _await_going_on(self) -> None:
+        """Take the terminal back where nothing has stopped us: the kernel stops none that no shell could take up."""
+        end_s = time.monotonic() + _STOPS_S
+        while not self._has_it and time.monotonic() < end_s:
+            time.sleep(0.02)
+        if not self._has_it:
+            self._go_on(signal.SIGCONT, None)
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
         # From the background this stops us anew, until `fg`, as it does every program that wants the terminal.

@@ -209,6 +209,21 @@ def test_watch_can_be_suspended_and_taken_up_again(
     assert shown.is_given_back()
 
 
+def test_suspending_where_no_shell_is_brings_the_picture_back(
+    terminal: Callable[..., Terminal], seed: Callable[..., Job]
+) -> None:
+    """As in a window of its own: the kernel stops nobody there, and keys must go on to work."""
+    shown = terminal(waits(seed))
+    shown.see("pending")
+    shown.press("\x1a")
+    at = shown.see(LEAVE.decode())
+    at = shown.see(ENTER.decode(), since=at)
+    shown.see("pending", since=at)
+    shown.press("q")
+    assert shown.end() == 130
+    assert shown.is_given_back()
+
+
 def test_picture_follows_the_terminals_size(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
     """Larger and smaller, down to what shows hardly anything."""
     shown = terminal(waits(seed))
