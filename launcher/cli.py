@@ -31,7 +31,7 @@ COMMANDS = {
     "logs": "Print a job's lines.",
     "status": "Show how a job is, why it failed, what to do next.",
     "list": "List jobs, the newest first.",
-    "watch": "Watch jobs live; send alerts and earned retries.",
+    "watch": "Watch jobs live; send alerts and further attempts.",
     "ui": "Show jobs, their lines and costs on a page in the browser.",
     "wait": "Wait for jobs to end.",
     "stop": "Have a job save and stop.",
