@@ -13,22 +13,30 @@ __all__ = ["HIDDEN", "as_yaml", "differing", "flat", "shown"]
 
 HIDDEN = "(not shown)"
 _BACKENDS = frozenset({"local", "ssh", "sagemaker", "azureml", "vertex"})  # blocks of the config
-_SECRET = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # of a name: HF_TOKEN, api-key, accessKey
+_SECRET = frozenset(
+    {
+        *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "pw", "credential"),
+        *("credentials", "auth", "authorization", "bearer", "signature", "sas", "cookie", "dsn"),
+    }
+)
+_FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_LOGIN = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
+_QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#]*\?)[^\s#]+", re.IGNORECASE)
 
 
 def shown(job: Job) -> dict[str, Any]:
     """Return the config without what is empty, without other backends' blocks, and without what may be a secret.
 
-    A report is sent around: of `env` values whose names look like a secret's stay at home, and the addresses of
-    `notify`, which are keys in themselves; `env:NAME` is shown, since it is a name.
+    A report is sent around: texts whose names look like a secret's stay at home, wherever they stand, what an address
+    has of a login or a query, and the addresses of `notify`, which are keys in themselves. `env:NAME` is shown, since
+    it is a name, and the names under `secrets`.
     """
     config = {
-        key: value
+        key: value if key == "secrets" else _open(value, is_secret=_is_secret(key))
         for key, value in job.config.items()
-        if key == job.backend or key not in _BACKENDS | {"env", "notify"}
+        if key == job.backend or key not in _BACKENDS | {"notify"}
     }
-    if job.config.get("env"):
-        config["env"] = {name: HIDDEN if _SECRET.search(name) else value for name, value in job.config["env"].items()}
     if job.config.get("notify"):
         config["notify"] = [_without_address(each) for each in job.config["notify"]]
     found = _filled(config)
@@ -71,6 +79,30 @@ def _filled(value: Any) -> Any:
     if isinstance(value, list):
         return [_filled(each) for each in value]
     return value
+
+
+def _is_secret(name: object) -> bool:
+    return any(word.lower() in _SECRET for word in _WORD.findall(str(name)))
+
+
+def _open(value: Any, *, is_secret: bool = False) -> Any:
+    """Return the value without what may be a secret, by the name that it has and by its form."""
+    if isinstance(value, dict):
+        return {key: _open(each, is_secret=is_secret or _is_secret(key)) for key, each in value.items()}
+    if isinstance(value, list):
+        flags = [_FLAG.fullmatch(each) if isinstance(each, str) else None for each in [None, *value]]
+        # `--api-key VALUE` are two words of a list.
+        return [
+            _open(each, is_secret=is_secret or bool(flag and flag[2] is None and _is_secret(flag[1])))
+            for flag, each in zip(flags, value, strict=False)
+        ]
+    if not isinstance(value, str) or value.startswith("env:"):
+        return value
+    if is_secret:
+        return HIDDEN
+    if (flag := _FLAG.fullmatch(value)) and flag[2] is not None and _is_secret(flag[1]):
+        return f"{value.partition('=')[0]}={HIDDEN}"
+    return _QUERY.sub(rf"\1{HIDDEN}", _LOGIN.sub(HIDDEN, value))
 
 
 def _without_address(channel: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from cloudtrain.launcher import bundle, series
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.report import config
 from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
 from doubles import reported
@@ -113,6 +115,26 @@ def test_report_tells_no_secret(job: Job, registry: Registry) -> None:
     assert [word for word in ("hunter2", "hooks.example.org", "arn:of:another") if word in text] == []
 
 
+def test_config_in_a_report_hides_secrets_wherever_they_stand(job: Job) -> None:
+    """By the words of their names, after a flag, in an address; what only looks so at a glance is shown."""
+    asked = {
+        "params": {"hf_token": "s3cret", "max_tokens": 4096, "tokenizer": "bpe"},
+        "args": ["--api-key=s3cret", "--password", "s3cret", "--lr", "1"],
+        "env": {"DATABASE_URL": "postgres://me:s3cret@host/db", "TOKENIZERS_PARALLELISM": "no", "AUTHOR": "me"},
+        "inputs": {"train": "https://host/data?sig=s3cret"},
+        "local": {"environment": {"accessKey": "s3cret"}},
+    }
+    found = config.shown(replace(job, config=asked))
+    assert "s3cret" not in str(found)
+    assert found["params"] == {"hf_token": config.HIDDEN, "max_tokens": 4096, "tokenizer": "bpe"}
+    assert found["args"][3:] == ["--lr", "1"]
+    assert found["env"] == {
+        "DATABASE_URL": f"postgres://{config.HIDDEN}@host/db",
+        "TOKENIZERS_PARALLELISM": "no",
+        "AUTHOR": "me",
+    }
+
+
 def test_report_says_what_was_planned_and_what_came(job: Job, registry: Registry) -> None:
     """Commit and changes, machines, attempts and their reasons, the price's source, the failing rank."""
     text = report_html(registry, job, NOW_S)
@@ -183,6 +205,36 @@ def test_attempts_restarts_and_bad_losses_are_marked(page: Callable[..., Page]) 
     assert loss.locator(".ct-saved").count() > 10
     assert loss.locator("path.ct-stale").count() > 0
     assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
+
+
+def test_figures_beyond_what_counts_exactly_are_drawn(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """A job may print any number: where one more makes no other one, the axis has an end all the same."""
+    opened, data = page(), data_of(registry, job)
+    huge = [2**53 - 7, 2**53 - 5, 2**53 - 6]
+    row = {"attempt": [1] * 3, "time_s": [reported.BEGAN_S + n for n in range(3)], "usd": [0.0] * 3}
+    for some in ({"step": [1, 2, 3], "own": huge}, {"step": sorted(huge), "own": [1, 2, 3]}):
+        opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})",
+                        data | {"steps": row | some, "evals": [], "marks": []})  # fmt: skip
+        assert opened.locator("[data-chart=own] text.ct-tick").count() > 0
+
+
+def test_smooth_line_counts_a_row_by_the_steps_it_stands_for(
+    page: Callable[..., Page], job: Job, registry: Registry
+) -> None:
+    """One that only stands out draws no mean towards it."""
+    opened, data = page(), data_of(registry, job)
+    count = 40
+    row = {"attempt": [1] * count, "time_s": [reported.BEGAN_S + n for n in range(count)], "usd": [None] * count}
+    rates = [20.0 if n % 2 else 100.0 for n in range(count)]
+    steps = row | {
+        "step": list(range(count)),
+        "samples_per_s": rates,
+        "weight": [0 if n % 2 else 100 for n in range(count)],
+    }
+    opened.evaluate("data => CloudtrainCharts.draw(document.getElementById('charts'), [data], {x: 'step'})",
+                    data | {"steps": steps, "evals": [], "marks": [], "spend": []})  # fmt: skip
+    smooth = opened.locator("[data-chart=samples_per_s] path.ct-line:not(.ct-raw)").get_attribute("d")
+    assert len({place.split()[1] for place in smooth[1:].split("L")}) == 1
 
 
 def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) -> None:
@@ -330,9 +382,9 @@ def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp
     assert shipped == ["page.html", "train.py"]
 
 
-@pytest.mark.parametrize("where", ["none/there.html", "."])
+@pytest.mark.parametrize("where", ["none/there.html", ".", "/dev/stdout"])
 def test_report_says_where_it_cannot_be_written(cli: Any, seed: Callable[..., Job], where: str) -> None:
-    """A folder, or one that is not there: no traceback, and nothing is left."""
+    """A folder, one that is not there, a pipe: no traceback, and nothing is left."""
     seed("one", State("succeeded"))
     told = cli("report", "one", "-o", where)
     assert told.code == 2

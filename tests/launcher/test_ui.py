@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import retry
-from cloudtrain.launcher.errors import CapacityError, UnreachableError, UsageError
+from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
@@ -157,6 +157,48 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
     assert [line[3] for line in one.since(2)[0]] == ["c"]
     assert one.since(3) == ([], 3)
     assert one.since(99) == ([], 3)
+    found.close()
+
+
+def test_feed_goes_on_after_a_login_has_expired(
+    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is wrong as long as it lasts; then all lines come, none of them lost."""
+    from cloudtrain.launcher.logs.stream import Stream
+
+    expired, read = threading.Event(), Stream.tail
+    expired.set()
+
+    def tail(stream: Stream, *args: Any) -> Any:
+        if expired.is_set():
+            raise CredentialError("the login has expired", hint="log in")
+        return read(stream, *args)
+
+    monkeypatch.setattr(Stream, "tail", tail)
+    monkeypatch.setattr(feeds, "BACK_OFF_S", 0.02)
+    seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
+    found = feeds.Feeds(lambda feed: None, home)
+    feed = found.enter(feeds.Wanted("job", 1))
+    wait_until(lambda: feed.trouble)
+    assert feed.trouble.endswith("the job is not touched: the login has expired; log in")
+    assert not feed.is_ready
+    expired.clear()
+    wait_until(lambda: feed.is_over)
+    assert (feed.trouble, [line[3] for line in feed.since(0)[0]]) == ("", ["a", "b"])
+    found.close()
+
+
+def test_feed_that_has_failed_is_begun_anew(
+    home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whoever asks next: a page that is loaded anew does not get the old trouble."""
+    monkeypatch.setattr(feeds.Feed, "_follow", lambda *args: 1 / 0)
+    seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
+    found = feeds.Feeds(lambda feed: None, home)
+    first = found.enter(feeds.Wanted("job", 1))
+    wait_until(lambda: first.is_closed)
+    assert "ZeroDivisionError" in first.trouble
+    assert found.enter(feeds.Wanted("job", 1)) is not first
     found.close()
 
 

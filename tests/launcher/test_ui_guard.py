@@ -87,6 +87,12 @@ def test_nobody_gets_in_without_the_token(served: Served, path: str) -> None:
     assert served.ask("GET", path, {"cookie": served.cookie[:-1]}).status == 403
 
 
+def test_cookies_of_other_programs_shut_nobody_out(served: Served) -> None:
+    """Browsers keep one jar for all ports of a host, and what is in it may be in any form."""
+    for other in ('prefs={"a":1}', "a[b]=1", "flag", "x=two words", "y=\xe9"):
+        assert served.ask("GET", "/spend", {"cookie": f"{other}; {served.cookie}; z=1"}).status == 200, other
+
+
 def test_token_becomes_a_cookie_that_no_script_and_no_other_site_can_use(tmp_path: Path) -> None:
     """It leaves the address, and is good once; the next one is printed."""
     put(tmp_path, "job")
@@ -174,11 +180,38 @@ def test_every_answer_says_what_a_browser_may_do_with_it(served: Served, path: s
     assert "server" not in headers
 
 
+def test_answer_to_what_fails_is_guarded_too(tmp_path: Path) -> None:
+    """A fault of our own comes with what a browser may do with it, as every answer does."""
+    import asyncio
+    from typing import cast
+
+    from cloudtrain.launcher.ui import app, guard
+    from cloudtrain.launcher.ui.site import Site
+
+    keys, told = guard.Keys(), []
+    page = app.make(Site(keys, is_read_only=False, folder=tmp_path), 80)
+    cast(Any, page.app).add_route("/broken", lambda request: 1 / 0)
+    headers = [(b"host", b"127.0.0.1:80"), (b"cookie", f"{page.cookie}={keys.session}".encode())]
+    scope = {"type": "http", "method": "GET", "path": "/broken", "query_string": b"", "headers": headers}
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(page(scope, receive, send))
+    assert told[0]["status"] == 500
+    assert set(guard.HEADERS) <= {name.decode() for name, _ in told[0]["headers"]}
+
+
 def test_sizes_are_bounded(served: Served) -> None:
     """Of the address, of what is sent with it, and of a form, whatever it says of its length."""
     assert served.get(f"/?text={'x' * 5000}").status == 414
     assert served.post("/jobs/hostile/stop", {"x": "y" * 20_000}).status == 413
     assert served.post("/jobs/hostile/stop", {}, {"content-length": "nine"}).status in (400, 411)
+    assert served.post("/jobs/hostile/stop", {f"x{n}": "" for n in range(30)}).status == 400
     assert served.get("/", **{"x-long": "y" * 70_000}).status in (400, 431)
     assert served.ask("DELETE", "/jobs/hostile", {"cookie": served.cookie}).status == 405
 
@@ -274,6 +307,12 @@ def test_tunnel_leads_to_where_the_user_came_in() -> None:
     command = server.tunnel({"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}, 8123)
     assert command.startswith("ssh -N -L 8123:127.0.0.1:8123 ")
     assert command.endswith("@10.0.0.2")
+
+
+def test_tunnel_of_a_user_without_a_name_leads_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose user is a number."""
+    monkeypatch.setattr("getpass.getuser", lambda: {}["uid not found"])
+    assert server.tunnel({}, 8123) == f"ssh -N -L 8123:127.0.0.1:8123 {socket.gethostname()}"
 
 
 def test_browser_is_led_by_a_file_of_the_user_s_own(
