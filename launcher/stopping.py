@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from cloudtrain.launcher import backend as backends
@@ -17,10 +18,27 @@ __all__ = ["Asked", "ask"]
 
 @dataclass(frozen=True)
 class Asked:
-    """The job as it was found, and what came of it: `asked`, `ended` before, or `unsent`: being submitted just now."""
+    """The job as it was found, and what came of it.
+
+    `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, or `kept`: whoever was to agree has not.
+    `kills`: it is ended at once, as was wished and its backend can.
+    """
 
     job: Job
-    verdict: Literal["asked", "ended", "unsent"]
+    verdict: Literal["asked", "ended", "unsent", "kept"]
+    wants_kill: bool = False
+    kills: bool = False
+
+    @property
+    def how(self) -> str:
+        """How it is stopped."""
+        return "at once, without saving" if self.kills else "after saving"
+
+    @property
+    def note(self) -> str:
+        """Why it is not done as it was wished; nothing where it is."""
+        is_otherwise = self.wants_kill and not self.kills and self.verdict == "asked"
+        return f"{self.job.backend} always lets a job save first" if is_otherwise else ""
 
     @property
     def words(self) -> str:
@@ -29,17 +47,24 @@ class Asked:
             return f"{self.job.id} has ended already"
         if self.verdict == "unsent":
             return f"{self.job.id} is just being submitted; try again in a moment"
-        return f"stopping {self.job.id} after saving"
+        if self.verdict == "kept":
+            return "not stopped"
+        return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
 
 
-def ask(registry: Registry, name: str, *, now: bool = False) -> Asked:
+def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
     """Ask the job to save and stop; `now` kills it, where its backend can. It returns before the job has stopped.
 
-    Raises NoSuchJobError, UnreachableError, CredentialError, ConfigError.
+    `agrees` is shown what is about to be asked. Raises NoSuchJobError, UnreachableError, CredentialError, ConfigError.
     """
     job = refresh(registry, registry.find(name))
-    if job.active and job.attempt.ref is None:
-        return Asked(job, "unsent")
-    if job.attempt.ref is not None:  # of one that has ended, too: what agents that were killed may have left
-        backends.load(job.backend).stop(job.attempt.ref, now=now)
-    return Asked(job, "asked" if job.active else "ended")
+    ref = job.attempt.ref
+    if ref is None:
+        return Asked(job, "unsent" if job.active else "ended")
+    backend = backends.load(job.backend)
+    kills = now and job.active and backend.pace(ref).can_kill
+    asked = Asked(job, "asked" if job.active else "ended", now, kills)
+    if job.active and not agrees(asked):
+        return replace(asked, verdict="kept")
+    backend.stop(ref, now=now)  # of one that has ended, too: what agents that were killed may have left
+    return asked

@@ -26,33 +26,24 @@ PATIENCE_S = 5.0  # before the wait is explained
 @json_option
 def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there."""
-    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher import stopping
     from cloudtrain.launcher.commands.status import show
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
+    def agrees(wish: stopping.Asked) -> bool:
+        if wish.note:
+            say(wish.note)
+        return confirm(f"Stop {wish.job.id} {wish.how}?", yes=yes or not now)
+
     registry = Registry()
-    found = refresh(registry, registry.find(job))
-    if not found.active:
-        say(f"{found.id} has ended already")
-        if found.attempt.ref is not None:  # what agents that were killed may have left
-            backends.load(found.backend).stop(found.attempt.ref, now=now)
-    elif found.attempt.ref is None:
-        say(f"{found.id} is just being submitted; try again in a moment")
+    asked = stopping.ask(registry, job, now=now, agrees=agrees)
+    say(asked.words if asked.verdict != "asked" else f"stopping {asked.job.id} {asked.how}")
+    if asked.verdict in ("unsent", "kept"):
         return 1
-    else:
-        kills = now and backends.load(found.backend).pace(found.attempt.ref).can_kill
-        if now and not kills:
-            say(f"{found.backend} always lets a job save first")
-        how = "at once, without saving" if kills else "after saving"
-        if not confirm(f"Stop {found.id} {how}?", yes=yes or not now):
-            say("not stopped")
-            return 1
-        backends.load(found.backend).stop(found.attempt.ref, now=now)
-        say(f"stopping {found.id} {how}")
-        if not detach and not _see_it_stop(registry, found):
-            return 130
-    show(registry, refresh(registry, registry.find(found.id)), as_json=as_json)
+    if asked.verdict == "asked" and not detach and not _see_it_stop(registry, asked.job):
+        return 130
+    show(registry, refresh(registry, registry.find(asked.job.id)), as_json=as_json)
     return 0
 
 

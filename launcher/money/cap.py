@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Terms
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Terms  # `status` needs a few of the figures below, and no backend
 
 __all__ = [
     "PARTS",

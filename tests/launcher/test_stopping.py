@@ -1,0 +1,68 @@
+"""Asking a job to stop, in the words of the command line, the live view and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher import stopping
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.registry import Registry
+
+
+class Platform:
+    """A backend that runs whatever it is asked for, and notes how it is stopped."""
+
+    def __init__(self, state: State, *, can_kill: bool) -> None:
+        self.told, self.can_kill, self.stops = state, can_kill, list[bool]()
+
+    def pace(self, ref: dict[str, Any]) -> backends.Pace:
+        """Return its pace."""
+        return backends.Pace(can_kill=self.can_kill)
+
+    def state(self, ref: dict[str, Any]) -> State:
+        """Return what it says."""
+        return self.told
+
+    def logs(self, ref: dict[str, Any], cursor: Any, ranks: Any) -> backends.LogPage:
+        """Return no lines."""
+        return backends.LogPage([], cursor or {})
+
+    def stop(self, ref: dict[str, Any], *, now: bool) -> None:
+        """Note it."""
+        self.stops.append(now)
+
+
+@pytest.mark.parametrize(
+    ("now", "can_kill", "words"),
+    [
+        (False, True, "stopping j after saving"),
+        (True, True, "stopping j at once, without saving"),
+        (True, False, "stopping j after saving: local always lets a job save first"),
+    ],
+)
+def test_stop_says_what_it_has_asked_for(
+    home: Path,
+    make_job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    now: bool,
+    can_kill: bool,
+    words: str,
+) -> None:
+    """A platform that lets every job save is not said to kill it; who does not agree has asked for nothing."""
+    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=can_kill)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    job, _ = registry.add("j", make_job, exclusive=True, key=None)
+    assert (stopping.ask(registry, "j", now=now).verdict, platform.stops) == ("unsent", [])
+    registry.mark_sent(job.attempt, {"folder": "/x"})
+    kept = stopping.ask(registry, "j", now=now, agrees=lambda asked: words.startswith(f"never {asked.how}"))
+    assert (kept.words, platform.stops) == ("not stopped", [])
+    asked = stopping.ask(registry, "j", now=now)
+    assert (asked.words, platform.stops) == (words, [now])
+    registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
+    assert stopping.ask(registry, "j", now=now).words == "j has ended already"
+    assert platform.stops == [now, now]  # what agents that were killed may have left
