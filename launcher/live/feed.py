@@ -97,6 +97,10 @@ class Feed:
         """Ask the job to save and stop, in a thread of its own; what came of it is noted, and in `stops`."""
         self._stops.append(_Stop(self, job_id))
 
+    def asked(self) -> set[str]:
+        """Return the jobs whose stop was asked for here."""
+        return {stop.job_id for stop in self._stops}
+
     def stopping(self) -> list[str]:
         """Return the jobs that are being asked to stop just now."""
         return [stop.job_id for stop in self._stops if not stop.words]

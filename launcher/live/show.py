@@ -223,5 +223,6 @@ def _leave(feed: Feed, state: State, stops: Sequence[str]) -> None:
         print_text(as_lines(sight.job, sight.attempts))
     else:
         print_text([plain_line(Seen(sight.job, sight.outlook)) for sight in scene.sights])
-    if any(sight.job.active for sight in scene.sights):
-        say("no longer watching" if stops else "no longer watching; the jobs run on")
+    asked = feed.asked()
+    if any(sight.job.active and sight.job.id not in asked for sight in scene.sights):
+        say(f"no longer watching; the {'other ' if asked else ''}jobs run on")
