@@ -129,12 +129,14 @@ class Keeper:
         self._waiting: list[LogLine] = []
         self._waiting_bytes = 0
         self._committed_s = time.monotonic()
-        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...]] | None = None  # what was added last
+        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...], bool] | None = None  # what was added last
         self._is_torn = False
         self._safe_size = found.size  # up to which a commit may know of the file
 
-    def add(self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine]) -> None:
-        """Take lines in, behind those that are there; `cursor` and `held` are how a Place has them behind these lines.
+    def add(
+        self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool
+    ) -> None:
+        """Take lines in, behind those that are there; all else is as a Place has it behind these lines.
 
         What breaks off in here, be it by Ctrl-C, is never committed: it is read again from the commit before.
         """
@@ -145,7 +147,7 @@ class Keeper:
             self._waiting_bytes += sum([len(line[0]) for line in part])
             if self._waiting_bytes >= blocks.BLOCK_BYTES or len(self._waiting) >= BLOCK_LINES:
                 self._write()
-        self._behind = cursor, tuple(held)
+        self._behind = cursor, tuple(held), is_complete
         self._is_torn = False
 
     @property
@@ -155,12 +157,12 @@ class Keeper:
         is_late = time.monotonic() - self._committed_s >= COMMIT_S
         return (bool(is_new) and is_late) or self._size - self.place.size >= COMMIT_BYTES
 
-    def commit(self, *, is_complete: bool = False) -> None:
+    def commit(self) -> None:
         """Make what was added last, with the cursor behind it; nothing where that broke off, or nothing was added."""
         if self._is_torn or self._behind is None:
             return
         self._is_torn = True
-        cursor, held = self._behind
+        cursor, held, is_complete = self._behind
         if self._waiting:
             self._write()
         for file in (self._lines, self._index):

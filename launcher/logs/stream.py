@@ -59,7 +59,7 @@ class Stream:
         self._registry, self._job, self._attempt = registry, job, attempt
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
         self._since_s, self._find, self._tell, self._anew = since_s, find, tell or _say_nothing, anew
-        self._has_begun = self._is_over = self._is_complete = self._has_mended = False
+        self._has_begun = self._is_over = self._has_mended = False
         self.came = 0  # how many lines the last look has brought, those that are not wanted among them
         self._is_clean = True
         self._replay: Replay | None = None
@@ -158,7 +158,7 @@ class Stream:
         if self._keeper is not None:
             try:
                 if commit and not self._keeper.place.is_complete:
-                    self._keeper.commit(is_complete=self._is_complete)
+                    self._keeper.commit()
             except (OSError, ConfigError) as error:
                 self._say_not_kept(error)
             self._drop_keeper()
@@ -271,7 +271,7 @@ class Stream:
                 raise
             self._is_over = True
             held = self._hold_back.pass_on([], all_of_them=True)
-            self._keep(held)
+            self._keep(held, is_complete=False)
             if not held:
                 raise
             return self._wanted(held)
@@ -284,8 +284,7 @@ class Stream:
             self._is_over = True
         came = _single(page.lines)
         lines = self._hold_back.pass_on(came, all_of_them=self._is_over or (self._now and not self.came))
-        self._is_complete = self._is_over and page.is_clean
-        self._keep(lines)
+        self._keep(lines, is_complete=self._is_over and page.is_clean)
         return self._wanted(lines)
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
@@ -293,15 +292,15 @@ class Stream:
             return lines
         return [line for line in lines if line[2] in self._ranks]
 
-    def _keep(self, lines: list[LogLine]) -> None:
+    def _keep(self, lines: list[LogLine], *, is_complete: bool) -> None:
         if self._keeper is None:
             return
         try:
-            self._keeper.add(lines, self._cursor, self._hold_back.held)
+            self._keeper.add(lines, self._cursor, self._hold_back.held, is_complete=is_complete)
             if self._anew:
                 return  # whether it takes the place of what is kept is decided at the end
-            if self._is_complete:
-                self._keeper.commit(is_complete=True)
+            if is_complete:
+                self._keeper.commit()
             elif self._keeper.is_due:
                 self._keeper.commit()
                 self._require_room()
