@@ -217,7 +217,8 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     if state.started_s:
         took_s = (state.ended_s or now_s) - state.started_s
         ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
-        lines.append(f"  time        {span(took_s)} of at most {span(attempt.plan['cap_s'])}{ended}")
+        which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
+        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan['cap_s'])}{ended}")
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")

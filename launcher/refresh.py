@@ -78,6 +78,8 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     state = hearsay.state_of(backend.state(attempt.ref))
     if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
+    if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
+        state = replace(state, ended_s=time.time())  # what has ended must not go on costing money
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:

@@ -84,6 +84,8 @@ def command(
         return answers.jobs
 
     found = listed.chosen(registry, choice, ask, described=as_json)
+    if choice.backends and not found.lines:
+        _see_that_they_exist(registry, choice.backends)
     if as_json:
         _print_json(registry, found, faults)
     elif found.lines:
@@ -138,6 +140,15 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
         if job.attempt.unreachable_since_s is not None:
             since = when(job.attempt.unreachable_since_s, now_s)
             say(f"{job.id} is listed as it was last seen: {job.backend} does not answer, first {since}")
+
+
+def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
+    """Raise UsageError for a backend that nobody knows: one that is installed, or was when a job was sent to it."""
+    from cloudtrain.launcher.backend import names
+
+    known = {*names(), *(job.backend for job in registry.jobs())}
+    if unknown := sorted(backends - known):
+        raise UsageError(f"--backend {unknown[0]}: there is no such backend", hint=f"one of {', '.join(sorted(known))}")
 
 
 def _none(registry: Registry, choice: Choice, *, active: bool) -> str:

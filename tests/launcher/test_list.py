@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import asking, cli
-from cloudtrain.launcher.errors import CredentialError
+from cloudtrain.launcher.errors import CredentialError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry
 
@@ -80,6 +80,18 @@ def test_list_says_that_none_is_like_that(seed: Callable[..., Job], capsys: pyte
     seed("done", State("succeeded"))
     run("--tag", "team=vision")
     assert "no job is like that" in capsys.readouterr().err
+
+
+def test_list_refuses_a_backend_that_nobody_knows(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip of the keyboard is no empty list; one whose plug-in has gone is known by its jobs."""
+    seed("done", State("succeeded"))
+    Registry().database.execute("UPDATE jobs SET backend = 'gone'")
+    run("--backend", "gone", "--json")
+    assert [job["job"] for job in json.loads(capsys.readouterr().out)["jobs"]] == ["done"]
+    run("--backend", "ssh")
+    assert "no job is like that" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="--backend nope: there is no such backend"):
+        run("--backend", "nope", "--json")
 
 
 @pytest.mark.parametrize("line", ["--tag =x", "--since soon", "--active --state failed", "--state lost", "-n 0"])

@@ -94,6 +94,16 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
     assert shown.isascii() == (language == "C")
 
 
+def test_status_of_a_job_that_stands_still_foretells_nothing(screen: Callable[..., str]) -> None:
+    """One that has made no step for longer than it foretold is neither about to end, nor at any price."""
+    still = {**STEPS, "stepped_s": NOW_S - 1800, "eta_s": 900.0}
+    shown = screen(State("running", started_s=NOW_S - 2000), still)
+    assert "step 390/1000, no step for 30m" in shown
+    assert "to go" not in shown
+    assert "done at" not in shown
+    assert "5m to go" in screen(State("running", started_s=NOW_S - 700), {**still, "stepped_s": NOW_S - 600})
+
+
 def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Callable[..., str]) -> None:
     """A script may print nothing of its steps."""
     shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
