@@ -496,3 +496,30 @@ def test_kept_log_is_whole_after_ctrl_c_anywhere(
             lines = read_all(registry, jobs[-1])
             for rank in (0, 1):
                 assert [each.text for each in lines if each.rank == rank] == texts[str(rank)].splitlines(), line
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4, 9])
+def test_page_that_is_half_kept_is_read_again(
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """A Ctrl-C between two blocks of one page: the cursor behind that page is not committed."""
+    monkeypatch.setattr(kept, "BLOCK_LINES", 100)
+    monkeypatch.setattr(kept, "COMMIT_BYTES", 1000)
+    monkeypatch.setattr(nodelogs, "FILE_BYTES", 8000)
+    monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
+    job = seed("ended", DONE, {"0": numbered(2000), "1": ""})
+    left, real = calls, blocks.encoded
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blocks, "encoded", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            read_all(registry, job)
+    for _ in ("read on", "kept"):
+        assert [line.text for line in read_all(registry, job)] == numbered(2000).splitlines()
