@@ -261,7 +261,7 @@ def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
 
 
 def test_nothing_that_others_wait_for_stands_still_half_way(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None]
+    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A suspension waits for the look that is under way, and lets no other begin."""
     looks, goes_on = threading.Semaphore(0), threading.Event()
@@ -272,6 +272,7 @@ def test_nothing_that_others_wait_for_stands_still_half_way(
         return runs()
 
     answers(slow)
+    monkeypatch.setattr(feeds, "_STILL_S", 60.0)
     seed("a", runs())
     watched = feed("a")
     assert looks.acquire(timeout=60)
