@@ -33,7 +33,6 @@ resources: {instances: 2, instance_type: n1-standard-4}
 vertex: {project: my-project, location: europe-west4, staging_bucket: a-bucket}""",
 }
 CLOUDS = ("sagemaker", "azureml", "vertex")
-TASK_ON = ("vertex",)  # the shared trainer, whose ranks import torch; elsewhere a script, which is quicker
 
 # Two numbers and a momentum go down a slope; what is said by `mode` is not saved, or not taken up again.
 SCRIPT = """
@@ -87,10 +86,15 @@ def project(folder: Path, backend: str, *, mode: str | None = "saves", more: str
     return folder
 
 
-@pytest.mark.parametrize("backend", BUILT_IN)
-def test_rehearsal_proves_that_an_interrupted_job_goes_on(cli: Any, tmp_path: Path, backend: str) -> None:
+# A task's ranks import torch: in `make test` docs/tutorials/local.md rehearses one.
+TRAINER = pytest.param("vertex", True, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("backend", "is_task"), [*((backend, False) for backend in BUILT_IN), TRAINER])
+def test_rehearsal_proves_that_an_interrupted_job_goes_on(
+    cli: Any, tmp_path: Path, backend: str, is_task: bool
+) -> None:
     """On every backend: two nodes are started, interrupted, started again, the losses as without that; spot may be."""
-    is_task = backend in TASK_ON
     folder = project(tmp_path / "project", backend, mode=None if is_task else "saves")
     done = cli("rehearse", "--preempt-at", "4", "--steps", "2", "--json", cwd=folder, timeout_s=280)
     assert done.code == 0, done.stdout + done.stderr
