@@ -134,7 +134,8 @@ def reached(data: dict[str, Any], target: float, now_s: float) -> Reached | None
         return float(begin + share * (end - begin))
 
     step, time_s = there("step"), there("time_s") or 0.0
-    return Reached(None if step is None else round(step), ran_s(data, time_s, now_s), there("usd"))
+    usd = there("usd") or None  # of a machine without a price it is not known to be nothing
+    return Reached(None if step is None else round(step), ran_s(data, time_s, now_s), usd)
 
 
 def ran_s(data: dict[str, Any], time_s: float, now_s: float) -> float | None:
@@ -175,7 +176,8 @@ def rows(found: Comparison) -> list[tuple[str, list[str]]]:
         values = [None if each is None else getattr(each, field) for each in found.reached]
         if any(value is not None for value in values):
             at = f"{words} loss {facts.figure(found.target)}{', USD' if field == 'usd' else ''}"
-            table.append((at, ["never" if value is None else _text(name, value) for value in values]))
+            words_of = ["-" if value is None else _text(name, value) for value in values]
+            table.append((at, [text if each else "never" for text, each in zip(words_of, found.reached, strict=True)]))
     return table
 
 

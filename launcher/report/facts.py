@@ -40,10 +40,10 @@ _LAST_CHECKPOINTS = 12
 
 
 def figure(value: Any) -> str:
-    """Return a number in four digits, or what else it is as text."""
+    """Return a number in four digits, a large one to the whole, or what else it is as text."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int) or 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float)
         "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
         "samples_per_s": _median(series, "samples_per_s"),
         "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
-        "spend_usd": None if spent is None else spent / 1e6,
+        "spend_usd": spent / 1e6 if spent else None,  # of a machine without a price it is not known to be nothing
     }
     for name, value in (job.attempt.progress.get("metrics") or {}).items():
         found[f"metrics.{name}"] = value
@@ -88,7 +88,8 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
     whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
     if ran_s:
-        cards.append(("Time", span(ran_s), f"running, {span(whole_s)} in all"))
+        until = "since its submit" if job.active else "from submit to end"
+        cards.append(("Time", span(ran_s), f"running; {span(whole_s)} {until}"))
     spent, limit = meter.spent_micro(meter.legs_of(attempts), now_s), limit_micro(job)
     if spent is None:
         cards.append(("Cost", "unknown", "no price is known for its machines"))
@@ -239,7 +240,8 @@ def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
         rows.append(("the same code", f"git checkout {git['commit']}"))
     if git.get("dirty") and job.bundle.get("path"):
         rows.append(("with its changes", f"tar -xzf {job.bundle['path']} code"))
-    rows.append(("the same job again", f"cloudtrain submit -f {job.config_file}"))
+    # What the command line had set is in the config alone, and the file may be another one by now.
+    rows.append(("a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"))
     rows.append(("its lines", f"cloudtrain logs {job.id}"))
     return rows
 

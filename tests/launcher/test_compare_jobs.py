@@ -11,7 +11,7 @@ import pytest
 
 from browser import contrast
 from cloudtrain.launcher import series
-from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.report import comparing, config
 from doubles import reported
@@ -61,6 +61,17 @@ def test_loss_is_a_mean_since_one_step_may_be_luck() -> None:
     """Of 200 steps a single low one does not count as reached."""
     noisy = losses([1.0] * 100 + [0.0] + [1.0] * 99)
     assert comparing.reached(noisy, 0.5, NOW_S) is None
+
+
+def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], home: Path, cli: Any) -> None:
+    """Nobody has said what it costs, which is not nothing."""
+    for name, price in (("priced", 3.0), ("own", 0.0)):
+        seed(name, State("succeeded", started_s=1000.0, ended_s=4600.0))
+        change = "UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', ?) WHERE job_id = ?"
+        Registry().database.execute(change, (price, name))
+    told = cli("compare", "priced", "own")
+    rows = {line.split("  ")[0]: line.split()[-1] for line in told.stdout.splitlines() if line}
+    assert rows["cost, USD"] == "-", told.stdout
 
 
 @pytest.mark.parametrize("told", [60_000, 60_900, 61_700])
