@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,8 @@ from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.logs.plain import shown
+from cloudtrain.launcher.measures import percent, quantity, step_time
+from cloudtrain.launcher.measures import size as bytes_of
 from cloudtrain.launcher.money import curve, meter
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, of_limit
@@ -146,7 +147,7 @@ def _done(progress: dict[str, Any]) -> str:
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
         return ""
     share = min(1.0, max(0.0, step / most))
-    return f"{spark.bar(share, _BAR, signs_of())} {math.floor(100 * share)} %  "
+    return f"{spark.bar(share, _BAR, signs_of())} {percent(share)}  "
 
 
 def _left(job: Job, money: Outlook, now_s: float) -> str:
@@ -164,15 +165,15 @@ def _speed(progress: dict[str, Any]) -> str:
     parts = []
     for key, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if isinstance(rate := progress.get(key), float | int):
-            parts.append(f"{_quantity(rate)} {unit}")
+            parts.append(f"{quantity(rate)} {unit}")
     if isinstance(used := progress.get("mfu"), float | int):
         parts.append(f"mfu {100 * used:.2g} %")
     if isinstance(step_s := progress.get("step_s"), float | int):
-        parts.append(f"{_short(step_s)} a step")
+        parts.append(f"{step_time(step_s)} a step")
     if (share := data_share(progress)) is not None:
         parts.append(f"{100 * share:.0f} % of it waits for data")
     if isinstance(memory := progress.get("memory_bytes"), float | int):
-        parts.append(f"{memory / 1e9:.3g} GB of memory")
+        parts.append(f"{bytes_of(memory)} of memory")
     return ", ".join(parts)
 
 
@@ -324,16 +325,5 @@ def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
     return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
 
 
-def _quantity(value: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
-    return f"{value:.4g}"
-
-
-def _short(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return quantity(value) if isinstance(value, float) else str(value)

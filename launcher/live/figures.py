@@ -13,6 +13,7 @@ from cloudtrain.launcher.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
 from cloudtrain.launcher.logs.plain import cleaned
+from cloudtrain.launcher.measures import percent, quantity, size, step_time
 from cloudtrain.launcher.money.outlook import Outlook
 from cloudtrain.launcher.money.words import clock, of_limit
 from cloudtrain.launcher.signs import Signs
@@ -27,10 +28,8 @@ __all__ = [
     "limit",
     "memory",
     "metrics",
-    "percent",
     "place",
     "progress",
-    "quantity",
     "share_done",
     "spend",
     "split",
@@ -171,7 +170,7 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
     """Return a step's time, and which part of it went where."""
     if curves.step_s is None:
         return []
-    took = f"{_seconds(curves.step_s)} "
+    took = f"{step_time(curves.step_s)} "
     if not curves.split:
         return [labelled(width, signs, "step time", took)]
     shares = [seconds / curves.step_s for _, seconds in curves.split]
@@ -193,9 +192,9 @@ def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
     label = "GPU memory" if curves.is_gpu else "memory"
     total = curves.memory_total_bytes
     if total is None:
-        return [labelled(width, signs, label, f"{_bytes(curves.memory_bytes)} at most so far, on rank 0")]
+        return [labelled(width, signs, label, f"{size(curves.memory_bytes)} at most so far, on rank 0")]
     share = curves.memory_bytes / total
-    words = f" {percent(share)}, {_bytes(curves.memory_bytes)} of {_bytes(total)} at most so far, on rank 0"
+    words = f" {percent(share)}, {size(curves.memory_bytes)} of {size(total)} at most so far, on rank 0"
     room = min(_MOST_BAR, width - LABEL - len(words))
     drawn = spark.bar(share, room, signs) if room >= _LEAST_BAR else ""
     return [
@@ -282,29 +281,3 @@ def share_done(sight: Sight) -> float | None:
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
         return None
     return min(1.0, max(0.0, step / most))
-
-
-def percent(share: float) -> str:
-    """Return `12 %`; 100 only for the whole, and `<1 %` for what is not nothing."""
-    if 0 < share < 0.01:
-        return "<1 %"
-    return f"{99 if 0.99 < share < 1 else round(100 * share)} %"
-
-
-def quantity(value: float) -> str:
-    """Return the number in four digits, in three where it is small: `0.1234`, `12.3k`, `2.31e-04`."""
-    size = abs(value)
-    if 0 < size < 1e-3:
-        return f"{value:.2e}"
-    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= unit:
-            return f"{value / (unit if letter != 'k' else 1e3):.3g}{letter}"
-    return f"{value:.4g}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-def _bytes(value: int) -> str:
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"

@@ -17,6 +17,7 @@ from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.sight import Scene, Sight
 from cloudtrain.launcher.logs.plain import cleaned
+from cloudtrain.launcher.measures import percent, quantity
 from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.signs import Signs
 
@@ -94,8 +95,8 @@ def _texts(sight: Sight, now_s: float) -> dict[str, str]:
         "STEP": ""
         if "step" not in told
         else f"{told['step']}" + (f"/{told['max_steps']}" if share is not None else ""),
-        "DONE": "" if share is None else figures.percent(share),
-        "LOSS": figures.quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
+        "DONE": "" if share is None else percent(share),
+        "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if finish_s is None else span(finish_s - now_s),
         "USD SPENT": _spent(sight),
     }
