@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Seen", "browser", "contrast", "open_page", "page_seen"]
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+PATIENT_MS = 120_000  # CI is slow and busy; what is waited for comes in a second or two
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
@@ -100,7 +101,7 @@ def browser() -> Iterator[Browser]:
         for name in [name for name in os.environ if name.startswith("CLOUDTRAIN_")]:
             patch.delenv(name)
         driver = sync_playwright().start()
-        found = driver.chromium.launch(executable_path=path, args=FLAGS)
+        found = driver.chromium.launch(executable_path=path, args=FLAGS, timeout=PATIENT_MS)
     yield found
     found.close()
     driver.stop()
@@ -123,6 +124,7 @@ def open_page(browser: Browser, page_seen: Seen) -> Iterator[Callable[..., Page]
     def open_one(url: str, *, width: int = 1200, height: int = 900, **more: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, **more)
         contexts.append(context)
+        context.set_default_timeout(PATIENT_MS)
         page = context.new_page()
         page_seen.watch(page)
         page.goto(url)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 __all__ = ["Answer", "Served", "serving"]
 
 COMMAND = Path(sys.executable).with_name("cloudtrain")
-END_S = 20
+PATIENCE_S = 90  # CI is slow and busy
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Served:
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: str | bytes | None = None
     ) -> Answer:
         """Send one request with these headers; a `Host` among them is sent as it is."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         given = {name.lower() for name in headers or {}}
         connection.putrequest(method, path, skip_host="host" in given, skip_accept_encoding=True)
         for name, value in (headers or {}).items():
@@ -99,7 +99,7 @@ class Served:
     def end(self) -> tuple[int, str, str]:
         """Press Ctrl-C; return the exit code, and what else was printed."""
         self.process.send_signal(signal.SIGINT)
-        stdout, stderr = self.process.communicate(timeout=END_S)
+        stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, stdout, stderr
 
 
@@ -127,7 +127,7 @@ def serving(home: Path, *options: str, **env: str) -> Iterator[Served]:
         yield Served(process, address, home)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=END_S)
+            process.communicate(timeout=PATIENCE_S)
             assert process.returncode == 0
     finally:
         if process.poll() is None:

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 from uiserver import Served, serving
 
-from browser import contrast
+from browser import PATIENT_MS, contrast
 
 if TYPE_CHECKING:
     from browser import Seen
@@ -28,7 +28,6 @@ for step in range(1, 6001):
     print(f"step {step}/6000 loss {2 / step:.4f}  ::ct " + json.dumps(fields), flush=True)
     time.sleep(0.05)
 """
-PATIENT_MS = 40_000  # CI is slow; what is waited for comes in a second or two
 
 
 @pytest.fixture(autouse=True)
@@ -117,28 +116,24 @@ def test_job_is_seen_running_stopped_and_resumed(
     expect(page.locator("#part-head .badge").first).to_have_text("stopped")
 
 
-def test_visit_from_a_file_gets_in(
+def test_list_is_filtered_compared_and_grows(
     served: Served, tmp_path: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
-    """As the browser is opened: the first visit begins at another page, whose requests carry no strict cookie."""
-    seed("seeded")
-    page = open_page("about:blank")
-    file = tmp_path / "open.html"
-    file.write_text(f'<meta http-equiv="refresh" content="0;url={served.address}">')
-    page.goto(file.as_uri())
-    expect(page.locator("h1")).to_have_text("Jobs")
-    assert "token" not in page.url
+    """By its form; what was chosen goes to one page of all; what another command has sent comes by itself.
 
-
-def test_list_is_filtered_paged_and_compared(seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    """By its form; what was chosen goes to one page of all."""
+    The browser is led to it by a file, as `ui` does it: the first visit's request carries no strict cookie.
+    """
     from cloudtrain.launcher.job import State
 
     for number in range(3):
         seed(f"good-{number}", State("succeeded", started_s=1.0, ended_s=2.0))
     seed("bad-1", State("failed", "error", error={"message": "a rare fault"}, started_s=1.0, ended_s=2.0))
-    page = visit()
+    page = open_page("about:blank")
+    file = tmp_path / "open.html"
+    file.write_text(f'<meta http-equiv="refresh" content="0;url={served.address}">')
+    page.goto(file.as_uri())
     expect(page.locator("tbody tr")).to_have_count(4)
+    assert "token" not in page.url
     assert page.locator("tbody tr .name").first.inner_text() == "bad-1"
     page.get_by_label("Text").fill("rare")
     page.get_by_role("button", name="Show").click()
@@ -150,22 +145,12 @@ def test_list_is_filtered_paged_and_compared(seed: Callable[..., Any], visit: Ca
     expect(compare).to_be_disabled()
     page.get_by_label("compare good-0").check()
     page.get_by_label("compare good-2").check()
-    compare.click()
-    expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
-
-
-def test_list_shows_what_another_command_has_sent(seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    """Without being loaded anew, and what was ticked stays ticked."""
-    from cloudtrain.launcher.job import State
-
-    seed("first", State("succeeded", started_s=1.0, ended_s=2.0))
-    page = visit()
-    page.get_by_label("compare first").check()
     page.evaluate("window.same = true")
-    seed("second", State("stopped", "user", started_s=1.0, ended_s=2.0))
-    expect(page.locator("#row-second .badge")).to_have_text("stopped")
-    assert page.get_by_label("compare first").is_checked()
+    seed("another", State("succeeded", started_s=1.0, ended_s=2.0))
+    expect(page.locator("#row-another .badge")).to_have_text("succeeded")
     assert page.evaluate("window.same")
+    compare.click()  # what was ticked has stayed so
+    expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
 
 
 def test_log_is_filtered_paused_and_kept_short(
@@ -174,7 +159,7 @@ def test_log_is_filtered_paused_and_kept_short(
     """Ranks have colours, a progress bar one line, the page the last lines; a search finds older ones."""
     from cloudtrain.launcher.job import State
 
-    many = "".join(f"line {number} of rank 0\n" for number in range(6000))
+    many = "".join(f"line {number} of rank 0\n" for number in range(5100))
     seed(
         "long",
         State("succeeded", started_s=1.0, ended_s=2.0),
@@ -219,21 +204,10 @@ def test_pages_are_read_in_light_and_dark_and_fit_a_narrow_screen(
     page_seen.errors.clear()  # the browser tells of the page that there is not
 
 
-def test_report_runs_apart_from_the_page(served: Served, seed: Callable[..., Any], visit: Callable[..., Any]) -> None:
-    """It is drawn, and can read nothing of ours."""
-    from cloudtrain.launcher.job import State
-
-    seed("told", State("succeeded", started_s=1.0, ended_s=2.0))
-    page = visit()
-    page.goto(f"{served.origin}/jobs/told/report")
-    expect(page.locator("h1")).to_contain_text("told")
-    assert page.evaluate("self.origin") == "null"
-
-
-def test_spend_counts_as_cost_does(
-    cli: Callable[..., Any], seed: Callable[..., Any], visit: Callable[..., Any]
+def test_spend_counts_as_cost_does_and_a_report_runs_apart(
+    cli: Callable[..., Any], served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    """The sum of the month is the command's."""
+    """The sum of the month is the command's; the report is drawn, and can read nothing of ours."""
     from cloudtrain.launcher.job import State
 
     now_s = time.time()
@@ -244,6 +218,9 @@ def test_spend_counts_as_cost_does(
     heading = page.locator("#groups-title").inner_text()
     assert f"{told['at_least_usd']:.2f} USD" in heading
     expect(page.locator(".month")).to_have_count(12)
+    page.goto(f"{served.origin}/jobs/priced/report")
+    expect(page.locator("h1")).to_contain_text("priced")
+    assert page.evaluate("self.origin") == "null"
 
 
 def _steps(log: Any) -> list[int]:
