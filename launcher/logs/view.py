@@ -22,7 +22,8 @@ __all__ = ["View", "parse_ranks"]
 
 MAX_RANKS = 100_000  # more than any job has; a slip of the keyboard must not count to it in memory
 
-_CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # what json leaves in, and some terminals obey
+# What json leaves in, and some terminals obey.
+_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,7 @@ def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
 def test_line_hides_nothing_by_its_colour_or_direction(text: str) -> None:
     """Concealed, blinking, or turned: what is copied from the screen is what stands there."""
     assert plain.shown(text) == "hidden"
+    assert "\u202e" not in plain.tame(text)
 
 
 def test_line_that_is_too_long_is_cut_and_says_so() -> None:
@@ -296,9 +297,9 @@ def test_bar_is_folded_to_its_last_state(text: str, shown: str) -> None:
 
 def test_json_has_no_control_characters_either() -> None:
     """JSON lines are looked at on a terminal, too."""
-    shown = View(as_json=True).show(line("\x1b[2J\x9b2J\u2028"))
+    shown = View(as_json=True).show(line("\x1b[2J\x9b2J\u2028\u202e\u2066"))
     assert shown.isprintable()
-    assert json.loads(shown)["text"] == "\x1b[2J\x9b2J\u2028"
+    assert json.loads(shown)["text"] == "\x1b[2J\x9b2J\u2028\u202e\u2066"
 
 
 BARS = "begin\n\r 10%\r 50%\r100%\n\rlost\r    \rend\n"
