@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,9 @@ class _Work:
 
 
 def require_torch() -> None:
-    """Raise ConfigError where this Python cannot train."""
+    """Raise ConfigError where this machine has no places for nodes, or this Python cannot train."""
+    if sys.platform != "linux":
+        raise ConfigError("a rehearsal needs Linux", hint="run it in a container, or on a Linux machine")
     if find_spec("torch") is None:
         raise ConfigError("a rehearsal trains here, and torch is not installed", hint="pip install 'cloudtrain[local]'")
 

@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudtrain import entrypoints
+from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["Cell", "Running", "addresses", "mode", "start"]
 
 LOCK_PORT = 46_997  # of UDP, on a block's last address: held while the block is in use
+TRIES = 100  # each of 46,750 blocks is as likely
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -101,8 +103,11 @@ def start(cell: Cell) -> Running:
 
 
 def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
-    """Return loopback addresses that no other rehearsal on this machine uses, and their lock, to be closed at last."""
-    while True:
+    """Return loopback addresses that no other rehearsal on this machine uses, and their lock, to be closed at last.
+
+    Raises ConfigError where this machine has none: all of 127.* is loopback on Linux.
+    """
+    for _ in range(TRIES):
         block = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
         lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -111,6 +116,7 @@ def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
             lock.close()
             continue
         return tuple(f"{block}.{number}" for number in range(1, count + 1)), lock
+    raise ConfigError("no loopback address can be had for the nodes", where="127.*", hint="is `lo` up? `ip link` says")
 
 
 def _works(name: str) -> bool:

@@ -59,7 +59,7 @@ def choose(config: Config, plan: Plan, most_nodes: int, most_nproc: int | None, 
     evenly, so only some numbers of ranks can be.
     """
     nodes_most = min(plan.instances, most_nodes)
-    has_gpus = len(gpus) >= nodes_most
+    has_gpus = bool(plan.gpus_per_instance) and len(gpus) >= nodes_most
     bears = len(gpus) // nodes_most if has_gpus else (1 if nodes_most > 1 else 2)
     nproc_most = min(plan.nproc_per_node, bears if most_nproc is None else most_nproc)
     if most_nproc is not None and nproc_most * nodes_most > len(gpus):

@@ -15,7 +15,7 @@ from cloudtrain import entrypoints
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.database import Database
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.rehearsal import judging, lines, proofs, rehearsing, sandbox, scale, starts
@@ -45,6 +45,7 @@ def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) 
         (plan(2, 8, Batch(64, 4, 1), gpus=8), 8, (2, 4)),
         (plan(3, 1, Batch(12, 4, 1)), 0, (1, 1)),  # 3 micro-batches cannot be shared by 2 ranks
         (plan(2, 1), 1, (2, 1)),
+        (plan(1, 1), 8, (1, 1)),
     ],
 )
 def test_scale_is_as_much_as_this_machine_bears(
@@ -127,6 +128,22 @@ def test_addresses_are_nobody_elses(tmp_path: Path) -> None:
     (first, one), (second, two) = sandbox.addresses(2), sandbox.addresses(2)
     with one, two, socket.create_server((first[1], 0)):
         assert not {*first} & {*second}
+
+
+def test_machine_without_loopback_addresses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `lo` is down, or is one address alone, no block can be bound: that ends."""
+    monkeypatch.setattr(sandbox.socket, "socket", lambda *_: SimpleNamespace(bind=_refuse, close=lambda: None))
+    with pytest.raises(ConfigError, match="no loopback address"):
+        sandbox.addresses(2)
+
+
+def _refuse(place: tuple[str, int]) -> None:
+    raise OSError(99, "Cannot assign requested address")
+
+
+def test_cpu_job_is_given_no_gpu(tmp_path: Path) -> None:
+    """It will train over gloo there, whatever this machine has."""
+    assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
 def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
