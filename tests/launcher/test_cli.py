@@ -52,7 +52,7 @@ def test_help_and_version_are_data(cli: Any) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("nonsense", "list --nonsense", "status", "submit --instances 0", "submit --instances two", "submit -o x"),
+        *("nonsense", "list --nonsense", "wait", "submit --instances 0", "submit --instances two", "submit -o x"),
         *("submit --backend all", "submit --name Bad_Name", "wait x --timeout soon", "explain no.such.key"),
     ],
 )

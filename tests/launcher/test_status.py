@@ -233,10 +233,18 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
         return job
 
     monkeypatch.setattr(asking, "refresh", refresh)
-    monkeypatch.setattr(status_command, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(status_command, "PATIENCE_S", 1.0)
     status_command.command.main(["hangs", "ended"], standalone_mode=False)
     release.set()
     told = capsys.readouterr()
     assert "hangs  running" in told.out
     assert "\n\nended  succeeded" in told.out
-    assert "hangs is shown as it was last seen: local has not answered within 0 s" in told.err
+    assert "hangs is shown as it was last seen: local has not answered within 1 s" in told.err
+
+
+def test_status_without_a_name_shows_the_last_job(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """The one that was submitted last."""
+    seed("first", State("succeeded"))
+    seed("second", State("stopped", "user"))
+    status_command.command.main([], standalone_mode=False)
+    assert capsys.readouterr().out.startswith("second  stopped (user)\n")
