@@ -187,6 +187,11 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
+@pytest.mark.parametrize(
+    "backend",  # the clouds' caps differ by figures alone: one of the three, and all in soak
+    [pytest.param(name, marks=[pytest.mark.soak] * (name in ("azureml", "sagemaker"))) for name in sorted(SETTINGS)],
+    indirect=True,
+)
 def test_budget_holds_with_the_laptop_shut(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The cap needs no launcher: SIGTERM with time to save before it, and no dollar more than was given.
 

@@ -73,6 +73,7 @@ def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
 
 
+@pytest.mark.soak  # the tutorial's walk trains a whole task there
 def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of what it has not seen, and the weights come home."""
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")

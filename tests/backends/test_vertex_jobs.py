@@ -115,6 +115,7 @@ def as_script(folder: Path, text: str) -> None:
     (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 
+@pytest.mark.soak  # the tutorial's walk trains a whole task there
 def test_digits_are_read(cli: Any, google_project: Google, tmp_path: Path) -> None:
     """The README's example on two replicas: 97 % of what it has not seen, and the weights come home."""
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
