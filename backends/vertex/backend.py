@@ -85,5 +85,7 @@ def check(request: Request) -> list[Fault]:
     from cloudtrain.backends.vertex import check as rules
 
     return list(rules.faults(request.body, request.beside["location"]))
+
+
 rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
 rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serving")
