@@ -71,14 +71,14 @@ def own(names: list[str]) -> list[str]:
 def test_hosts_have_places_of_their_own(ssh_pair: Cluster) -> None:
     """What one writes the other has not, and a test sees it; of the machine's files none can be changed."""
     one, other = ssh_pair.hosts
-    told = ssh_pair.ssh("h0", "touch ~/a /tmp/b /dev/shm/c /data/d /run/e && touch /usr/f; ls /root /tmp")
+    told = ssh_pair.ssh("h0", "touch ~/a /tmp/of-host-h0 /dev/shm/c /data/d /run/e && touch /usr/f; ls /root /tmp")
     assert "Read-only file system" in told.stderr
-    assert own(told.stdout.split()) == ["/root:", "/tmp:", "b"]
+    assert own(told.stdout.split()) == ["/root:", "/tmp:", "of-host-h0"]
     assert (one.home / "a").exists()
-    places = ("/home/root/a", "/tmp/b", "/dev/shm/c", "/data/d", "/run/e")
+    places = ("/home/root/a", "/tmp/of-host-h0", "/dev/shm/c", "/data/d", "/run/e")
     assert [one.path(place).exists() for place in places] == [True] * 5
     assert [other.path(place).exists() for place in places] == [False] * 5
-    assert not Path("/tmp/b").exists()
+    assert not Path("/tmp/of-host-h0").exists()
 
 
 def test_small_places_have_the_size_asked_for(cluster: Callable[..., Cluster]) -> None:
