@@ -28,7 +28,12 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         "max_restarts": config.distributed.max_restarts,
         "timeout_s": config.distributed.timeout_s,
         "hang_timeout_s": config.distributed.hang_timeout or config.distributed.timeout_s + HANG_MARGIN_S,
-        "run": {"kind": kind, "target": config.task or config.script or config.module, "args": list(config.args)},
+        "run": {
+            "kind": kind,
+            "target": config.task or config.script or config.module,
+            "args": list(config.args),
+            **_script_options(config),
+        },
         "checkpoint": {
             "every_steps": checkpoint.every_steps,
             "every_s": checkpoint.every,
@@ -49,6 +54,19 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
     if any(entry.from_job for entry in config.notify):
         spec["notices"] = _notices(plan, config)
     return spec
+
+
+def _script_options(config: Config) -> dict[str, Any]:
+    """Return the options of a script or module that differ from their defaults."""
+    progress = config.progress.model_dump(mode="json", exclude_defaults=True)
+    options = {
+        "resume_args": list(config.resume_args),
+        "keep": list(config.keep),
+        "progress": progress,
+        "on_stop": config.on_stop if config.on_stop != "signal" else None,
+        "allow_alone": config.distributed.allow_alone,
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 def _notices(plan: Plan, config: Config) -> dict[str, Any]:

@@ -29,12 +29,15 @@ __all__ = [
     "EnvName",
     "InputName",
     "JobName",
+    "KeptPath",
     "Kind",
     "LedgerUri",
     "MailAddress",
     "MailServer",
     "Many",
+    "MetricName",
     "Money",
+    "Pattern",
     "Percent",
     "Price",
     "ProcessCount",
@@ -132,6 +135,26 @@ def _relative_path(value: object) -> str:
     return value
 
 
+def _kept_path(value: object) -> str:
+    parts = value.split("/") if isinstance(value, str) else []
+    is_below = (
+        bool(parts) and parts[0] not in ("", "~") and ".." not in parts and any(p not in ("", ".") for p in parts)
+    )
+    if not is_below or "\0" in str(value):
+        raise ValueError("a path or pattern below the working directory, such as `out/` or `*.ckpt`")
+    return "/".join(part for part in str(value).split("/") if part not in ("", "."))
+
+
+def _pattern(value: object) -> str:
+    try:
+        compiled = re.compile(value) if isinstance(value, str) else None
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from error
+    if compiled is None or not compiled.groups:
+        raise ValueError("a regular expression whose first group is the number, such as `loss ([0-9.]+)`")
+    return compiled.pattern
+
+
 def _price(value: object) -> int:
     if micro := units.parse_money(value):
         return micro
@@ -178,6 +201,8 @@ Accelerators = Annotated[
     ),
 ]
 RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
+KeptPath = Annotated[str, Kind("path", _kept_path, {"type": "string", "minLength": 1})]
+Pattern = Annotated[str, Kind("regular expression", _pattern, {"type": "string", "format": "regex"})]
 # Text that an unquoted number or true may stand for: it arrives as it was written.
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
@@ -234,6 +259,10 @@ BackendChoice = Annotated[
 EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
 InputName = Annotated[
     str, _matching("name", "a name of letters, digits and `_`: it becomes part of a variable's name", _WORD)
+]
+MetricName = Annotated[
+    str,
+    _matching("metric's name", "a metric's name: letters, digits and `_`, at most 40", r"[A-Za-z_][A-Za-z0-9_]{0,39}"),
 ]
 _VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
 Channel = Annotated[

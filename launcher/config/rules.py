@@ -22,6 +22,7 @@ STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
+_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
 # What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
 _SET_BY_TORCHRUN = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -66,6 +67,10 @@ def _only_where_they_count(root: Node) -> Iterator[Fault]:
     if given(root, "task") and not own and given(root, "args"):
         hint = "a task takes its settings from `params`"
         yield _between(root, "`args` goes with `script` or `module`, not with `task`", hint, ("args",), ("task",))
+    for name in _OF_SCRIPTS if given(root, "task") and not own else ():
+        if given(root, name):
+            hint = "the shared trainer does so by itself: leave the key out"
+            yield _between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
     if own and not given(root, "task"):
         for name, hint in (
             ("params", "give them as `args`"),

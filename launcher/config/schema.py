@@ -22,12 +22,15 @@ from cloudtrain.launcher.config.kinds import (
     EnvName,
     InputName,
     JobName,
+    KeptPath,
     Kind,
     LedgerUri,
     MailAddress,
     MailServer,
     Many,
+    MetricName,
     Money,
+    Pattern,
     Percent,
     ProcessCount,
     ProjectName,
@@ -53,6 +56,7 @@ __all__ = [
     "Monitor",
     "Notify",
     "Optimizer",
+    "Progress",
     "Project",
     "Resources",
     "Retry",
@@ -128,6 +132,21 @@ class Resources(Section):
     )
 
 
+class Progress(Section):
+    """Regular expressions that find a script's steps in its output; the first group of each is a number."""
+
+    step: Pattern | None = Field(
+        None, description="Finds the step. Default: the forms that docs/scripts.md lists.", examples=["iter (\\d+)"]
+    )
+    loss: Pattern | None = Field(None, description="Finds the loss on a step's line.", examples=["loss ([\\d.]+)"])
+    total: Pattern | None = Field(
+        None, description="Finds the number of steps of the whole job, on any line.", examples=["max_iters: (\\d+)"]
+    )
+    metrics: dict[MetricName, Pattern] = Field(
+        {}, description="Name -> expression of a further number.", examples=[{"accuracy": "acc ([\\d.]+)"}]
+    )
+
+
 class Distributed(Section):
     """How torchrun starts the ranks."""
 
@@ -136,6 +155,11 @@ class Distributed(Section):
     )
     max_restarts: int = Field(
         3, ge=0, le=1000, description="Times the ranks are started again after a fault.", examples=[3]
+    )
+    allow_alone: bool = Field(
+        False,
+        description="Accept ranks that join no process group of all ranks; otherwise such a job fails at its end.",
+        examples=[True],
     )
     hang_timeout: Duration | None = Field(
         None,
@@ -326,6 +350,41 @@ class Config(Section):
         description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
         "becomes `--epochs 10 --flag --x 1 2`.",
         examples=[["--epochs", "10"], {"epochs": 10}],
+    )
+    resume_args: Arguments = Field(
+        (),
+        description="Further arguments of the script or module when it starts again and has a checkpoint; "
+        "`$CLOUDTRAIN_RESUME_PATH` is the newest one.",
+        examples=[["--init_from=resume"], {"resume_from_checkpoint": "$CLOUDTRAIN_RESUME_PATH"}],
+    )
+    keep: Many[KeptPath] = Field(
+        (),
+        description="Files, folders or patterns of the working directory that the script writes: they are kept in the "
+        "checkpoint folder, are there again after a restart, and come home with `artifacts`.",
+        examples=[["out/", "snapshot.pt", "*.ckpt"]],
+    )
+    progress: Progress = Field(
+        Progress.model_construct(),
+        description="How a script's output tells its steps, where the built-in forms do not find them.",
+        examples=[{"step": "iter (\\d+)", "loss": "loss ([\\d.]+)"}],
+    )
+    on_stop: Literal["signal", "save"] = Field(
+        "signal",
+        description="At a stop or the deadline. signal: the script gets SIGTERM. save: a callback is added to Hugging "
+        "Face's Trainer and to Lightning's, which saves a checkpoint and leaves.",
+        examples=["save"],
+    )
+    requirements: RelativePath | None = Field(
+        None,
+        description="Packages that the job needs, below `code.dir`: pip's requirements file, `pyproject.toml` or "
+        "`pyproject.toml[extra]`, or a script with a PEP 723 header. Installed on each node before the ranks start; "
+        "torch stays as the machine or image has it.",
+        examples=["requirements.txt", "pyproject.toml[train]", "train.py"],
+    )
+    setup: Many[Text] = Field(
+        (),
+        description="Commands for bash that each node runs in the working directory before its ranks start.",
+        examples=[["apt-get install -y libsndfile1", "pip install -e ."]],
     )
     params: dict[str, Any] = Field(
         {}, description="Handed to the task's functions as they are.", examples=[{"hidden": 128}]
