@@ -22,11 +22,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import bundlefile, durable, gpulocks, heartbeat, logtimes, peers, processes
+from cloudtrain.entrypoints import (
+    bundlefile,
+    durable,
+    events,
+    gpulocks,
+    heartbeat,
+    logtimes,
+    peers,
+    processes,
+    variables,
+)
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.coordinate import Desired, Report
 from cloudtrain.entrypoints.environments import dockerrun, venvs
+from cloudtrain.entrypoints.keep import Keeper, unkept_words
 from cloudtrain.entrypoints.line import Cut, Line
+from cloudtrain.entrypoints.newest import newest
 from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpoint
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.gather import Gathering
@@ -38,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
+MOST_NAMES = 20  # of files that nothing keeps, in an event
+KEEP_S = 60.0  # for copying the kept files at the job's end
 MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
 
 
@@ -82,6 +96,10 @@ class Agent:
         self.told_s = 0.0  # when the state was last written
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
+        self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+        run = spec["spec"]["run"]
+        self.is_task = run["kind"] == "task"
+        self.keeper = None if self.is_task else Keeper(self.root / "code", self.checkpoints, run.get("keep", ()))
         self.teller = _teller(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.get("copies"):
@@ -89,7 +107,7 @@ class Agent:
 
     def _share_checkpoints(self) -> None:
         """Offer what is saved on this node's disk to the others, and keep a copy of what the one before it saves."""
-        spec, folder = self.spec, Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
+        spec, folder = self.spec, self.checkpoints
         server = peers.on_free_port(
             spec, "copies", lambda port: copies.serve(folder, spec["address"], port, spec["token"])
         )
@@ -112,6 +130,7 @@ class Agent:
         try:
             bundlefile.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
             durable.write_json(self.root / "spec.json", self.spec["spec"])
+            self._set(newest=self._newest())
         except (OSError, bundlefile.BundleError) as error:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec['node']}: {error}"),))
         try:
@@ -144,7 +163,8 @@ class Agent:
 
     def _look(self) -> None:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
-        if self.launch is not None and (self.gathering is None or self.gathering.is_done):
+        is_here = self.gathering is None or self.gathering.is_done
+        if self.launch is not None and is_here and (self.keeper is None or self.keeper.has_opened()):
             missing = self.gathering.missing if self.gathering else ()
             launch, self.launch, self.gathering = self.launch, None, None
             if missing and not self._may_begin_anew():
@@ -152,17 +172,43 @@ class Agent:
                 self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(words, "lost"),))
             else:
                 launch()
-        if self.boot is not None and self._boot_code() is not None:
+        if self.boot is not None and self._boot_code() is not None and self._has_kept():
             self._collect()
         if self.report.stop != "now" and (request := durable.read_json(self.stop_file)):
             self._set(stop=request["reason"])  # `now` may come after `user` has waited long enough
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
 
+    def _has_kept(self) -> bool:
+        """End the processes that the ranks have left; return whether the files that they wrote are kept."""
+        if self.keeper is None:
+            return True
+        if not self.keeper.is_closing:
+            self._kill_tree()
+        return self.keeper.close()
+
+    def _newest(self) -> tuple[str, float] | None:
+        """Return a script's newest checkpoint on this node; the trainer finds its own."""
+        return None if self.is_task else newest(self.checkpoints)
+
+    def _tell_unkept(self) -> list[str]:
+        """Copy the last kept files; tell in the log which other files the script has left, and return their names."""
+        if self.keeper is None:
+            return []
+        if not self.keeper.close(KEEP_S):
+            print(f"agent: the kept files were not copied within {KEEP_S:.0f} s", flush=True)
+        found = self.keeper.unkept()
+        if found:
+            names = [each.name for each in found]
+            with contextlib.suppress(OSError), (self.root / "log" / "boot.log").open("ab") as log:
+                line = events.format_line("unkept", unkept_words(found), {"names": names[:MOST_NAMES]})
+                log.write(f"{line}\n".encode())
+        return [each.name for each in found]
+
     def _may_begin_anew(self) -> bool:
         """Return whether the ranks may start without what could not be brought: there is something, or never was."""
         is_first = self.report.generation == 1 and self.spec["attempt"] == 1
-        return is_first or has_checkpoint(Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]))
+        return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
         """Return a port for the next generation's torchrun, free now on this node's address."""
@@ -195,6 +241,8 @@ class Agent:
         """Where boot has not started yet, see that it never does."""
         if self.gathering is not None:
             self.gathering.cancel()
+        if self.keeper is not None and self.launch is not None:
+            self.keeper.close()
         if self.launch is not None:
             self.launch = self.gathering = None
             self._set(phase="exited", code=code)
@@ -223,15 +271,20 @@ class Agent:
         self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
         self.launch = lambda: self._launch(desired)
         places = [place for place in self.line.places if place[0] != self.report.node]
-        is_task = self.spec["spec"]["run"]["kind"] == "task"
-        if self.replicas is not None and places and (not is_task or self.report.node == desired.nodes[0]):
+        if self.replicas is not None and places and (not self.is_task or self.report.node == desired.nodes[0]):
             sources = [(address, port) for _, address, _, port in places]
-            folder = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-            note = Path(self.spec["copies"])
-            self.gathering = Gathering(folder, sources, self.spec["token"], note, newest_alone=is_task)
+            note, token = Path(self.spec["copies"]), self.spec["token"]
+            self.gathering = Gathering(self.checkpoints, sources, token, note, newest_alone=self.is_task)
 
     def _launch(self, desired: Desired) -> None:
-        result = self._result()
+        result, resume = self._result(), self._resume_path(desired)
+        fault = self.keeper.fault if self.keeper is not None else None
+        if resume is not None and not resume.exists():
+            fault = f"{desired.resume}, from which the job resumes, is on another node's disk alone"
+        if fault is not None:
+            message = f"node {self.spec['node']}: {fault}"
+            self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(message, "kept"),))
+            return
         try:
             result.mkdir(parents=True, exist_ok=True)
             argv, env = [self.spec["python"], "-m", "cloudtrain.entrypoints.boot"], self._environment(desired, result)
@@ -257,14 +310,23 @@ class Agent:
             message = f"node {self.spec['node']} cannot start {self.spec['python']}: {error}"
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(message),))
 
+    def _resume_path(self, desired: Desired) -> Path | None:
+        """Return the checkpoint that a script resumes from; with `resume: never` the job's first start has none."""
+        is_first = desired.generation == 1 and self.spec["attempt"] == 1
+        if desired.resume is None or (is_first and self.spec["spec"]["checkpoint"]["resume"] == "never"):
+            return None
+        return self.checkpoints / desired.resume
+
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
         """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
         spec = self.spec
         # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
         saves = spec["deadline_s"] < spec["max_duration_s"]
         deadline = {"CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}"} if saves else {}
+        resume = self._resume_path(desired)
         beside = {
             **deadline,
+            **({"CLOUDTRAIN_RESUME_PATH": str(resume)} if resume is not None else {}),
             "CLOUDTRAIN_JOB": spec["job"],
             "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
             "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec["node"])),
@@ -285,7 +347,9 @@ class Agent:
         # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
         threads = max(1, processes.cores() // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
         defaults = {"OMP_NUM_THREADS": str(threads)}
-        return {**defaults, **machine, **spec["environment"], **spec["secrets"], **beside, "PYTHONPATH": path}
+        known = {**spec["environment"], **beside}
+        own = {name: variables.expanded(value, known) for name, value in spec["environment"].items()}
+        return {**defaults, **machine, **own, **spec["secrets"], **beside, "PYTHONPATH": path}
 
     def _boot_code(self) -> int | None:
         """Reap every ended child of the subreaper; return boot's exit code once it has one."""
@@ -305,8 +369,7 @@ class Agent:
             code = EXIT_STOPPED  # asked before it could listen
         self._kill_tree()
         result = self._result()
-        told = durable.read_json(result / "result.json") or {}
-        failures = tuple(told.get("failures", ()))[:MAX_FAILURES]
+        failures = tuple((durable.read_json(result / "result.json") or {}).get("failures", ()))[:MAX_FAILURES]
         if self.container is not None:
             fault = dockerrun.client_fault(self.container, code, self.root / "log" / "boot.log")
             failures = (_failure(fault),) if fault else failures
@@ -316,7 +379,8 @@ class Agent:
             failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
         outcome = durable.read_json(result / "outcome.json")
         saved = outcome if code == EXIT_SAVED else None
-        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, failures=failures, saved=saved)
+        told = {"failures": failures, "saved": saved, "newest": self._newest()}
+        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
 
     def _end(self, verdict: dict[str, Any]) -> None:
         if self.teller is not None:
@@ -329,11 +393,11 @@ class Agent:
         if self.teller is not None:
             self.teller.finish()
             self.times.note(time.time())
-        checkpoints = Path(self.spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-        resumable = verdict["state"] != "succeeded" and has_checkpoint(checkpoints)
+        unkept = self._tell_unkept()
+        resumable = verdict["state"] != "succeeded" and has_checkpoint(self.checkpoints)
         times = {"started_s": self.started_s, "ended_s": time.time()}
         held = {"held_s": self.line.held_s(), "gone_s": self.line.gone_s()}
-        self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck}
+        self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck, "unkept": unkept}
         self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there

@@ -71,9 +71,13 @@ def main() -> int:
         return _finish(EXIT_RENDEZVOUS, [{"rank": None, "kind": "rendezvous", "message": str(error)}])
     restart = os.environ.get("CLOUDTRAIN_RESTART", "0")
     begun = f"restart {restart}: node" if restart != "0" else "node"
+    resume = (
+        f", newest checkpoint {os.environ['CLOUDTRAIN_RESUME_PATH']}" if "CLOUDTRAIN_RESUME_PATH" in os.environ else ""
+    )
+    where = f"at {node.address}, head {head} ({node.platform}: {node.evidence})"
     events.emit(
         "boot",
-        f"{begun} {node.rank} of {node.count} at {node.address}, head {head} ({node.platform}: {node.evidence})",
+        f"{begun} {node.rank} of {node.count} {where}{resume}",
         node=node.rank,
         nodes=node.count,
         address=node.address,
@@ -112,7 +116,8 @@ def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch:
         meet += [f"--rdzv-id={spec['job']}-{spec['attempt']}", f"--max-restarts={spec['max_restarts']}"]
     run = spec["run"]
     # torchrun takes `$` in its arguments for macros (string.Template).
-    words = [] if run["kind"] == "task" else [word.replace("$", "$$") for word in (run["target"], *run["args"])]
+    args = [*run.get("args", ()), *(run.get("resume_args", ()) if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
+    words = [] if run["kind"] == "task" else [word.replace("$", "$$") for word in (run["target"], *args)]
     what = [run["kind"], *words]
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.elastic"),

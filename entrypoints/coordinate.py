@@ -24,7 +24,8 @@ FENCE_S = 5.0  # before the others go on: a lost node that still lives ends its 
 class Report:
     """What a node says of itself. `phase`: idle running exited; `stop`: the reason somebody gave this node to stop.
 
-    `address` and `ports` (of the line, of copies): where the others find it, should they need to.
+    `address` and `ports` (of the line, of copies): where the others find it, should they need to. `newest`: a script's
+    newest checkpoint on this node, by its path in the checkpoint folder, and its time in unix seconds.
     """
 
     node: int
@@ -36,12 +37,15 @@ class Report:
     stop: str | None = None
     address: str = ""
     ports: tuple[int, int] = (0, 0)
+    newest: tuple[str, float] | None = None
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Report:
         """Return the report that `dataclasses.asdict` and JSON have carried."""
         line, copies = data.get("ports", (0, 0))
-        return cls(**{**data, "failures": tuple(data.get("failures", ())), "ports": (line, copies)})
+        newest = data.get("newest") and (data["newest"][0], data["newest"][1])
+        told = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
+        return cls(**{**data, **told})
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Desired:
     """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
 
     `nodes` run this generation, each with its place among them as its rank; who is not named runs nothing. `note`
-    says for people why some are missing. `places`: each node's number, address, and ports as in its report.
+    says for people why some are missing. `places`: each node's number, address, and ports as in its report. `resume`:
+    the checkpoint that a script resumes from, the same on all nodes, by its path in the checkpoint folder.
     """
 
     want: str = "wait"
@@ -60,6 +65,7 @@ class Desired:
     reason: str | None = None
     verdict: dict[str, Any] | None = None
     places: tuple[tuple[int, str, int, int], ...] = ()
+    resume: str | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -134,6 +140,9 @@ class Coordinator:
             self.since_s = now_s
         if self.desired.generation != before.generation:
             self.started_s = now_s
+            saved = [each.newest for node, each in reports.items() if node in self.desired.nodes and each.newest]
+            resume = max(saved, key=lambda newest: newest[1])[0] if saved else None
+            self.desired = replace(self.desired, resume=resume)
         return self.desired
 
     def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:

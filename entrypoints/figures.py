@@ -5,7 +5,7 @@ A sum has cents, and never fewer than two digits that count: 12.30, 0.17, 0.0041
 
 from __future__ import annotations
 
-__all__ = ["amount", "dollars", "down", "span", "up", "usd"]
+__all__ = ["amount", "dollars", "down", "quantity", "span", "up", "usd"]
 
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
@@ -41,6 +41,14 @@ def down(micro: int) -> int:
     """Return the sum rounded down as `amount` shows it: what is left never looks like more."""
     unit = _unit(micro)
     return micro // unit * unit
+
+
+def quantity(value: float) -> str:
+    """Return the number in three digits: 8.1k, 12.3M."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def span(seconds: float) -> str:

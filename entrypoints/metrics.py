@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from cloudtrain.entrypoints.figures import quantity
 from cloudtrain.entrypoints.flops import mfu
 
-__all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory", "quantity"]
+__all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory"]
 
 Batch = TypeVar("Batch")
 _SLOW_DATA = 0.1  # of the step: from here on, a log line says that training waits for data
@@ -209,14 +210,6 @@ def peak_memory(device: torch.device) -> int:
         pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def quantity(value: float) -> str:
-    """Return the number in three digits: 8.1k, 12.3M."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:

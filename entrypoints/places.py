@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -19,9 +20,14 @@ _NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")
 def has_checkpoint(folder: Path) -> bool:
     """Return whether there is something to go on from: the trainer's checkpoints, or whatever a script has saved."""
     try:
-        return any(is_whole(entry.name) for entry in folder.iterdir())
+        return any(is_whole(entry.name) and _holds_a_file(entry) for entry in folder.iterdir())
     except OSError:
         return False
+
+
+def _holds_a_file(path: Path) -> bool:
+    """Return whether the path is a file, or a folder with a file below: a kept folder is there from the start."""
+    return not path.is_dir() or any(files for _, _, files in os.walk(path))
 
 
 def is_whole(name: str) -> bool:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints.figures import quantity
 from cloudtrain.entrypoints.job import Job, Progress
-from cloudtrain.entrypoints.metrics import duration, quantity
+from cloudtrain.entrypoints.metrics import duration
 
 __all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
 

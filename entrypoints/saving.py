@@ -18,8 +18,8 @@ from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.figures import quantity
 from cloudtrain.entrypoints.job import Job, Progress
-from cloudtrain.entrypoints.metrics import quantity
 
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]

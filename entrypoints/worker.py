@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes
+from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, variables
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -118,7 +118,7 @@ def _leave(code: int) -> NoReturn:
 def _run_user_code(kind: str, command: list[str]) -> None:
     """Run the script or module as the interpreter itself would, in the real `__main__`."""
     target = command[0]
-    sys.argv = command
+    sys.argv = [target, *(variables.expanded(word, os.environ) for word in command[1:])]
     if kind == "module":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return

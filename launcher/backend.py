@@ -282,6 +282,13 @@ class Backend(Protocol):
         """Copy what the job has left in its output folder below `folder`; return the files there."""
 
 
+class HasCheckpoints(Protocol):
+    """A backend that can bring the files home which a script has kept or saved."""
+
+    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Copy the job's checkpoint folder below `folder`; return the files there."""
+
+
 class Machines(Protocol):
     """What a backend can do whose machines are there before the job, and can be entered."""
 

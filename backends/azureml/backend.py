@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "artifacts",
+    "checkpoints",
     "capacity",
     "check",
     "doctor",
@@ -77,6 +78,7 @@ logs = lazily.of(_JOBS, "logs")
 pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
+checkpoints = lazily.of(_JOBS, "checkpoints")
 doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
 price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")

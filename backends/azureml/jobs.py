@@ -22,7 +22,7 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
 
 STATE_S = 4.0
 LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
@@ -164,6 +164,11 @@ def stop(ref: JobRef, *, now: bool) -> None:
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download what the job has left in its output folder, while it runs, too; return the files."""
     return files.download(_workspace(ref), ref["output_uri"], folder)
+
+
+def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
+    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    return files.download(_workspace(ref), ref["checkpoint_uri"], folder)
 
 
 def _workspace(data: dict[str, Any]) -> Workspace:

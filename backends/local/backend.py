@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["agent_spec", "artifacts", "capacity", "check", "doctor", "find", "interpreter", "logs", "pace", "rehearsal"]
-__all__ += ["request", "send", "state", "stop"]
+__all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "doctor", "find", "interpreter", "logs"]
+__all__ += ["pace", "rehearsal", "request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next one is as near, so the first is on the screen at once
@@ -163,7 +163,15 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the output folder below `folder`; return the files there."""
-    source = Path(ref["folder"]).parent / "output"
+    return _copied(Path(ref["folder"]).parent / "output", folder)
+
+
+def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
+    """Copy the checkpoint folder below `folder`; return the files there."""
+    return _copied(Path(ref["checkpoint_dir"]), folder)
+
+
+def _copied(source: Path, folder: Path) -> list[Path]:
     try:
         shutil.copytree(source, folder, dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "artifacts",
+    "checkpoints",
     "capacity",
     "check",
     "doctor",
@@ -80,6 +81,7 @@ logs = lazily.of(_JOBS, "logs")
 pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
+checkpoints = lazily.of(_JOBS, "checkpoints")
 doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
 invoice = lazily.of("cloudtrain.backends.sagemaker.invoice", "invoice")

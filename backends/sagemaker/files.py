@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from cloudtrain.entrypoints import places
 from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["claim", "fetch", "has_checkpoint", "owner", "put_bundle", "put_order", "retract"]
+__all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle", "put_order", "retract"]
 
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
@@ -87,11 +88,25 @@ def retract(access: Access, uri: str) -> None:
 
 def has_checkpoint(access: Access, uri: str) -> bool:
     """Return whether there is something to go on from, as the node itself would say (entrypoints/places.py)."""
-    bucket, prefix = _parts(uri.rstrip("/") + "/")
     with aws.answers(f"list {uri}"):
-        pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        keys = (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
-        return any(places.is_whole(key.partition("/")[0]) for key in keys)
+        return any(places.is_whole(name.partition("/")[0]) for name in _names(access, uri))
+
+
+def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:
+    """Copy the objects below the uri to the folder; return the files. Raises ConfigError if they cannot be written."""
+    with aws.answers(f"list {uri}"):
+        names = [name for name in _names(access, uri) if all(part not in ("", ".", "..") for part in name.split("/"))]
+    try:
+        return [folder / name for name in names if fetch(access, f"{uri.rstrip('/')}/{name}", folder / name)]
+    except OSError as error:
+        raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
+
+
+def _names(access: Access, uri: str) -> Iterator[str]:
+    """Yield the names of the objects below the uri, over all pages."""
+    bucket, prefix = _parts(uri.rstrip("/") + "/")
+    pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    yield from (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
 
 
 def fetch(access: Access, uri: str, path: Path) -> bool:

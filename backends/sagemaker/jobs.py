@@ -18,7 +18,7 @@ from cloudtrain.launcher.home import identity
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
 
 CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
 STATE_S = 5.0
@@ -128,6 +128,11 @@ def stop(ref: JobRef, *, now: bool) -> None:
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download what the job has left in its output folder; return the files."""
     return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
+
+
+def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
+    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    return files.fetch_all(aws.Access.of(ref), ref["checkpoint_uri"], folder)
 
 
 def _ref(request: Request, owner: str) -> JobRef:

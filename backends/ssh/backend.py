@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.errors import Fault
 
 __all__ = [
-    *("artifacts", "capacity", "check", "doctor", "find", "hosts", "logs", "pace", "request", "send", "shell", "state"),
+    *(
+        "artifacts",
+        "capacity",
+        "check",
+        "checkpoints",
+        "doctor",
+        "find",
+        "hosts",
+        "logs",
+        "pace",
+        "request",
+        "send",
+        "shell",
+        "state",
+    ),
     "stop",
     "logs_from",
 ]
@@ -51,6 +65,7 @@ logs_from = lazily.of(_JOBS, "logs_from")
 pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
+checkpoints = lazily.of(_JOBS, "checkpoints")
 shell = lazily.of(_JOBS, "shell")
 doctor = lazily.of("cloudtrain.backends.ssh.doctor", "checks")
 hosts = lazily.of("cloudtrain.backends.ssh.doctor", "hosts")

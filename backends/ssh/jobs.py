@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Unreachable
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["artifacts", "logs", "logs_from", "pace", "shell", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "logs", "logs_from", "pace", "shell", "state", "stop"]
 
 LINES_S, STATE_S = 0.3, 1.0
 HOLD_BACK_S = 0.5  # hosts answer one after the other, and what their clocks differ by is known to a quarter second
@@ -118,7 +118,17 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Copy what the nodes have left in their output folders below `folder`; return the files there.
+    """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError as `_brought`."""
+    return _brought(ref, "output", folder)
+
+
+def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
+    """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError as `_brought`."""
+    return _brought(ref, "checkpoints", folder)
+
+
+def _brought(ref: JobRef, place: str, folder: Path) -> list[Path]:
+    """Copy a folder of all nodes below `folder`; return the files there.
 
     Where a file of one name differs between hosts, the later ones' go to `node-N/`. Raises UnreachableError where a
     host was passed over, with what the others have left in the folder.
@@ -128,22 +138,20 @@ def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     for number, node in _numbered(ref):
         host = _host(ref, number)
         try:
-            told = fleet().tell(host, "tree", {"folder": node["output"]})
+            told = fleet().tell(host, "tree", {"folder": node[place]})
         except UnreachableError:
             missing.append(host.name)
             continue
         here = {name: files.get(_inside(folder, name)) for name, _ in told["files"]}
         like = [name for name, size in told["files"] if here[name] == size]
-        sums = (
-            fleet().tell(host, "tree", {"folder": node["output"], "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
-        )
+        sums = fleet().tell(host, "tree", {"folder": node[place], "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in told["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
                 continue  # a disk that the hosts share, or the same from each
             if here[name] is not None:
                 path = _inside(folder / f"node-{number}", name)
-            _download(host, f"{node['output']}/{name}", size, path)
+            _download(host, f"{node[place]}/{name}", size, path)
             files[path] = size
     if missing:
         what = f"{', '.join(missing)} cannot be reached: what only it has is missing"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "artifacts",
+    "checkpoints",
     "capacity",
     "check",
     "doctor",
@@ -50,6 +51,7 @@ logs = lazily.of(_JOBS, "logs")
 pace = lazily.of(_JOBS, "pace")
 stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
+checkpoints = lazily.of(_JOBS, "checkpoints")
 doctor = lazily.of("cloudtrain.backends.vertex.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.vertex.quotes", "quotes")
 price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")

@@ -26,7 +26,7 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
 STATE_S = 4.0
@@ -156,6 +156,12 @@ def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download what the job has left in its output folder, while it runs, too; return the files."""
     with rest.answers("download the outputs", needs=files.ROLE):
         return outputs.download(Access.of(ref), ref["output_uri"], folder)
+
+
+def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
+    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    with rest.answers("download the checkpoints", needs=files.ROLE):
+        return outputs.download(Access.of(ref), ref["checkpoint_uri"], folder)
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:

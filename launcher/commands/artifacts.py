@@ -1,15 +1,20 @@
-"""`cloudtrain artifacts`: what a job has left in its output folder."""
+"""`cloudtrain artifacts`: the files that a job has left."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import CloudtrainError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.options import job_argument, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import HasCheckpoints
+    from cloudtrain.launcher.job import Job
 
 __all__ = ["command"]
 
@@ -19,8 +24,7 @@ __all__ = ["command"]
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to copy to.  [default: JOB-output]")
 @json_option
 def command(job: str, output: Path | None, as_json: bool) -> int:
-    """Fetch what a job has left in its output folder: the trainer's weights, whatever a script has put there."""
-    from cloudtrain.launcher import backend as backends
+    """Fetch a job's output folder; of a script also its checkpoint folder, with the files that `keep` names."""
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
@@ -32,7 +36,7 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
         say(f"{found.id} is still running: what is there may not be whole")
     folder = output or Path(f"{found.id}-output")
     is_new = not folder.exists()
-    files = backends.load(found.backend).artifacts(found.attempt.ref, folder)
+    files = _fetched(found, folder)
     if is_new:  # it may lie in the code folder, and is no code
         with contextlib.suppress(OSError):
             (folder / ".gitignore").write_text("*\n")
@@ -42,3 +46,25 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
     print_lines([str(path) for path in files])
     say(f"{len(files)} file{'s' * (len(files) != 1)} in {folder}")
     return 0
+
+
+def _fetched(job: Job, folder: Path) -> list[Path]:
+    """Return the files, now in the folder. Raises CloudtrainError if the job has left none."""
+    from cloudtrain.launcher import backend as backends
+
+    backend, ref = backends.load(job.backend), job.attempt.ref
+    assert ref is not None
+    if job.config.get("task") or not hasattr(backend, "checkpoints"):
+        return backend.artifacts(ref, folder)
+    files: list[Path] = []
+    missing: list[CloudtrainError] = []
+    for fetch in (backend.artifacts, cast("HasCheckpoints", backend).checkpoints):
+        try:
+            files += fetch(ref, folder)
+        except (CredentialError, UnreachableError):
+            raise
+        except CloudtrainError as error:  # one of the two folders may be empty
+            missing.append(error)
+    if not files and missing:
+        raise missing[0]
+    return files

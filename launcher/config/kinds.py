@@ -136,13 +136,11 @@ def _relative_path(value: object) -> str:
 
 
 def _kept_path(value: object) -> str:
-    parts = value.split("/") if isinstance(value, str) else []
-    is_below = (
-        bool(parts) and parts[0] not in ("", "~") and ".." not in parts and any(p not in ("", ".") for p in parts)
-    )
-    if not is_below or "\0" in str(value):
+    text = value.removeprefix("!") if isinstance(value, str) else ""
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if not parts or text.startswith(("/", "~")) or ".." in parts or "\0" in text:
         raise ValueError("a path or pattern below the working directory, such as `out/` or `*.ckpt`")
-    return "/".join(part for part in str(value).split("/") if part not in ("", "."))
+    return f"{'!' * str(value).startswith('!')}{'/'.join(parts)}{'/' * text.endswith('/')}"
 
 
 def _pattern(value: object) -> str:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from cloudtrain.entrypoints import variables
 from cloudtrain.launcher.config import rivals, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
@@ -48,6 +49,7 @@ def faults_of(root: Node) -> list[Fault]:
         *_mirror(root),
         *_notify(root),
         *_environment(root),
+        *_references(root),
         *_backend(root),
     ]
 
@@ -303,6 +305,37 @@ def _environment(root: Node) -> Iterator[Fault]:
             hint = "under `env` its value would be sent in clear: remove it there"
             message = f"`{item.value}` stands under `env` and under `secrets`"
             yield _between(root, message, hint, ("env", item.value), ("secrets", index))
+
+
+def _references(root: Node) -> Iterator[Fault]:
+    """Yield a fault for each variable of the job that no node sets."""
+    inputs = given(root, "inputs")
+    names = inputs.value if inputs and isinstance(inputs.value, dict) else {}
+    known = [*variables.NAMES, *(f"{variables.PREFIX}INPUT_{str(name).upper()}" for name in names)]
+    for key in ("args", "resume_args", "env"):
+        for path, node in _scalars(given(root, key), key):
+            for name in variables.references(node.text) if not node.broken else ():
+                if name not in known:
+                    close = get_close_matches(name, known, 1, 0.8)
+                    start = next((each for each in known if name.startswith(each)), None)
+                    hint = f"`$${name}` keeps the text as it is" if not close else f"did you mean `${close[0]}`?"
+                    if start is not None:
+                        hint = f"write `${{{start}}}` where a letter, digit or `_` follows"
+                    yield Fault(f"no node sets the variable `{name}`", path, node.place, hint)
+
+
+def _scalars(node: Node | None, path: str) -> Iterator[tuple[str, Node]]:
+    """Yield the texts below a node, each with its key."""
+    if node is None:
+        return
+    if isinstance(node.value, dict):
+        for name, member in node.value.items():
+            yield from _scalars(member.node, f"{path}.{name}")
+    elif isinstance(node.value, tuple):
+        for index, item in enumerate(node.value):
+            yield from _scalars(item, f"{path}.{index}")
+    else:
+        yield path, node
 
 
 def _backend(root: Node) -> Iterator[Fault]:

@@ -323,13 +323,18 @@ class _Builder:
         # The search for each `${` goes through the file's own text, where quotes and escapes make offsets differ.
         cursor = self.source.starts[min(event.start_mark.line, len(self.source.starts) - 1)] + event.start_mark.column
         secret = False
+        key = self.stack[0].key[0] if self.stack and self.stack[0].key else ""
+        expands = key in ("args", "env", "resume_args")
 
         def fill(match: re.Match[str]) -> str:
             nonlocal cursor, secret
             found = self.source.text.find(match[0][:2], cursor)
             start, cursor = (found, found + len(match[0])) if found >= 0 else (cursor, cursor)
             if match[0] == "$${":
-                return "${"
+                is_escape = expands and event.value.startswith("CLOUDTRAIN_", match.end())  # the node reads `$$`
+                return "$${" if is_escape else "${"
+            if (expands or key == "setup") and match[0].startswith("${CLOUDTRAIN_") and match[0].endswith("}"):
+                return match[0]
             name = _VARIABLE.fullmatch(match[1])
             if name is None or not match[0].endswith("}"):
                 hint = "write `${NAME}` or `${NAME:-default}`; `$${` keeps a `${` as it is"
@@ -388,5 +393,5 @@ class _Builder:
 
 def _missing_hint(name: str) -> str:
     if name.startswith("CLOUDTRAIN_"):
-        return f"it is set on the node, not here: read it in your code, or write `$${{{name}}}` to pass the text on"
+        return "the node sets this variable: only `args`, `env`, `resume_args` and `setup` may hold it"
     return f"export it, or give a default: `${{{name}:-...}}`; `$${{` keeps a `${{` as it is"

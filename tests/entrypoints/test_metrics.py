@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints import metrics
+from cloudtrain.entrypoints import figures, metrics
 from cloudtrain.entrypoints.metrics import Meter
 
 
@@ -176,11 +176,11 @@ def test_peak_memory_is_this_process_alone() -> None:
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        (metrics.quantity, 0.1234, "0.123"),
-        (metrics.quantity, 999.6, "1k"),
-        (metrics.quantity, 8140, "8.14k"),
-        (metrics.quantity, 12.3e6, "12.3M"),
-        (metrics.quantity, 2e12, "2T"),
+        (figures.quantity, 0.1234, "0.123"),
+        (figures.quantity, 999.6, "1k"),
+        (figures.quantity, 8140, "8.14k"),
+        (figures.quantity, 12.3e6, "12.3M"),
+        (figures.quantity, 2e12, "2T"),
         (metrics.duration, -3.0, "0s"),
         (metrics.duration, 45.2, "45s"),
         (metrics.duration, 725.0, "12m"),

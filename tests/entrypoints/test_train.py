@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints import evaluate, events, metrics
+from cloudtrain.entrypoints import evaluate, events, figures, metrics
 from cloudtrain.entrypoints.checkpoints import s3, shards
 from doubles import warmpython
 
@@ -754,5 +754,5 @@ def test_evaluation_limit_is_a_rank() -> None:
 
 def test_numbers_read_at_a_glance() -> None:
     """Three digits and a unit."""
-    assert [metrics.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
+    assert [figures.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
     assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]

@@ -1,0 +1,248 @@
+"""The files that a script writes into its working directory: which are kept, and which are lost with the node.
+
+A kept folder is a link into the checkpoint folder, so the script writes there at once. A kept file, or the files of a
+pattern, are copied there once they are whole: many scripts replace a file, which would replace a link too, and a save
+that a fault cuts off must not take the place of the save before. Every start of the ranks first gets the kept files
+back, those of other nodes included, as far as the nodes share the checkpoint folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from cloudtrain.entrypoints.figures import quantity
+
+__all__ = ["Keeper", "Unkept", "is_torn", "unkept_words"]
+
+EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
+_IGNORED = frozenset({"__pycache__"})
+_TMP = ".kept.tmp"
+_MOST_NAMED = 6
+
+_Stamp = tuple[int, int]  # size in bytes, time of the last change in nanoseconds
+
+
+@dataclass(frozen=True)
+class Unkept:
+    """A file or folder (its name ends with a slash) of the working directory that a node's end loses."""
+
+    name: str
+    files: int
+    bytes: int
+
+
+class Keeper:
+    """Keeps the files of one node's working directory, over all starts of its ranks."""
+
+    def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:
+        """`code` is the working directory, `kept` the checkpoint folder; names with a leading `!` may be lost."""
+        self._code, self._kept = code, kept
+        self._names = [name for name in names if not name.startswith("!")]
+        self._lost = [name[1:] for name in names if name.startswith("!")]
+        self._links: list[str] = []
+        self._shipped: set[str] | None = None
+        self._here: dict[str, _Stamp] = {}  # files of the working directory as they were when last equal to the kept
+        self._there: dict[str, _Stamp] = {}  # the kept files then
+        self._seen: dict[str, _Stamp] = {}
+        self._told: set[str] = set()
+        self._is_open, self._is_over = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self.fault: str | None = None
+
+    def open(self) -> None:
+        """Begin to bring the kept files back for a start of the ranks; `is_open` tells when all are there."""
+        self._is_open.clear()
+        self._is_over.clear()
+        self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
+        self._thread.start()
+
+    def has_opened(self) -> bool:
+        """Return whether the ranks may start; the first call begins to bring the kept files."""
+        if self._thread is None or self._is_over.is_set():
+            self.open()
+        return self._is_open.is_set()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` was called since the last start."""
+        return self._is_over.is_set()
+
+    def close(self, patience_s: float = 0.0) -> bool:
+        """Copy the rest once the ranks have ended; return whether that is done, after at most `patience_s`."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    def unkept(self) -> list[Unkept]:
+        """Return the new files that nothing keeps, by their first folder, the largest first."""
+        found: dict[str, list[int]] = {}
+        if self._shipped is None:  # no rank has started
+            return []
+        covered = {*_matching(self._code, self._lost), *self._files()}
+        for name in _listing(self._code) - self._shipped - covered:
+            first, slash, _ = name.partition("/")
+            with contextlib.suppress(OSError):
+                found.setdefault(first + slash, []).append((self._code / name).stat().st_size)
+        grouped = [Unkept(name, len(sizes), sum(sizes)) for name, sizes in found.items()]
+        return sorted(grouped, key=lambda each: (-each.bytes, each.name))
+
+    def _run(self) -> None:
+        try:
+            if self._shipped is None:
+                self._shipped = _listing(self._code)
+            self._link()
+            self._bring()
+        except OSError as error:
+            self.fault = f"the files that `keep` names cannot be brought: {error}"
+        finally:
+            self._is_open.set()
+        while self._names and not self._is_over.wait(EVERY_S):
+            self._carry(is_last=False)
+        self._is_over.wait()
+        self._carry(is_last=True)
+
+    def _link(self) -> None:
+        """Make each kept folder a link into the checkpoint folder, with the files that were shipped in the folder."""
+        for name in self._names:
+            place, target = self._code / name, self._kept / name
+            if glob.has_magic(name) or not _is_folder(name, place) or place.is_symlink():
+                continue
+            target.mkdir(parents=True, exist_ok=True)
+            if place.is_dir():
+                for each in sorted(_listing(place)):
+                    if not (target / each).exists():
+                        _copy(place / each, target / each)
+                shutil.rmtree(place)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(target, target_is_directory=True)
+            self._links.append(name)
+
+    def _bring(self) -> None:
+        """Copy each kept file to the working directory, unless the file there is equal."""
+        for name, there in _stamps(self._kept, self._patterns()).items():
+            here = _stamp(self._code / name)
+            if here is None or here != self._here.get(name) or there != self._there.get(name):
+                _copy(self._kept / name, self._code / name)
+            self._there[name] = there
+        self._here = self._seen = _stamps(self._code, self._patterns())
+
+    def _carry(self, *, is_last: bool) -> None:
+        """Copy the files that have changed to the checkpoint folder, and remove there the files that are gone."""
+        found = _stamps(self._code, self._patterns())
+        for name, stamp in found.items():
+            if self._here.get(name) == stamp or not (is_last or self._seen.get(name) == stamp):
+                continue
+            path = self._code / name
+            try:
+                if is_torn(path):
+                    if is_last:
+                        self._say(f"keep: {name} is cut off; the last whole one stays")
+                    continue
+                _copy(path, self._kept / name)
+                self._here[name] = stamp
+                self._there[name] = _stamp(self._kept / name) or stamp
+            except OSError as error:
+                self._say(f"keep: {name} cannot be kept: {error}")
+        for name in self._here.keys() - found.keys():
+            with contextlib.suppress(OSError):
+                if _stamp(self._kept / name) == self._there.get(name):  # else another node has written the file since
+                    (self._kept / name).unlink()
+            self._here.pop(name, None)
+        self._seen = found
+
+    def _patterns(self) -> list[str]:
+        """Return the names of files: patterns, and a folder only where the script has replaced its link."""
+        return [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
+
+    def _files(self) -> Iterator[str]:
+        yield from _stamps(self._code, self._patterns())
+
+    def _say(self, words: str) -> None:
+        if words not in self._told:
+            self._told.add(words)
+            print(words, flush=True)
+
+
+def unkept_words(found: Sequence[Unkept]) -> str:
+    """Return the files in a sentence with the key that keeps them."""
+    named = ", ".join(f"{each.name} ({_amount(each)})" for each in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    keys = ", ".join(each.name for each in found[:_MOST_NAMED])
+    cure = f"`keep: [{keys}]` in the config keeps {'them' if len(found) > 1 else 'it'}"
+    return f"cloudtrain: new in the working directory and not kept: {named}{more}; {cure}"
+
+
+def _amount(each: Unkept) -> str:
+    files = f"{each.files} files, " if each.files > 1 else ""
+    return f"{files}{quantity(each.bytes)}B"
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether a file of torch.save was cut off: its zip archive has no end. Raises OSError."""
+    with path.open("rb") as file:
+        begins_as_zip = file.read(4) == b"PK\x03\x04"
+    return begins_as_zip and not zipfile.is_zipfile(path)
+
+
+def _is_folder(name: str, place: Path) -> bool:
+    """Return whether a name without a pattern means a folder: by its slash, by what is there, by having no suffix."""
+    if place.exists():
+        return place.is_dir()
+    return name.endswith("/") or not PurePosixPath(name).suffix
+
+
+def _matching(root: Path, names: Sequence[str]) -> Iterator[str]:
+    """Yield the regular files below the folder that the patterns match, by their paths from there."""
+    for name in names:
+        for found in glob.glob(name, root_dir=root, recursive=True):  # noqa: PTH207 - Path.glob refuses some patterns
+            path = root / found
+            if path.is_dir() and not path.is_symlink():
+                yield from (f"{found.rstrip('/')}/{each}" for each in _listing(path))
+            elif path.is_file() and not path.is_symlink() and not found.endswith((".tmp", _TMP)):
+                yield found
+
+
+def _stamps(root: Path, names: Sequence[str]) -> dict[str, _Stamp]:
+    stamps = {name: _stamp(root / name) for name in _matching(root, names)}
+    return {name: stamp for name, stamp in stamps.items() if stamp is not None}
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _listing(root: Path) -> set[str]:
+    """Return the regular files below the folder; links are not followed, hidden files are left out."""
+    found = set()
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _IGNORED and not name.startswith(".")]
+        for name in files:
+            path = Path(place, name)
+            if not name.startswith(".") and not name.endswith((".pyc", _TMP)) and not path.is_symlink():
+                found.add(path.relative_to(root).as_posix())
+    return found
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file with its mode and times, absent or whole. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.uname().nodename}-{os.getpid()}{_TMP}")
+    try:
+        shutil.copyfile(source, partial)
+        shutil.copystat(source, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""The newest checkpoint that a script has left: the path which `resume_args` pass on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.entrypoints import keep, places
+
+__all__ = ["newest"]
+
+# The names under which libraries save: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`,
+# torch.distributed.checkpoint a number of your own.
+_FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
+_FILE = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
+_LOG = re.compile(
+    r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
+)
+_BEST = re.compile(r"best", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A checkpoint's path below the folder; `rank` is 2 for a folder, 1 for a file with a known suffix, else 0."""
+
+    path: str
+    rank: int
+    changed_s: float
+
+    @property
+    def family(self) -> str:
+        """The path without its numbers: the checkpoints of one series have the same."""
+        return _DIGITS.sub("#", self.path)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in the path, by which the checkpoints of one series are ordered."""
+        return tuple(map(int, _DIGITS.findall(self.path)))
+
+
+def newest(folder: Path) -> tuple[str, float] | None:
+    """Return the path of the newest whole checkpoint below the folder and the unix time of its last change, or None.
+
+    Folders of checkpoints come before single files, files with a checkpoint's suffix before other files, and a name
+    with `best` comes last. In a series (`checkpoint-500`, `checkpoint-1000`) the numbers count, since a platform that
+    brings files to a new machine sets their times; between series the time counts.
+    """
+    found = list(_candidates(folder, folder))
+    if not found:
+        return None
+    is_plain = [each for each in found if not _BEST.search(each.path.rpartition("/")[2])] or found
+    rank = max(each.rank for each in is_plain)
+    series: dict[str, _Candidate] = {}
+    for each in (each for each in is_plain if each.rank == rank):
+        last = series.get(each.family)
+        if last is None or each.numbers > last.numbers:
+            series[each.family] = each
+    best = max(series.values(), key=lambda each: (each.changed_s, each.path))
+    return best.path, best.changed_s
+
+
+def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        name = path.relative_to(root).as_posix()
+        try:
+            if not places.is_whole(entry.name):
+                continue
+            if entry.is_dir():
+                if _FOLDER.search(entry.name) or (path / ".metadata").exists():
+                    files = [each for each in path.rglob("*") if each.is_file()]
+                    if files and _is_whole(path, files):
+                        yield _Candidate(name, 2, max(each.stat().st_mtime for each in files))
+                else:
+                    yield from _candidates(root, path)
+            elif not _LOG.search(entry.name) and not keep.is_torn(path):
+                yield _Candidate(name, 1 if _FILE.search(entry.name) else 0, entry.stat().st_mtime)
+        except OSError:  # removed by the script meanwhile
+            continue
+
+
+def _is_whole(folder: Path, files: list[Path]) -> bool:
+    """Return whether the folder has the file that its library writes last, and no file that was cut off."""
+    names = {path.name for path in files}
+    if "training_args.bin" in names and "trainer_state.json" not in names:
+        return False
+    if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
+        return False
+    return not any(keep.is_torn(path) for path in files)
