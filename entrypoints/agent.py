@@ -118,7 +118,7 @@ class Agent:
         """Supervise to the end; say on the pipe `announce` that it has begun."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.terminated = bool(stops)
-        if self.replicas is not None:
+        if self.replicas is not None and self.spec.get("replicates", True):
             self.replicas.start()
         durable.reserve(self.root / "reserve")
         self._write_state()
@@ -274,7 +274,9 @@ class Agent:
         if self.replicas is not None and places and (not self.is_task or self.report.node == desired.nodes[0]):
             sources = [(address, port) for _, address, _, port in places]
             note, token = Path(self.spec["copies"]), self.spec["token"]
-            self.gathering = Gathering(self.checkpoints, sources, token, note, newest_alone=self.is_task)
+            merged = self.keeper.tops if self.keeper is not None else ()
+            alone = self.is_task
+            self.gathering = Gathering(self.checkpoints, sources, token, note, newest_alone=alone, merged=merged)
 
     def _launch(self, desired: Desired) -> None:
         result, resume = self._result(), self._resume_path(desired)

@@ -207,6 +207,9 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         "environment": environment,
         "secrets": secretstore.fetch(spec["secrets"]),
         "colocated": 1,
+        # Where a platform shares no folder between running nodes, a start of a script's ranks gathers the files.
+        "copies": str(own / "fetched.json") if spec.get("gathers") else None,
+        "replicates": False,
         "spec": spec,
     }
 

@@ -57,6 +57,11 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self.fault: str | None = None
 
+    @property
+    def tops(self) -> tuple[str, ...]:
+        """The first parts of the kept names: the entries of the checkpoint folder that all nodes share."""
+        return tuple(name.partition("/")[0] for name in self._names)
+
     def open(self) -> None:
         """Begin to bring the kept files back for a start of the ranks; `is_open` tells when all are there."""
         self._is_open.clear()

@@ -149,7 +149,9 @@ def _notes(config: Config) -> Iterator[str]:
 def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
     """Return what entrypoints/container.py needs beside the job's spec; its places count from /opt/ml."""
     secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
+    gathers = config.task is None and plan.instances > 1
     return {
+        **({"gathers": True} if gathers else {}),
         "environment": dict(config.env),
         "secrets": secrets if config.secrets else None,
         "deadline_s": plan.deadline_s,

@@ -57,5 +57,5 @@ def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
 
 
 def is_own(here: Entry, note: Note) -> bool:
-    """Return whether the entry was fetched and nobody has written to it since."""
-    return here.fingerprint in note.get(here.name, {}).values()
+    """Return whether the entry was fetched and nobody has written to it since, or is a folder without files."""
+    return not here.files or here.fingerprint in note.get(here.name, {}).values()

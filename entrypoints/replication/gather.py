@@ -1,14 +1,17 @@
 """What the nodes have saved on disks of their own, brought to where a start of the job needs it.
 
 The trainer's rank 0 reads checkpoints and tells the others, so its node gets the newest, wherever that is. A script's
-ranks each look for themselves, so every node gets what the others have: never in place of what it has saved itself.
+ranks each look for themselves, so every node gets what the others have: never in place of what it has saved itself,
+but for the files that the config keeps, of which all nodes get the newest.
 Where the disk is shared there is nothing to bring.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cloudtrain.entrypoints.replication import copies, copywire, fetchednote
@@ -26,9 +29,19 @@ Source = tuple[str, int]
 class Gathering:
     """One start's copies, from now on until `is_done`. What cannot be had is said, and `missing`."""
 
-    def __init__(self, folder: Path, sources: Sequence[Source], token: str, note: Path, *, newest_alone: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sources: Sequence[Source],
+        token: str,
+        note: Path,
+        *,
+        newest_alone: bool,
+        merged: Sequence[str] = (),
+    ) -> None:
         """`sources` are the other nodes' servers (address, port); with `newest_alone` nothing else is brought.
 
+        Entries whose names match a pattern of `merged` are the same on all nodes afterwards: of each file the newest.
         `note` is where it is noted what was fetched (fetchednote.py).
         """
         self._folder = folder
@@ -36,6 +49,7 @@ class Gathering:
         self._token = token
         self._note = note
         self._newest_alone = newest_alone
+        self._merged = merged
         self._faults: dict[str, str] = {}  # entry, or a source that could not be asked -> why
         self._lost: set[Source] = set()
         self._stop = threading.Event()
@@ -72,7 +86,9 @@ class Gathering:
         for source, entry in sorted(offers, key=lambda each: listing.order(each[1]), reverse=True):
             if self._stop.is_set():
                 return
-            if entry.name not in had and self._bring(source, entry):
+            if any(fnmatchcase(entry.name, pattern) for pattern in self._merged):
+                self._merge(source, entry)
+            elif entry.name not in had and self._bring(source, entry):
                 had.add(entry.name)
                 self._faults.pop(entry.name, None)
                 if self._newest_alone:
@@ -104,6 +120,26 @@ class Gathering:
         if fetched.bytes:
             print(f"gather: {entry.name} has come from {source[0]}", flush=True)
         return True
+
+    def _merge(self, source: Source, entry: Entry) -> None:
+        """Copy the files of the entry that are newer there, or that are not here."""
+        scratch = self._folder / ".gathered.tmp"
+        try:
+            here = listing.look(self._folder, entry.name)
+            if here is not None and here.fingerprint == entry.fingerprint:
+                return
+            fetched = copies.fetch(*source, self._token, entry.name, scratch, stop=self._stop)
+            paths = scratch.rglob("*") if fetched.entry.is_folder else [scratch / entry.name]
+            for path in [path for path in paths if path.is_file()]:
+                target = self._folder / path.relative_to(scratch)
+                if not target.exists() or target.stat().st_mtime_ns < path.stat().st_mtime_ns:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    path.replace(target)
+            print(f"gather: {entry.name} of {source[0]} is merged here", flush=True)
+        except (copies.CopyError, OSError) as error:
+            self._fail(entry.name, source, error)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _needs(self, entry: Entry) -> bool:
         """Return whether neither the entry is here, nor another of its name of this node's own, nor a newer one."""
