@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compared", "interrupted", "ran", "resumed"]
 
+MOST_NAMES = 6  # of files that would be lost
 ROUNDING = 1e-3  # with more than two ranks the order of a sum is not fixed (docs/training.md), relative to the loss
 
 
@@ -28,9 +29,10 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_t
         if last
         else _counted(ranks, "rank")
     )
-    if is_task or ended.left_s is None:
-        return _done(verdict, laid_out, ended)
-    return _left(verdict, laid_out, ended)
+    if ended.is_late and ended.left_s is None:  # a script without steps, which runs on
+        return _kept(verdict, ended)
+    judge = _done if is_task or ended.left_s is None else _left
+    return judge(verdict, laid_out, ended) and _kept(verdict, ended)
 
 
 def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, wish: Wish, *, is_task: bool) -> bool:
@@ -43,13 +45,14 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
     verdict.interrupted_step = ended.account.last_step
     if ended.is_killed:
         verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a word")
-    elif not _left(verdict, laid_out, ended):
+    elif not _left(verdict, laid_out, ended) or not _kept(verdict, ended):
         return False
     if not has_checkpoint(laid_out.checkpoints):
         hint = "; checkpoint.every_steps says how often" if ended.is_killed and is_task else ""
         words = f"nothing was saved by step {ended.account.last_step or 0}{hint}"
         if not is_task and not ended.is_killed:
-            words = "the script has saved nothing into CLOUDTRAIN_CHECKPOINT_DIR when it was told to stop (SIGTERM)"
+            words = "at the stop (SIGTERM) there is no file of the script: name its checkpoints in `keep`, or let the "
+            words += "script save into CLOUDTRAIN_CHECKPOINT_DIR"
         return _wrong(verdict, ended, "saved", words)
     verdict.saved_step = _saved_step(ended)
     at = "" if verdict.saved_step is None else f" at step {verdict.saved_step}"
@@ -173,19 +176,33 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
     if ended.state == "failed" and ended.left_s is None:
         done = f"after step {max(steps)}" if steps else "before its first step"
         return _wrong(verdict, ended, "steps", f"it failed {done}")
-    if ended.is_late and ended.left_s is None and not steps and not is_task:
+    is_quiet = ended.is_late and ended.left_s is None and not steps and not is_task
+    if is_quiet and verdict.is_asked_to_prove:
         words = f"it told no step in {ended.seconds:.0f} s: a script tells them by event lines (docs/rehearse.md)"
         return _wrong(verdict, ended, "steps", f"{words}; --timeout gives it more time")
-    if ended.is_late and ended.left_s is None:
+    if ended.is_late and ended.left_s is None and not is_quiet:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:
         return _wrong(verdict, ended, "steps", "it came to no step")
     if not steps:
-        told = f"in the {ended.quiet_s:.0f} s that it was given" if ended.quiet_s is not None else "until its end"
+        quiet_s = ended.seconds if is_quiet else ended.quiet_s
+        told = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
         verdict.not_checked.insert(0, f"its steps: it told none {told}")
         return verdict.found("steps", f"it runs; of its steps it told nothing {told}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
     return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
+
+
+def _kept(verdict: Verdict, ended: Ended) -> bool:
+    """Judge whether new files of the working directory would be lost with the nodes."""
+    names = sorted({str(name) for told in ended.verdicts for name in told.get("unkept") or ()})
+    if not names:
+        return True
+    keys = ", ".join(names[:MOST_NAMES])
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    files = f"{keys}{more} in the working directory would be lost"
+    cure = f'write `keep: [{keys}]`, or `keep: ["!{names[0]}"]` for a file that may be lost'
+    return _wrong(verdict, ended, "kept", f"{files}: {cure}")
 
 
 def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:

@@ -87,9 +87,12 @@ class Verdict:
         """Return the verdict in one line."""
         if self.is_right:
             return f"proven: {self.words}" if self.is_asked_to_prove else f"it runs: {self.words}"
-        wrong = next((finding.words for finding in self.findings if not finding.is_right), "nothing was found out")
+        found = next((finding for finding in self.findings if not finding.is_right), None)
+        wrong = "nothing was found out" if found is None else found.words
         wrong += f": {self._failed()}" if self.failure is not None else ""
-        return f"{'not proven' if self.is_asked_to_prove else 'it does not run'}: {wrong}"
+        runs = found is not None and found.name in ("interrupted", "kept")
+        head = "not proven" if self.is_asked_to_prove else "it runs, but" if runs else "it does not run"
+        return f"{head}: {wrong}"
 
     def lines(self) -> list[str]:
         """Return it for people: what was checked, what was not, and the verdict last, where the eye is."""

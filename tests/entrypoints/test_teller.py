@@ -121,6 +121,7 @@ def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pyte
         first = told.wait(1)[0]
         assert (first["key"], first["from"], first["checkpoint_step"]) == ("budget:50@1000000", "job", 80)
         (tmp_path / "checkpoints" / "step-80").mkdir()
+        (tmp_path / "checkpoints" / "step-80" / "manifest.json").touch()
         found.end({"state": "stopped", "reason": "budget", "error": None})
         found.finish()
         later = {each["key"]: each for each in told.got[1:]}

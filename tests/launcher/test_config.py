@@ -296,7 +296,6 @@ UNKNOWN_KEYS = [
     ("script_path", "`script: train.py`"),
     ("run", "torchrun is started for you"),
     ("commands", "torchrun is started for you"),
-    ("setup", "`image`"),
     ("workdir", "it is `code.dir` here"),
     ("gpus", "`resources.accelerators: A100:8`"),
     ("num_gpus", "`resources.accelerators: A100:8`"),
