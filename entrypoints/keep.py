@@ -23,6 +23,7 @@ from cloudtrain.entrypoints.figures import quantity
 __all__ = ["Keeper", "Unkept", "is_torn", "unkept_words"]
 
 EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
+PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
 _MOST_NAMED = 6
@@ -73,14 +74,14 @@ class Keeper:
         """Return whether the ranks may start; the first call begins to bring the kept files."""
         if self._thread is None or self._is_over.is_set():
             self.open()
-        return self._is_open.is_set()
+        return self._is_open.wait(PATIENCE_S)
 
     @property
     def is_closing(self) -> bool:
         """Whether `close` was called since the last start."""
         return self._is_over.is_set()
 
-    def close(self, patience_s: float = 0.0) -> bool:
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
         """Copy the rest once the ranks have ended; return whether that is done, after at most `patience_s`."""
         self._is_over.set()
         if self._thread is not None:

@@ -62,7 +62,9 @@ rank, folder = int(os.environ["RANK"]), Path(os.environ["CLOUDTRAIN_CHECKPOINT_D
 names = ("JOB", "ATTEMPT", "NODE_RANK", "NUM_NODES", "OUTPUT_DIR", "DEADLINE")
 print(json.dumps({"rank": rank, "world": int(os.environ["WORLD_SIZE"]), "argv": sys.argv[1:],
                   "env": os.environ.get("GREETING"), "secret": len(os.environ.get("API_TOKEN", "")),
-                  "saved": sorted(p.name for p in folder.iterdir()),
+                  "saved": sorted(p.name for p in folder.iterdir() if p.name.startswith("saved")),
+                  "kept": sorted(str(p) for p in (Path("work.pt"), *Path("out").glob("*")) if p.exists()),
+                  "resumes": os.path.exists(sys.argv[-1]),
                   **{name: os.environ["CLOUDTRAIN_" + name] for name in names}}), flush=True)
 
 def save(signum, frame):
@@ -71,6 +73,10 @@ def save(signum, frame):
 
 signal.signal(signal.SIGTERM, save)
 if "loop" in sys.argv:
+    os.makedirs("out", exist_ok=True)
+    Path(f"out/part-{rank}.pt").write_text("x")
+    if rank == 0:
+        Path("work.pt").write_text("x")
     print("looping", flush=True)
     while True:
         time.sleep(0.05)
@@ -161,8 +167,8 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
 
 
 def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
-    """A stop lets the ranks save; resume is the same job's next attempt, and sees what was saved."""
-    folder = job("args: [loop]\n")
+    """A stop lets the ranks save; a resume is the next attempt, whose ranks all see the saved and the kept files."""
+    folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
     running(cli)
     assert cli("stop", "last").code == 0
@@ -173,8 +179,13 @@ def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
     running(cli)
     again = told(cli("logs", "last", "--json").stdout)
     assert [(r["ATTEMPT"], r["saved"], r["env"]) for r in again] == [("2", ["saved-0", "saved-1"], "again")] * 2
+    assert [r["kept"] for r in again] == [["out/part-0.pt", "out/part-1.pt", "work.pt"]] * 2
+    assert again[0]["argv"] == again[1]["argv"]
+    assert all(r["resumes"] and r["argv"][:2] == ["loop", "--resume"] for r in again)
     assert told(cli("logs", "last", "--attempt", "1", "--json").stdout)[0]["ATTEMPT"] == "1"
     cli("stop", "last", "--now", "-y")
+    home = cli("artifacts", "last", "-o", "home", "--json", cwd=folder).json["files"]
+    assert {"home/work.pt", "home/out/part-0.pt", "home/out/part-1.pt"} <= set(home)
 
 
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -344,3 +345,20 @@ def test_end_that_leaves_no_time_to_save_is_no_fault() -> None:
     assert ended.want == "end"
     assert ended.verdict is not None
     assert (ended.verdict["state"], ended.verdict["reason"], ended.verdict["error"]) == ("stopped", "budget", None)
+
+
+def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
+    """The checkpoint is chosen once, before the ranks of a start; a node that is lost has no say."""
+    assert job.coordinator.desired.resume is None
+    job.say(0, phase="exited", code=70, failures=(COLLATERAL,), newest=("out/checkpoint-1", 5.0))
+    job.say(1, phase="exited", code=70, failures=(SIGNAL,), newest=("out/checkpoint-2", 6.0))
+    job.decide()
+    again = job.decide()
+    assert (again.want, again.generation, again.resume) == ("run", 2, "out/checkpoint-2")
+    assert Desired.load(again.dump()) == again
+
+
+def test_report_keeps_the_newest_checkpoint_over_the_wire() -> None:
+    """JSON makes a list of the pair."""
+    report = Report(1, newest=("a.pt", 1.5))
+    assert Report.load(json.loads(json.dumps(asdict(report)))) == report

@@ -50,8 +50,8 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
 def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
     """Return a function that gathers, and returns what is missing."""
 
-    def run(*sources: Source, newest_alone: bool = True) -> tuple[str, ...]:
-        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone)
+    def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = ()) -> tuple[str, ...]:
+        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged)
         wait_until(lambda: gathering.is_done)
         return gathering.missing
 
@@ -155,6 +155,33 @@ def test_script_gets_all_but_never_for_its_own(node: Any, gather: Any, here: Pat
     assert {path.name: path.read_text() for path in here.iterdir()} == expected
     assert gather(at_one, newest_alone=False) == ()
     assert {path.name: path.read_text() for path in here.iterdir()} == expected
+
+
+def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Path) -> None:
+    """Of a kept folder each file on its own; what the config does not keep stays as it is here."""
+    there, source = node()
+    for folder, time_s, text in ((here, 50, "here"), (there, 60, "there")):
+        for name in ("out/both.pt", "out/sub/log", "s.pt", "own.pt"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            os.utime(path, (time_s, time_s))
+    (here / "out" / "newer.pt").write_text("here")
+    os.utime(there / "out" / "sub" / "log", (40, 40))
+    assert gather(source, newest_alone=False, merged=("out", "*.pt")) == ()
+    texts = {name: (here / name).read_text() for name in ("out/both.pt", "out/sub/log", "out/newer.pt", "s.pt")}
+    assert texts == {"out/both.pt": "there", "out/sub/log": "here", "out/newer.pt": "here", "s.pt": "there"}
+    assert gather(source, newest_alone=False, merged=("out",)) == ()
+
+
+def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: Path) -> None:
+    """A kept folder is there from the start, with nothing of this node's in it."""
+    there, source = node()
+    (here / "out").mkdir()
+    (there / "out").mkdir()
+    (there / "out" / "a.pt").write_text("x")
+    assert gather(source, newest_alone=False) == ()
+    assert (here / "out" / "a.pt").read_text() == "x"
 
 
 def test_replica_under_way_is_waited_for(

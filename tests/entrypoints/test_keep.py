@@ -1,0 +1,195 @@
+"""Tests of the kept files of a working directory: folders, files, patterns, several starts and nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.entrypoints import keep
+from cloudtrain.entrypoints.keep import Keeper, Unkept
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Return a working directory with a script, and an empty checkpoint folder."""
+    code, kept = tmp_path / "code", tmp_path / "kept"
+    code.mkdir()
+    kept.mkdir()
+    (code / "train.py").write_text("pass")
+    return code, kept
+
+
+def started(keeper: Keeper) -> Keeper:
+    """Return the keeper once the ranks may start."""
+    keeper.open()
+    assert keeper._is_open.wait(PATIENCE_S)
+    assert keeper.fault is None
+    return keeper
+
+
+def ended(keeper: Keeper) -> None:
+    """Return once all is kept that the ranks have left."""
+    assert keeper.close(PATIENCE_S)
+
+
+def files(root: Path) -> dict[str, str]:
+    """Return the files below a folder, links followed, with their texts."""
+    paths = (Path(place, name) for place, _, names in os.walk(root, followlinks=True) for name in names)
+    return {path.relative_to(root).as_posix(): path.read_text() for path in paths}
+
+
+def test_kept_folder_is_in_the_checkpoint_folder_at_once(folders: tuple[Path, Path]) -> None:
+    """The script writes through a link, and files that were shipped in the folder are there."""
+    code, kept = folders
+    (code / "out").mkdir()
+    (code / "out" / "vocabulary.txt").write_text("shipped")
+    keeper = started(Keeper(code, kept, ["out/"]))
+    (code / "out" / "ckpt.pt").write_text("1")
+    assert files(kept) == {"out/ckpt.pt": "1", "out/vocabulary.txt": "shipped"}
+    ended(keeper)
+
+
+def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> None:
+    """Also a file that replaces another, as a save by rename does; a shipped file that did not change is not kept."""
+    code, kept = folders
+    (code / "base.pt").write_text("shipped")
+    keeper = started(Keeper(code, kept, ["snapshot.json", "*.pt", "runs/*/best"]))
+    (code / "snapshot.json.new").write_text("2")
+    (code / "snapshot.json.new").replace(code / "snapshot.json")
+    (code / "a.pt").write_text("a")
+    (code / "runs" / "7").mkdir(parents=True)
+    (code / "runs" / "7" / "best").write_text("b")
+    ended(keeper)
+    assert files(kept) == {"snapshot.json": "2", "a.pt": "a", "runs/7/best": "b"}
+
+
+def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
+    """A killed machine loses no file that was whole before."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["a.pt"]))
+    (code / "a.pt").write_text("x")
+    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
+        if (kept / "a.pt").exists() or keeper._is_over.wait(keep.EVERY_S):
+            break
+    assert (kept / "a.pt").read_text() == "x"
+    ended(keeper)
+
+
+def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Also where the files of the last start are gone with its machine."""
+    code, kept = folders
+    ended_keeper = started(Keeper(code, kept, ["out/", "*.pt"]))
+    (code / "out" / "log").write_text("1")
+    (code / "s.pt").write_text("2")
+    ended(ended_keeper)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "s.pt").write_text("as it was shipped")
+    ended(started(Keeper(other, kept, ["out/", "*.pt"])))
+    assert files(other) == {"out/log": "1", "s.pt": "2"}
+
+
+def test_restart_takes_over_the_file_that_another_node_has_written(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two nodes on one checkpoint folder: both start from the same file, though only the first has written it."""
+    code, kept = folders
+    other = tmp_path / "other"
+    other.mkdir()
+    first, second = Keeper(code, kept, ["s.pt"]), Keeper(other, kept, ["s.pt"])
+    for keeper in (first, second):
+        started(keeper)
+    (code / "s.pt").write_text("epoch 30")
+    for keeper in (first, second):
+        ended(keeper)
+    for keeper in (first, second):
+        ended(started(keeper))
+    assert (other / "s.pt").read_text() == "epoch 30"
+
+
+def test_save_that_was_cut_off_leaves_the_one_before(folders: tuple[Path, Path]) -> None:
+    """The next start has the whole file again."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["s.pt"]))
+    with zipfile.ZipFile(code / "s.pt", "w") as archive:
+        archive.writestr("data", "x" * 1000)
+    whole = (code / "s.pt").read_bytes()
+    ended(keeper)
+    started(keeper)
+    (code / "s.pt").write_bytes(whole[:500])
+    ended(keeper)
+    assert (kept / "s.pt").read_bytes() == whole
+    ended(started(keeper))
+    assert (code / "s.pt").read_bytes() == whole
+
+
+def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> None:
+    """A script that keeps its last two checkpoints keeps two; a file of another node stays."""
+    code, kept = folders
+    (kept / "c-9.pt").write_text("of another node")
+    keeper = started(Keeper(code, kept, ["c-*.pt"]))
+    (code / "c-1.pt").write_text("1")
+    ended(keeper)
+    started(keeper)
+    (code / "c-1.pt").unlink()
+    (code / "c-2.pt").write_text("2")
+    ended(keeper)
+    assert files(kept) == {"c-2.pt": "2", "c-9.pt": "of another node"}
+
+
+def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> None:
+    """A script may save to a new folder and rename it."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["out/"]))
+    (code / "out").unlink()
+    (code / "out").mkdir()
+    (code / "out" / "a").write_text("1")
+    ended(keeper)
+    assert files(kept) == {"out/a": "1"}
+
+
+def test_new_files_that_nothing_keeps_are_named(folders: tuple[Path, Path]) -> None:
+    """Neither kept ones, nor such as may be lost, nor the interpreter's own, nor what was shipped."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["out/", "*.pt", "!data/"]))
+    for name in ("out/a", "b.pt", "data/mnist", "__pycache__/x.pyc", "runs/1/events", "runs/2/events", "stray.txt"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("four")
+    (code / "train.py").write_text("changed")
+    ended(keeper)
+    assert keeper.unkept() == [Unkept("runs/", 2, 8), Unkept("stray.txt", 1, 4)]
+    words = keep.unkept_words(keeper.unkept())
+    assert "runs/ (2 files, 8B), stray.txt (4B)" in words
+    assert "`keep: [runs/, stray.txt]`" in words
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every copy fail as on a full disk."""
+
+    def fail(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+
+
+@pytest.mark.usefixtures("full")
+def test_full_disk_is_told_once(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """The ranks run on, and the file is tried again."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["s.pt"]))
+    (code / "s.pt").write_text("x")
+    ended(keeper)
+    ended(started(keeper))
+    assert capfd.readouterr().out.count("No space left") == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "a[1].pt", "**", "**x", "é*", "a/b/c.pt", "x/"])
+def test_hostile_names_keep_nothing_else(folders: tuple[Path, Path], name: str) -> None:
+    """A name of any form leads to no fault."""
+    code, kept = folders
+    ended(started(Keeper(code, kept, [name])))
