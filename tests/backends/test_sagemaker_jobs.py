@@ -145,3 +145,38 @@ def loss(model, batch):
     assert len(account.journal("CreateTrainingJob")) == 1
     [again] = events(cli("logs", "hurt", "--json", "--raw").stdout, "restart")
     assert (again["restarts"], again["step"] >= 10) == (1, True)
+
+
+# Rank 0 alone saves, into its working directory; rank 1 is killed once the file is there for long enough to be kept.
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+dist.init_process_group("gloo")
+saved, rank = Path("out/step.pt"), dist.get_rank()
+print("found", saved.read_text() if saved.exists() else "nothing", sys.argv[1:], flush=True)
+if not saved.exists():
+    dist.barrier()
+    if rank == 0:
+        Path("snapshot.pt").write_text("rank 0")
+        saved.write_text("rank 0")
+    time.sleep(3)
+    if rank == 1:
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+print("snapshot", Path("snapshot.pt").read_text(), flush=True)
+"""
+
+
+@pytest.mark.usefixtures("account")
+def test_kept_files_reach_all_containers_at_a_restart(cli: Any, folder: Path) -> None:
+    """SageMaker shares no folder between running containers, so the nodes gather the files from each other."""
+    (folder / "train.py").write_text(SCRIPT)
+    config = CONFIG.partition("training:")[0].replace("task: task.py", "script: train.py").replace("spot: true", "")
+    keep = 'keep: [out/, "snap*.pt"]\nresume_args: [--from, $CLOUDTRAIN_RESUME_PATH]\n'
+    (folder / "cloudtrain.yaml").write_text(f"{config}{keep}limits: {CONFIG.partition('limits: ')[2]}")
+    done = cli("submit", "-y", "--name", "kept", cwd=folder, timeout_s=200)
+    assert done.code == 0, done.stdout + done.stderr
+    shown = done.stdout
+    assert (shown.count("found nothing"), shown.count("found rank 0 ['--from'")) == (2, 2), shown
+    assert shown.count("snapshot rank 0") == 2
