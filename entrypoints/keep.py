@@ -1,9 +1,9 @@
-"""The files that a script writes into its working directory: which are kept, and which are lost with the node.
+"""The files that a script writes into its working directory: the kept files, and the files that a node's end loses.
 
-A kept folder is a link into the checkpoint folder, so the script writes there at once. A kept file, or the files of a
-pattern, are copied there once they are whole: many scripts replace a file, which would replace a link too, and a save
-that a fault cuts off must not take the place of the save before. Every start of the ranks first gets the kept files
-back, those of other nodes included, as far as the nodes share the checkpoint folder.
+A kept folder is a link into the checkpoint folder, so the script writes to the checkpoint folder at once. A kept file,
+or a file that matches a pattern, is copied to the checkpoint folder when the file is whole: many scripts replace a
+file, which would replace a link too, and a save that a fault cuts off must not replace the save before. Before each
+start of the ranks all kept files are copied back, with the files of other nodes where the nodes share the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Stamp = tuple[int, int]  # size in bytes, time of the last change in nanosecond
 
 @dataclass(frozen=True)
 class Unkept:
-    """A file or folder (its name ends with a slash) of the working directory that a node's end loses."""
+    """A file of the working directory, or a folder (the name ends with a slash), that a node's end loses."""
 
     name: str
     files: int
@@ -44,7 +44,7 @@ class Keeper:
     """Keeps the files of one node's working directory, over all starts of its ranks."""
 
     def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:
-        """`code` is the working directory, `kept` the checkpoint folder; names with a leading `!` may be lost."""
+        """`code` is the working directory, `kept` the checkpoint folder; a file named with a leading `!` may be lost."""
         self._code, self._kept = code, kept
         self._names = [name for name in names if not name.startswith("!")]
         self._lost = [name[1:] for name in names if name.startswith("!")]
@@ -64,14 +64,14 @@ class Keeper:
         return tuple(name.partition("/")[0] for name in self._names)
 
     def open(self) -> None:
-        """Begin to bring the kept files back for a start of the ranks; `is_open` tells when all are there."""
+        """Begin to copy the kept files back, for a start of the ranks."""
         self._is_open.clear()
         self._is_over.clear()
         self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
         self._thread.start()
 
     def has_opened(self) -> bool:
-        """Return whether the ranks may start; the first call begins to bring the kept files."""
+        """Return whether the ranks may start; the first call begins to copy the kept files back."""
         if self._thread is None or self._is_over.is_set():
             self.open()
         return self._is_open.wait(PATIENCE_S)
@@ -82,14 +82,14 @@ class Keeper:
         return self._is_over.is_set()
 
     def close(self, patience_s: float = PATIENCE_S) -> bool:
-        """Copy the rest once the ranks have ended; return whether that is done, after at most `patience_s`."""
+        """Copy the changed files after the end of the ranks; return whether all are copied, after `patience_s` at most."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(patience_s)
         return self._thread is None or not self._thread.is_alive()
 
     def unkept(self) -> list[Unkept]:
-        """Return the new files that nothing keeps, by their first folder, the largest first."""
+        """Return the new files that are not kept, grouped by their first folder, the largest group first."""
         found: dict[str, list[int]] = {}
         if self._shipped is None:  # no rank has started
             return []
@@ -142,7 +142,7 @@ class Keeper:
         self._here = self._seen = _stamps(self._code, self._patterns())
 
     def _carry(self, *, is_last: bool) -> None:
-        """Copy the files that have changed to the checkpoint folder, and remove there the files that are gone."""
+        """Copy changed files to the checkpoint folder, and remove kept files that the script has removed."""
         found = _stamps(self._code, self._patterns())
         for name, stamp in found.items():
             if self._here.get(name) == stamp or not (is_last or self._seen.get(name) == stamp):
@@ -200,7 +200,7 @@ def is_torn(path: Path) -> bool:
 
 
 def _is_folder(name: str, place: Path) -> bool:
-    """Return whether a name without a pattern means a folder: by its slash, by what is there, by having no suffix."""
+    """Return whether a name without a pattern means a folder: it exists as a folder, ends with `/` or has no suffix."""
     if place.exists():
         return place.is_dir()
     return name.endswith("/") or not PurePosixPath(name).suffix

@@ -1,4 +1,4 @@
-"""The newest checkpoint that a script has left: the path which `resume_args` pass on."""
+"""The search for a script's newest checkpoint, which `resume_args` name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from cloudtrain.entrypoints import keep, places
 
 __all__ = ["newest"]
 
-# The names under which libraries save: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`,
-# torch.distributed.checkpoint a number of your own.
+# Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
 _FILE = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
@@ -45,9 +44,9 @@ class _Candidate:
 def newest(folder: Path) -> tuple[str, float] | None:
     """Return the path of the newest whole checkpoint below the folder and the unix time of its last change, or None.
 
-    Folders of checkpoints come before single files, files with a checkpoint's suffix before other files, and a name
-    with `best` comes last. In a series (`checkpoint-500`, `checkpoint-1000`) the numbers count, since a platform that
-    brings files to a new machine sets their times; between series the time counts.
+    Folders of checkpoints come before files, a checkpoint's suffix before other suffixes, and a name with `best` comes
+    last. In a series (`checkpoint-500`, `checkpoint-1000`) the highest number wins, since a platform sets the times of
+    files that are copied to a new machine; between series the latest time wins.
     """
     found = list(_candidates(folder, folder))
     if not found:

@@ -1,7 +1,7 @@
-"""The job's own variables inside a config's arguments and environment: which there are, and their values on the node.
+"""The job's own variables in a config's arguments and environment: their names, and their expansion on the node.
 
-`$CLOUDTRAIN_JOB` and `${CLOUDTRAIN_JOB}` are replaced; `$$CLOUDTRAIN_JOB` stays as the text `$CLOUDTRAIN_JOB`. Every
-other `$` stays as it was written.
+`$CLOUDTRAIN_JOB` and `${CLOUDTRAIN_JOB}` are replaced; `$$CLOUDTRAIN_JOB` becomes the text `$CLOUDTRAIN_JOB`. Every
+other `$` stays unchanged.
 """
 
 from __future__ import annotations
