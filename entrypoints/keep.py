@@ -44,7 +44,7 @@ class Keeper:
     """Keeps the files of one node's working directory, over all starts of its ranks."""
 
     def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:
-        """`code` is the working directory, `kept` the checkpoint folder; a file named with a leading `!` may be lost."""
+        """`code` is the working directory, `kept` the checkpoint folder; `!` before a name: it may be lost."""
         self._code, self._kept = code, kept
         self._names = [name for name in names if not name.startswith("!")]
         self._lost = [name[1:] for name in names if name.startswith("!")]
@@ -82,7 +82,7 @@ class Keeper:
         return self._is_over.is_set()
 
     def close(self, patience_s: float = PATIENCE_S) -> bool:
-        """Copy the changed files after the end of the ranks; return whether all are copied, after `patience_s` at most."""
+        """Copy the changed files after the ranks' end; return whether all are copied, within `patience_s`."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(patience_s)

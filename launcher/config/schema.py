@@ -360,8 +360,8 @@ class Config(Section):
     keep: Many[KeptPath] = Field(
         (),
         description="Files, folders or patterns of the working directory that the script writes: they are kept in the "
-        "checkpoint folder, are there again after a restart, and come home with `artifacts`.",
-        examples=[["out/", "snapshot.pt", "*.ckpt"]],
+        "checkpoint folder, are there again after a restart, and come home with `artifacts`. `!data/`: may be lost.",
+        examples=[["out/", "snapshot.pt", "*.ckpt", "!data/"]],
     )
     progress: Progress = Field(
         Progress.model_construct(),
