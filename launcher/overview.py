@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.figures import amount, dollars, span
+from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher import causes, spark
 from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
@@ -223,7 +224,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")
-        lines += _limit_lines(money, now_s) + _outlook_lines(job, money, now_s)
+        lines += _limit_lines(job, money, now_s) + _outlook_lines(job, money, now_s)
     else:
         from cloudtrain.launcher.money.achieved import achieved, in_words
 
@@ -234,12 +235,12 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     return lines
 
 
-def _limit_lines(money: Outlook, now_s: float) -> list[str]:
+def _limit_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     """Return when it leaves and when it is ended, by the user's clock."""
     if money.cap_at_s is None or money.deadline_at_s is None:
         return []
     leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
-    return [f"  limit       saves and leaves at {leaves}, is ended at {ended}"]
+    return [f"  limit       {at_deadline(saves=job.saves)} at {leaves}, is ended at {ended}"]
 
 
 def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:

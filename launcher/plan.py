@@ -37,7 +37,8 @@ class Plan:
     `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
     as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
     beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
-    `spent_micro` was spent before.
+    `spent_micro` was spent before. `saves`: cloudtrain saves the job's state at a stop; without it a script only gets
+    SIGTERM.
     """
 
     instances: int
@@ -66,6 +67,7 @@ class Plan:
     spent_micro: int = 0
     on_limit: str | None = None
     alert_micro: tuple[int, ...] = ()
+    saves: bool = True
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -123,6 +125,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         spent_micro=spent_micro,
         on_limit=budget.on_limit if budget else None,
         alert_micro=_thresholds(budget),
+        saves=config.task is not None or config.on_stop == "save",
     )
 
 

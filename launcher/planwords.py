@@ -42,7 +42,10 @@ def _time(plan: Plan) -> str:
     why = ", what the budget buys" if plan.cap_reason == "budget" else ""
     if plan.deadline_s >= plan.own_limit_s:
         return f"at most {span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
-    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
+    if plan.saves:
+        return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
+    then = "the script gets SIGTERM, and nothing is saved unless the script saves by itself"
+    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} {then}"
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -106,7 +109,7 @@ def _ends_micro(plan: Plan) -> int:
 
 def _reserve(plan: Plan) -> str:
     """Return what the part of the budget is for that a job leaves unused."""
-    saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving"]
+    saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving" if plan.saves else "leaving"]
     tail = ["the platform's tail"] if plan.tail_s else []
     dearer = ["dearer prices"] if plan.uncertainty > 1 else []
     *first, last = [*saving, *tail, *dearer] or ["rounding"]

@@ -25,7 +25,7 @@ class Outlook:
     burn_micro_h: int | None  # what an hour costs now, all instances; 0 once nothing runs
     limit_micro: int | None  # the job's budget
     cap_at_s: float | None  # when the backend ends it
-    deadline_at_s: float | None  # from when on it saves and leaves
+    deadline_at_s: float | None  # from when on it leaves; a script gets SIGTERM then
     finish_at_s: float | None  # by its throughput; None, too, once it stands still for longer than it foretold
     total_micro: int | None  # what it will have cost then
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
