@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints import tracebacks
 from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher import causes, spark
@@ -277,10 +278,12 @@ def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | 
         return []
     first, rest = headline(error), list(map(_plain, str(error["message"]).splitlines()[1:]))
     trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
-    frames = [line for line in trace.splitlines() if line.startswith("  ")]
+    frames = tracebacks.chosen(
+        tracebacks.frames_of(trace)[0], lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames
+    )
     # The message may be the user's code's: of many lines the first say what it is.
     rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
-    below = [*rest, *(_cut(f"{_HANG}{line}", columns)[len(_HANG) :] for line in frames[-most_frames:])]
+    below = [*rest, *(_cut(f"{_HANG}{_plain(line)}", columns)[len(_HANG) :] for line in frames)]
     return [f"  error       {first}", *(f"{_HANG}{line}" for line in below)]
 
 
