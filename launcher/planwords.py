@@ -54,6 +54,9 @@ def _money(plan: Plan) -> Iterator[str]:
         return
     if plan.price_micro == 0:
         yield f"no cost: {plan.price_source}"
+        if plan.unpriced_budget_micro is not None:
+            budget = format_money(plan.unpriced_budget_micro)
+            yield f"budget {budget}: does not apply to your own machines without `price_per_hour`; the time limit does"
         return
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
     each = f": {plan.instances} x {_exact(plan.price_micro)}" if plan.instances > 1 else ""
