@@ -676,6 +676,26 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
     assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "what", "place"),
+    [
+        ("[fine, 'bad name', fine2]", "`bad name` is no host", (4, 16)),
+        ("[fine, {host: 'bad name'}]", "`bad name` is no host", (4, 16)),
+        ("\n    - fine\n    - bad name", "`bad name` is no host", (6, 7)),
+        ("['b!d@fine']", "`b!d` is no login name", (4, 10)),
+    ],
+)
+def test_fault_of_a_list_item_has_its_line(
+    load: Load, tmp_path: Path, cli: Any, hosts: str, what: str, place: Any
+) -> None:
+    """What a backend's own check finds in an item is shown in the file, with line and column."""
+    load("name: x\nscript: train.py\nssh:\n hosts: [fine]\n")
+    text = f"name: x\nscript: train.py\nssh:\n hosts: {hosts}\n"
+    (tmp_path / "cloudtrain.yaml").write_text(text)
+    found = cli("validate", "--backend", "ssh", "--json", cwd=tmp_path).json["faults"]
+    assert [(each["message"], each["line"], each["column"]) for each in found] == [(what, *place)]
+
+
 def test_validate_json_lists_faults(load: Load, tmp_path: Path, cli: Callable[..., Any]) -> None:
     """`--json` prints the faults as data, and exits 3."""
     load(task(""))
