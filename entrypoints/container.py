@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import agent, events, peers, processes, secretstore, staging, usedtime
+from cloudtrain.entrypoints import agent, events, peers, processes, secretstore, staging, tracebacks, usedtime
 from cloudtrain.entrypoints import node as nodes
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
 from cloudtrain.entrypoints.carrier import Carrier
@@ -39,7 +39,7 @@ from cloudtrain.entrypoints.usedtime import Note
 __all__ = ["FAILURE_BYTES", "account", "main"]
 
 FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
-MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = 300, 80, 100
+MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
 LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
@@ -113,23 +113,37 @@ def _note_folder(spec: dict[str, Any], root: Path) -> Path:
 
 
 def account(verdict: dict[str, Any]) -> str:
-    """Return how the job ended, in words and as data (an event line), short enough to be passed on whole."""
+    """Return how the job ended, in words and as data (an event line), short enough to be passed on whole.
+
+    The frame of the user's code goes first, then the lines printed last, then more of the traceback. A long message
+    is shortened further where that frame would have no room.
+    """
     error = verdict.get("error") or {}
+    frames, end = tracebacks.frames_of(str(error.get("traceback") or ""))
+    frames = [[_short(line, LINE_BYTES * (1 if place else 2)) for place, line in enumerate(each)] for each in frames]
+    least = len(json.dumps("\n".join(tracebacks.chosen(frames, lambda lines: False))))
+    for size in MESSAGE_BYTES:
+        words, fields = _words(verdict, error, size)
+        room = FAILURE_BYTES - len(events.format_line("ended", words, {**fields, "lines": []}).encode())
+        if room >= least:
+            break
+    told = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
+    left = room - len(json.dumps(_last(told, min(2 * LINE_BYTES, room - least))))
+    end = _last(end, left - least, "\n".join)
+    found = tracebacks.chosen(frames, lambda lines: len(json.dumps("\n".join([*lines, *end]))) <= left)
+    text = "\n".join([*found, *end])
+    told = _last(told, room - len(json.dumps(text)))
+    return events.format_line("ended", words, {**fields, "traceback": text, **({"lines": told} if told else {})})
+
+
+def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
+    """Return the account's line for people, and its fields but for the traceback and the lines printed last."""
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
-    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), MESSAGE_BYTES)
+    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), message_bytes)
     fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
-    fields |= {"message": message, "traceback": "", "lines": []}
-    room = FAILURE_BYTES - len(events.format_line("ended", f"{who}{kind}{message}", fields).encode())
-    told = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
-    # Of both the end: there stands the user's own line, and what was printed last.
-    kept = len(json.dumps(_last(told, 2 * LINE_BYTES)))
-    frames = _last(str(error.get("traceback") or "").split("\n"), room - kept, "\n".join)
-    told = _last(told, room - len(json.dumps("\n".join(frames))))
-    del fields["lines"]
-    fields |= {"traceback": "\n".join(frames), **({"lines": told} if told else {})}
-    return events.format_line("ended", f"{who}{kind}{message}", fields)
+    return f"{who}{kind}{message}", fields | {"message": message, "traceback": ""}
 
 
 def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:

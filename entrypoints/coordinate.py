@@ -273,7 +273,7 @@ class Coordinator:
             if self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time:
                 return self._end("stopped", self.desired.reason)
             # The agents kill at `end`: whoever has not saved by now has had its time.
-            message = f"did not save and leave within {waited_s:.0f} s, so it was killed"
+            message = f"did not leave within {waited_s:.0f} s, so it was killed"
             return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
         return self.desired
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, variables
+from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, tracebacks, variables
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -47,6 +47,7 @@ _PEER_LOST = re.compile(
 # What torch.save and its streams say on a full disk.
 _DISK = re.compile(r"unexpected pos|iostream error|No space left|PytorchStreamWriter failed")
 LITTLE_BYTES = 100_000_000
+TRACE_CHARACTERS = 16_000
 _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -162,7 +163,7 @@ def _record(error: BaseException) -> int:
             "kind": "config" if is_config else "exception",
             "type": type(error).__name__,
             "message": f"{str(error)[:4000]}{_full_disk(error)}",
-            "traceback": "".join(_without_ours(error))[-16000:],
+            "traceback": _traceback(error),
             "lines": lastlines.of_rank(rank),
             "peer_lost": _is_echo(error),
             "time_s": time.time(),
@@ -217,15 +218,27 @@ def _is_echo(error: BaseException) -> bool:
     return have_met and isinstance(error, (RuntimeError, OSError)) and bool(_PEER_LOST.search(str(error)))
 
 
+def _traceback(error: BaseException) -> str:
+    """Return the traceback, at most TRACE_CHARACTERS of its frames and of its message."""
+    text = "".join(_without_ours(error))
+    if len(text) <= TRACE_CHARACTERS:
+        return text
+    frames, end = tracebacks.frames_of(text)
+    kept = tracebacks.chosen(frames, lambda lines: len("\n".join(lines)) <= TRACE_CHARACTERS)
+    return "\n".join([*kept, "\n".join(end)[:TRACE_CHARACTERS]])
+
+
 def _without_ours(error: BaseException) -> list[str]:
-    """Return the traceback without any frame of ours, for who looks for the cause in their own code."""
+    """Return the traceback without any frame of ours; files of the user's code have relative paths."""
     ours = str(Path(__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
     frames = [f for f in frames if f.filename != runpy.__file__]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
-    if code := os.environ.get("CLOUDTRAIN_CODE_DIR"):  # as the user knows the file
-        head = [line.replace(f'  File "{code}/', '  File "') for line in head]
-    return [*head, *traceback.format_exception_only(type(error), error)]
+    lines = [*head, *traceback.format_exception_only(type(error), error)]
+    code = os.environ.get("CLOUDTRAIN_CODE_DIR", "")
+    for folder in dict.fromkeys((code, os.path.realpath(code))) if code else ():  # as the user knows the file
+        lines = [line.replace(f'  File "{folder}/', '  File "') for line in lines]
+    return lines
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:

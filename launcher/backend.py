@@ -108,7 +108,8 @@ class Request:
     `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML). `beside` is what the
     sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed. `carried`
     names the config's keys, of those that not every backend carries out, that this request does. `archive` is where
-    `-o DIR` puts the code, for a vendor's CLI that uploads it by itself.
+    `-o DIR` puts the code, for a vendor's CLI that uploads it by itself. `decoded`: JSON texts that the body holds in
+    another encoding, by the name of their place.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Request:
     notes: tuple[str, ...] = ()
     carried: frozenset[str] = frozenset()
     archive: str | None = None
+    decoded: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
         """Return what a send needs, for JSON."""

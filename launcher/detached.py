@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.money.outlook import limit_micro
 
 __all__ = ["lines"]
 
@@ -17,6 +18,6 @@ def lines(job: Job) -> list[str]:
         found.append(f"  be told     cloudtrain watch {job.id}")
         found.append(f"              (while nobody follows or watches it, {told} hear nothing;")
         found.append("              `from_job: true` in a place of `notify` has the job itself tell it)")
-    elif not places and job.config.get("budget"):
+    elif not places and limit_micro(job) is not None:
         found.append(f"  be told     cloudtrain watch {job.id}   (of its budget; or set `notify`)")
     return found

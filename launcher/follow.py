@@ -22,7 +22,7 @@ from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.terminal import aside, say
 
-__all__ = ["follow", "show", "wait"]
+__all__ = ["follow", "show", "tails", "wait"]
 
 BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
@@ -74,6 +74,19 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
             aside("some lines could not be read: the backend refuses them for now")
     finally:
         stream.close()
+
+
+def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
+    """Return how many of the last `count` lines of all these attempts are in each, by its number."""
+    found = {}
+    for attempt in reversed(attempts):
+        stream = _stream_of(registry, job, attempt, view, now=True)
+        try:
+            found[attempt.number] = len(stream.tail(count, _wanted(view))) if count else 0
+        finally:
+            stream.close()
+        count -= found[attempt.number]
+    return found
 
 
 def wait(

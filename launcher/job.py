@@ -99,6 +99,11 @@ class Job:
     seq: int = 0
 
     @property
+    def saves(self) -> bool:
+        """Whether cloudtrain saves the job at a stop; if not, its script gets SIGTERM and may save by itself."""
+        return bool(self.attempt.plan.get("saves", True))
+
+    @property
     def active(self) -> bool:
         """Whether it may still be running."""
         return self.attempt.state.state in ACTIVE

@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints import tracebacks
 from cloudtrain.entrypoints.figures import amount, dollars, span
+from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher import causes, spark
 from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
@@ -223,7 +225,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")
-        lines += _limit_lines(money, now_s) + _outlook_lines(job, money, now_s)
+        lines += _limit_lines(job, money, now_s) + _outlook_lines(job, money, now_s)
     else:
         from cloudtrain.launcher.money.achieved import achieved, in_words
 
@@ -234,12 +236,12 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     return lines
 
 
-def _limit_lines(money: Outlook, now_s: float) -> list[str]:
+def _limit_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     """Return when it leaves and when it is ended, by the user's clock."""
     if money.cap_at_s is None or money.deadline_at_s is None:
         return []
     leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
-    return [f"  limit       saves and leaves at {leaves}, is ended at {ended}"]
+    return [f"  limit       {at_deadline(saves=job.saves)} at {leaves}, is ended at {ended}"]
 
 
 def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
@@ -276,10 +278,12 @@ def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | 
         return []
     first, rest = headline(error), list(map(_plain, str(error["message"]).splitlines()[1:]))
     trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
-    frames = [line for line in trace.splitlines() if line.startswith("  ")]
+    frames = tracebacks.chosen(
+        tracebacks.frames_of(trace)[0], lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames
+    )
     # The message may be the user's code's: of many lines the first say what it is.
     rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
-    below = [*rest, *(_cut(f"{_HANG}{line}", columns)[len(_HANG) :] for line in frames[-most_frames:])]
+    below = [*rest, *(_cut(f"{_HANG}{_plain(line)}", columns)[len(_HANG) :] for line in frames)]
     return [f"  error       {first}", *(f"{_HANG}{line}" for line in below)]
 
 

@@ -37,7 +37,9 @@ class Plan:
     `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
     as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
     beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
-    `spent_micro` was spent before.
+    `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because the user's own
+    machines have no price. `saves`: cloudtrain saves the job's state at a stop; without it a script only gets
+    SIGTERM.
     """
 
     instances: int
@@ -66,6 +68,8 @@ class Plan:
     spent_micro: int = 0
     on_limit: str | None = None
     alert_micro: tuple[int, ...] = ()
+    unpriced_budget_micro: int | None = None
+    saves: bool = True
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -92,7 +96,9 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
     rate = None if price_micro is None else caps.Rate(instances, price_micro, capacity.uncertainty)
-    cap, budget = _cap(config, capacity, rate, spent_micro), config.budget
+    is_unpriced = capacity.is_own and not capacity.hourly_usd
+    budget = None if is_unpriced else config.budget
+    cap = _cap(config, budget, capacity, rate, spent_micro)
     is_hard = cap.reason == "budget" and budget is not None and budget.on_limit == "stop"
     own_limit_s = cap.cap_s if is_hard else caps.own_limit_s(cap.cap_s, terms)
     worst_micro = None if rate is None else cap.worst_case_micro
@@ -123,6 +129,8 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         spent_micro=spent_micro,
         on_limit=budget.on_limit if budget else None,
         alert_micro=_thresholds(budget),
+        unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
+        saves=config.task is not None or config.on_stop == "save",
     )
 
 
@@ -131,9 +139,11 @@ def _thresholds(budget: Budget | None) -> tuple[int, ...]:
     return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
 
 
-def _cap(config: Config, capacity: Capacity, rate: caps.Rate | None, spent_micro: int) -> caps.Cap:
+def _cap(
+    config: Config, budget: Budget | None, capacity: Capacity, rate: caps.Rate | None, spent_micro: int
+) -> caps.Cap:
     """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
-    longest_s, budget = config.limits.max_duration, config.budget
+    longest_s = config.limits.max_duration
     if budget is not None:
         _require_price(config, capacity)
     if rate is None or budget is None or budget.on_limit == "alert":
@@ -147,14 +157,14 @@ def _cap(config: Config, capacity: Capacity, rate: caps.Rate | None, spent_micro
 
 def _require_price(config: Config, capacity: Capacity) -> None:
     """Raise ConfigError where the budget has nothing to count with: what is not known is not 0."""
-    if capacity.hourly_usd is not None and capacity.hourly_usd > 0 and not capacity.is_own:
+    if capacity.hourly_usd is not None and capacity.hourly_usd > 0:
         return
     key = f"{config.backend}.price_per_hour"
-    if capacity.hourly_usd == 0 and not capacity.is_own:
+    if capacity.hourly_usd == 0:
         message, hint = "a budget cannot limit what costs nothing", f"set {key} to what an hour costs, or leave it out"
     else:
         what, refreshes, _ = capacity.price_source.partition(": cloudtrain prices refresh")
-        message = f"a budget needs a price: {'that of ' if capacity.is_own else ''}{what}"
+        message = f"a budget needs a price: {what}"
         first = "cloudtrain prices refresh, " if refreshes else ""
         hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
     raise ConfigError([Fault(message, key="budget.limit", hint=hint)])

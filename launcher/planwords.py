@@ -42,7 +42,10 @@ def _time(plan: Plan) -> str:
     why = ", what the budget buys" if plan.cap_reason == "budget" else ""
     if plan.deadline_s >= plan.own_limit_s:
         return f"at most {span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
-    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
+    if plan.saves:
+        return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
+    then = "the script gets SIGTERM, and nothing is saved unless the script saves by itself"
+    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} {then}"
 
 
 def _money(plan: Plan) -> Iterator[str]:
@@ -51,6 +54,9 @@ def _money(plan: Plan) -> Iterator[str]:
         return
     if plan.price_micro == 0:
         yield f"no cost: {plan.price_source}"
+        if plan.unpriced_budget_micro is not None:
+            budget = format_money(plan.unpriced_budget_micro)
+            yield f"budget {budget}: does not apply to your own machines without `price_per_hour`; the time limit does"
         return
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
     each = f": {plan.instances} x {_exact(plan.price_micro)}" if plan.instances > 1 else ""
@@ -106,7 +112,7 @@ def _ends_micro(plan: Plan) -> int:
 
 def _reserve(plan: Plan) -> str:
     """Return what the part of the budget is for that a job leaves unused."""
-    saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving"]
+    saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving" if plan.saves else "leaving"]
     tail = ["the platform's tail"] if plan.tail_s else []
     dearer = ["dearer prices"] if plan.uncertainty > 1 else []
     *first, last = [*saving, *tail, *dearer] or ["rounding"]

@@ -51,6 +51,8 @@ def prepare(
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
     `spent_micro` is what earlier attempts have cost at worst, which the budget covers too.
     """
+    from cloudtrain.launcher.config.codenotes import notes_of
+
     backend = backends.load(config.backend)
     plan = plans.make(config, backend.capacity(config), spent_micro)
     folder = config_file.parent / config.code.dir
@@ -62,7 +64,8 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"{fault.key}: {fault.message}" for fault in found]
-    warnings = (*request.notes, *doubts, *_warnings(config, request, plan))
+    noticed = () if shipped else notes_of(config, folder)
+    warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, and says the same
         from cloudtrain.launcher.rehearsal import proofs

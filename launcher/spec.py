@@ -88,9 +88,9 @@ def _notices(plan: Plan, config: Config) -> dict[str, Any]:
     return {
         "channels": channels,
         "backend": config.backend,
-        "limit_micro": config.budget.limit if config.budget else None,
-        "alert_at": list(config.budget.alert_at) if config.budget else [],
-        "on_limit": config.budget.on_limit if config.budget else None,
+        "limit_micro": plan.budget_micro,
+        "alert_at": list(config.budget.alert_at) if config.budget and plan.budget_micro is not None else [],
+        "on_limit": plan.on_limit,
         "rate_micro_h": None if plan.price_micro is None else plan.price_micro * plan.instances,
         "uncertainty": plan.uncertainty,
         "tail_s": plan.tail_s,

@@ -32,13 +32,15 @@ class Asked:
     @property
     def how(self) -> str:
         """How it is stopped."""
-        return "at once, without saving" if self.kills else "after saving"
+        if self.kills:
+            return "at once, without saving"
+        return "after saving" if self.job.saves else "with SIGTERM: only the script itself can save"
 
     @property
     def note(self) -> str:
         """Why it is not done as it was wished; nothing where it is."""
         is_otherwise = self.wants_kill and not self.kills and self.verdict == "asked"
-        return f"{self.job.backend} always lets a job save first" if is_otherwise else ""
+        return f"{self.job.backend} always lets a job leave by itself first" if is_otherwise else ""
 
     @property
     def words(self) -> str:
@@ -53,7 +55,7 @@ class Asked:
 
 
 def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
-    """Ask the job to save and stop; `now` kills it, where its backend can. It returns before the job has stopped.
+    """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
 
     `agrees` is shown what is about to be asked. Raises NoSuchJobError, UnreachableError, CredentialError, ConfigError.
     """

@@ -123,8 +123,8 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     }
     text = render.as_yaml(body)
     files = {"job.yml": text, "order.json": render.as_json(order)}
-    carried = frozenset({"resources.spot"})
-    return Request(name, body, text, files, beside, (*changes, *_notes(config)), carried, archive=f"code/{BUNDLE}")
+    carried, notes, decoded = frozenset({"resources.spot"}), (*changes, *_notes(config)), {ORDER: files["order.json"]}
+    return Request(name, body, text, files, beside, notes, carried, f"code/{BUNDLE}", decoded)
 
 
 def _counted(plan: Plan, config: Config) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def capacity(config: Config) -> Capacity:
     each = gpus // config.resources.instances
     if price is None:
         return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
-    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, machine="this machine")
+    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
 
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

@@ -46,7 +46,7 @@ def capacity(config: Config) -> Capacity:
     price = config.ssh.price_per_hour if config.ssh else None
     if price is None:
         return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True, machine="your hosts")
-    return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, machine="your hosts")
+    return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, is_own=price == 0, machine="your hosts")
 
 
 def check(request: Request) -> list[Fault]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.figures import dollars, span
 
-__all__ = ["Facts", "Notice", "budget_key", "compose", "deadline_key", "end_key", "leaving", "threshold"]
+__all__ = ["Facts", "Notice", "at_deadline", "budget_key", "compose", "deadline_key", "end_key", "leaving", "threshold"]
 
 _MICRO = 1_000_000
 _LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
@@ -24,8 +24,8 @@ _LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of 
 class Facts:
     """How a job stands; None is what is not known. Money in micro-dollars, times in unix seconds.
 
-    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it saves and leaves; `resume` goes on with it
-    once it has ended, `resume_words` tell how its sum comes about.
+    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it leaves, and saves before if it `saves`;
+    `resume` goes on with it once it has ended, `resume_words` tell how its sum comes about.
     """
 
     job: str
@@ -46,6 +46,7 @@ class Facts:
     checkpoint: str | None = None
     resume: str | None = None
     resume_words: str = ""
+    saves: bool = True
 
     @property
     def stop(self) -> str | None:
@@ -144,7 +145,14 @@ def threshold(
 
 
 def leaving(
-    at_s: float, began_s: float, done_s: float | None, now_s: float, *, is_money: bool, is_hard: bool
+    at_s: float,
+    began_s: float,
+    done_s: float | None,
+    now_s: float,
+    *,
+    is_money: bool,
+    is_hard: bool,
+    saves: bool = True,
 ) -> str | None:
     """Return the headline of a job that is soon to leave, at `at_s`; None long before, or where it is done by then.
 
@@ -154,7 +162,12 @@ def leaving(
         return None
     when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
     why = "its budget, whose rest is kept for that and bills at their worst" if is_money else "its time limit"
-    return f"{'is stopped' if is_hard else 'saves and leaves'} {when}, because of {why}"
+    return f"{'is stopped' if is_hard else at_deadline(saves=saves)} {when}, because of {why}"
+
+
+def at_deadline(*, saves: bool) -> str:
+    """Return what a job does at its deadline: a script gets the signal, and may save nothing."""
+    return "saves and leaves" if saves else "gets SIGTERM"
 
 
 def deadline_key(attempt: int) -> str:
@@ -205,7 +218,8 @@ def _time_left(facts: Facts, now_s: float) -> str:
     assert facts.cap_at_s is not None
     text = f"{span(facts.cap_at_s - now_s)}, until {_clock(facts.cap_at_s)}"
     if facts.deadline_at_s is not None:
-        text += f"; it saves and leaves from {_clock(facts.deadline_at_s)} on"
+        text += f"; it {at_deadline(saves=facts.saves)} {'from' if facts.saves else 'at'} {_clock(facts.deadline_at_s)}"
+        text += " on" if facts.saves else ""
     return text
 
 

@@ -53,6 +53,7 @@ class Run:
     deadline_s: float
     limit_reason: str
     used_s: float = 0.0
+    saves: bool = True
 
     def spent_micro(self, now_s: float) -> int | None:
         """Return what the job has cost until then, by this machine's clock; None where no price is known."""
@@ -73,7 +74,9 @@ def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
     limit_s = float(spec["max_duration_s"])
     used_s = max(0.0, float(job.get("max_duration_s", limit_s)) - limit_s)
     reason = spec["limit_reason"]
-    run = Run(spec["job"], spec["attempt"], order, began_s, limit_s, float(spec["deadline_s"]), reason, used_s)
+    saves = job["run"]["kind"] == "task" or job["run"].get("on_stop") == "save"
+    deadline_s = float(spec["deadline_s"])
+    run = Run(spec["job"], spec["attempt"], order, began_s, limit_s, deadline_s, reason, used_s, saves)
     folder = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
     return Teller(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
 
@@ -90,7 +93,7 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
     at_s, eta_s = run.began_s + run.deadline_s, further.number(progress.get("eta_s"))
     done_s, is_money = None if eta_s is None else now_s + eta_s, run.limit_reason == "budget"
     is_hard = run.deadline_s >= run.limit_s
-    if soon := leaving(at_s, run.began_s, done_s, now_s, is_money=is_money, is_hard=is_hard):
+    if soon := leaving(at_s, run.began_s, done_s, now_s, is_money=is_money, is_hard=is_hard, saves=run.saves):
         notices.append(_notice(deadline_key(run.attempt), "deadline", soon, facts, now_s, ("budget",)))
     return notices
 
@@ -261,6 +264,7 @@ def _facts(
         checkpoint_step=progress.get("checkpoint_step"),
         resume=resume,
         resume_words="" if resume is None or more is None else more.words,
+        saves=run.saves,
     )
 
 

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, examples, job_argument, json_option
+from cloudtrain.launcher.options import ALL, completes, examples, job_argument, json_option
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.logs.view import View
+    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command"]
+
+
+def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    """Return the attempt's number, or ALL."""
+    if value is None or value == ALL:
+        return value
+    if value.isdecimal() and int(value) >= 1:
+        return int(value)
+    raise click.BadParameter(f"`{value}` is neither a number from 1 up nor `{ALL}`", ctx, param)
 
 
 @click.command(
@@ -25,7 +35,7 @@ __all__ = ["command"]
     epilog=examples(
         "cloudtrain logs -f last",
         "cloudtrain logs digits --rank 0,3-5 --since 10m",
-        "cloudtrain logs digits --grep 'nan|error' --attempt 1",
+        "cloudtrain logs digits --grep 'nan|error' --attempt all",
     ),
 )
 @job_argument
@@ -43,7 +53,11 @@ __all__ = ["command"]
 @click.option("--timestamps", is_flag=True, help="The time before each line.")
 @click.option("--raw", is_flag=True, help="Lines as they were written, event tails included.")
 @click.option(
-    "--attempt", type=click.IntRange(min=1), shell_complete=completes("attempts"), help="An earlier attempt's lines."
+    "--attempt",
+    metavar="N|all",
+    callback=_attempt,
+    shell_complete=completes("attempts"),
+    help="An earlier attempt's lines, or those of all attempts in order.",
 )
 @json_option
 def command(
@@ -57,7 +71,7 @@ def command(
     hold_back: str | None,
     timestamps: bool,
     raw: bool,
-    attempt: int | None,
+    attempt: int | str | None,
     as_json: bool,
 ) -> int:
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`."""
@@ -78,26 +92,50 @@ def command(
     )
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    if attempt is not None and attempt != found.attempt.number:
+    if attempt == ALL:
+        return _show_all(registry, found, view_of(found, view), tail, following=following)
+    if isinstance(attempt, int) and attempt != found.attempt.number:
         chosen = registry.attempt(found, attempt)
-        _require_there(chosen, view)
+        _require_there([chosen], view)
         show(registry, found, chosen, replace(view_of(found, view), attempt=attempt), tail=tail)
         return 0
-    _require_there(found.attempt, view)
-    if attempt is None and found.attempt.number > 1:
-        say(f"attempt {found.attempt.number} of {found.id}; the one before: --attempt {found.attempt.number - 1}")
+    _require_there([found.attempt], view)
+    if attempt is None and (last := found.attempt.number) > 1:
+        say(f"attempts 1 to {last} of {found.id}; this is {last}: --attempt N, or --attempt all")
     if following:
         return follow(registry, found, view_of(found, view), tail=tail)
     show(registry, found, found.attempt, view_of(found, view), tail=tail)
     return 0
 
 
-def _require_there(attempt: Attempt, view: View) -> None:
-    ranks, nodes = attempt.plan["ranks"], attempt.plan["instances"]
+def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, following: bool) -> int:
+    """Print the lines of all attempts in order, each below a heading of ours; follow the last one if asked."""
+    from cloudtrain.launcher.describe import outcome
+    from cloudtrain.launcher.follow import follow, show, tails
+    from cloudtrain.launcher.terminal import aside
+
+    attempts = registry.attempts(job)
+    _require_there(attempts, view)
+    counts = {} if tail is None else tails(registry, job, attempts, view, tail)
+    for each in attempts:
+        is_last = each.number == job.attempt.number
+        if counts.get(each.number) == 0 and not is_last:
+            continue
+        aside(f"attempt {each.number} of {job.id}: {outcome(replace(job, attempt=each))}")
+        if is_last and following:
+            return follow(registry, job, view, tail=tail)
+        show(registry, job, each, replace(view, attempt=each.number), tail=counts.get(each.number))
+    return 0
+
+
+def _require_there(attempts: list[Attempt], view: View) -> None:
+    """Raise UsageError where no attempt has the ranks or the node asked for."""
+    ranks, nodes = (max(each.plan[name] for each in attempts) for name in ("ranks", "instances"))
+    job_id = attempts[0].job_id
     if view.ranks and min(view.ranks) >= ranks:
-        raise UsageError(f"{attempt.job_id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")
+        raise UsageError(f"{job_id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")
     if view.node is not None and view.node >= nodes:
-        raise UsageError(f"{attempt.job_id} has no node {view.node}", hint=f"its nodes are 0 to {nodes - 1}")
+        raise UsageError(f"{job_id} has no node {view.node}", hint=f"its nodes are 0 to {nodes - 1}")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -94,10 +94,10 @@ def command(
 
 def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
-    from cloudtrain.launcher.money.outlook import limit_micro
+    from cloudtrain.launcher.money.outlook import budget_micro
     from cloudtrain.launcher.units import format_money, parse_money
 
-    wanted, before = text.strip(), limit_micro(job)
+    wanted, before = text.strip(), budget_micro(job)
     try:
         micro = parse_money(wanted.removeprefix("+"))
     except ValueError as error:
@@ -128,10 +128,10 @@ def _as_typed(
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with the command that would be accepted: its smallest sum, and the options as given."""
     from cloudtrain.entrypoints.figures import up
-    from cloudtrain.launcher.money.outlook import limit_micro
+    from cloudtrain.launcher.money.outlook import budget_micro
     from cloudtrain.launcher.units import format_money
 
-    before = limit_micro(job)
+    before = budget_micro(job)
     if error.enough_micro is None or before is None:
         return error
     more_micro = error.enough_micro - before

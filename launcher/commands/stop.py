@@ -25,7 +25,10 @@ PATIENCE_S = 5.0  # before the wait is explained
 @yes_option
 @json_option
 def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
-    """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there."""
+    """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there.
+
+    A script gets SIGTERM, and saves by itself or with `on_stop: save`.
+    """
     from cloudtrain.launcher import stopping
     from cloudtrain.launcher.commands.status import show
     from cloudtrain.launcher.refresh import refresh
@@ -54,7 +57,8 @@ def _see_it_stop(registry: Registry, job: Job) -> bool:
 
     try:
         if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True, retrying=False) == 124:
-            say("it is saving, or does not listen; after two minutes it is killed")
+            does = "is saving, or does not listen" if job.saves else "has not left yet"
+            say(f"it {does}; after two minutes it is killed")
             if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
                 say(f"  kill it now   cloudtrain stop --now {job.id}")
             wait(registry, [job], None, lambda _: None, retrying=False)

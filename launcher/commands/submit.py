@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -222,9 +223,13 @@ def _show(
             _pack(config, overrides.file, folder / request.archive)
     if not as_json:
         click.echo(request.text, nl=False)
+        for name, text in request.decoded.items():  # standard output has the request alone
+            say(f"{f'{backend}: ' if backend else ''}{name} in the request, decoded:")
+            click.echo(text, nl=False, err=True)
     job_id = request.name.rpartition("-")[0]
     shown = {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
-    return {**shown, "budgets": books.dump(worst_micro)}
+    decoded = {name: json.loads(text) for name, text in request.decoded.items()}
+    return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
 
 
 def _pack(config: Config, config_file: Path, target: Path) -> None:

@@ -66,15 +66,14 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 
 def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the numbers of the named job's attempts, the newest first."""
+    """Return the numbers of the named job's attempts, the newest first, and the word for all."""
     # Before an option that still lacks its value, click leaves the words behind which it has not sorted yet.
     job = ctx.params.get("job") or next((word for word in ctx.args if not word.startswith("-")), None)
     if not isinstance(job, str):
         return []
-    rows = _read(_ATTEMPTS, job)
-    return [
-        CompletionItem(str(row[0]), help=f"{row[1]}, sent {_ago(row[2])}") for row in rows if _fits(row[0], incomplete)
-    ]
+    words = [(str(row[0]), f"{row[1]}, sent {_ago(row[2])}") for row in _read(_ATTEMPTS, job)]
+    words += [("all", "all attempts, in order")] if len(words) > 1 else []
+    return [CompletionItem(word, help=told) for word, told in words if _fits(word, incomplete)]
 
 
 def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:

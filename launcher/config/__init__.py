@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -95,7 +96,10 @@ def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> Con
 def _placed(fault: Fault, root: Node | None, given: tuple[str, ...]) -> Fault:
     if root is None or fault.place is not None or not fault.key or fault.key.startswith(given or "\0"):
         return fault
-    node = yamlfile.find(root, tuple(fault.key.split(".")))
+    path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", fault.key))
+    node = yamlfile.find(root, path)
+    if node is None and len(path) > 1 and isinstance(path[-2], int):  # the user of the host `alice@gpu1`
+        node = yamlfile.find(root, path[:-1])
     return replace(fault, place=node.place) if node is not None else fault
 
 

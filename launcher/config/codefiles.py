@@ -1,4 +1,4 @@
-"""The Python files that a config names: are they there, are they Python, and does a task hold its functions.
+"""The files that a config names: are they there, are they Python, and does a task hold its functions.
 
 Files are read and compiled, never imported: their imports need torch, and may do anything.
 """
@@ -6,7 +6,9 @@ Files are read and compiled, never imported: their imports need torch, and may d
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
+import shlex
 import stat
 import warnings
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from cloudtrain.launcher.config.schemafaults import named, quoted
 from cloudtrain.launcher.config.yamlfile import Node
 from cloudtrain.launcher.errors import Fault, Place
 
-__all__ = ["TASK_FUNCTIONS", "faults_of"]
+__all__ = ["TASK_FUNCTIONS", "faults_of", "is_in_code", "is_installed"]
 
 # What a task file must hold, and the arguments each function is called with.
 TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -27,6 +29,7 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "loss": ("model", "batch"),
 }
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
+_PACKAGES = ("requirements", "ssh.requirements")
 _LARGEST_SOURCE = 2_000_000  # bytes
 
 
@@ -37,28 +40,41 @@ def faults_of(root: Node, folder: Path) -> list[Fault]:
     if node and isinstance(node.value, str) and _what(code_dir) != "folder":
         hint = "a path is relative to the config file" if not _what(code_dir) else "it is a file"
         return [] if node.broken else [Fault(f"no folder `{named(node)}`", "code.dir", node.place, hint)]
-    return [fault for key in ("task", "script") for fault in _file_faults(root, key, folder, code_dir)]
+    keys = ("task", "script", *_PACKAGES)
+    faults = [fault for key in keys for fault in _file_faults(root, key, folder, code_dir)]
+    return [*faults, *_module_faults(root, code_dir)]
 
 
 def _file_faults(root: Node, key: str, folder: Path, code_dir: Path) -> Iterator[Fault]:
-    node = given(root, key)
-    if node is None or node.broken or not isinstance(node.value, str) or not node.value.strip():
+    node = _named_by(root, key)
+    if node is None:
         return
-    file = code_dir / node.value
+    # `pyproject.toml[extra]` names a file and what of it.
+    file = code_dir / (node.value.partition("[")[0] if key in _PACKAGES else node.value)
     inside = os.path.relpath(os.path.normpath(file), os.path.normpath(code_dir))
     if PurePath(inside).parts[:1] == ("..",) or PurePath(node.value).is_absolute():
-        hint = (
-            f"only what is below it is shipped to the nodes: move the file, or set `code.dir`; write `{key}` relative"
-        )
+        hint = f"only files below it are shipped to the nodes: move the file, or set `code.dir`; write `{key}` relative"
         yield Fault(f"`{named(node)}` is outside the code folder", key, node.place, hint)
     elif _what(file) != "file":
         yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
+    elif key in _PACKAGES:
+        return
+    elif file.suffix == ".ipynb":
+        hint = f"jupyter nbconvert --to script {shlex.quote(node.value)}; then write `{key}: {node.value[:-6]}.py`"
+        yield Fault(f"`{named(node)}` is a notebook, and torchrun starts Python files", key, node.place, hint)
     elif file.suffix != ".py":
         yield Fault(
             f"`{named(node)}` is not a Python file", key, node.place, "torchrun starts Python: name a `.py` file"
         )
     else:
         yield from _source_faults(file, key, node)
+
+
+def _named_by(root: Node, key: str) -> Node | None:
+    """Return the node of a key that names a file, None where it names none or has another fault."""
+    node = given(root, *key.split("."))
+    is_named = node is not None and not node.broken and isinstance(node.value, str) and node.value.strip()
+    return node if is_named else None
 
 
 def _what(path: Path) -> str:
@@ -74,17 +90,74 @@ def _missing_hint(node: Node, folder: Path, code_dir: Path) -> str:
     wanted = folder / node.value
     if code_dir != folder and _what(wanted) == "file" and wanted.is_relative_to(code_dir):
         return f"a path is relative to `code.dir`: write `{wanted.relative_to(code_dir).as_posix()}`"
-    parent = (code_dir / node.value).parent
-    try:
-        names = sorted(entry.name for entry in parent.iterdir() if entry.suffix == ".py")
-    except OSError:
-        names = []
+    suffix = PurePath(node.value.partition("[")[0]).suffix or ".py"
+    names = _names_in((code_dir / node.value).parent, suffix)
     prefix = PurePath(node.value).parent
     if close := get_close_matches(PurePath(node.value).name, names, 1):
         return f"did you mean `{(prefix / close[0]).as_posix()}`?"
     if 0 < len(names) <= 6:
-        return f"Python files there: {quoted((prefix / name).as_posix() for name in names)}"
-    return "`cloudtrain init` writes an example" if not names else ""
+        kind = "Python files" if suffix == ".py" else f"`{suffix}` files"
+        return f"{kind} there: {quoted((prefix / name).as_posix() for name in names)}"
+    return "`cloudtrain init` writes an example" if not names and suffix == ".py" else ""
+
+
+def _names_in(folder: Path, suffix: str) -> list[str]:
+    """Return the names of the files with the suffix in the folder, none where the folder cannot be read."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.suffix == suffix)
+    except OSError:
+        return []
+
+
+def _module_faults(root: Node, code_dir: Path) -> Iterator[Fault]:
+    """Yield faults of a module that the code folder should hold; a module elsewhere may be installed on the nodes."""
+    node = _named_by(root, "module")
+    if node is None:
+        return
+    name, parts = node.value, node.value.split(".")
+    if "/" in name or not all(parts) or _what(code_dir / name) == "file":
+        path = PurePath(name).with_suffix("")
+        hint = f"write `script: {path}.py`, or `module: {'.'.join(path.parts)}`" if all(parts) else "as in `pkg.train`"
+        yield Fault(f"`{named(node)}` is no module's name", "module", node.place, hint)
+        return
+    if not is_in_code(code_dir, parts[0]):
+        return
+    here = code_dir
+    for place, part in enumerate(parts):
+        is_last, file = place == len(parts) - 1, here / f"{part}.py"
+        if is_last and _what(file) == "file" and _what(here / part / "__init__.py") != "file":
+            yield from _source_faults(file, "module", node)
+            return
+        if _what(here / part) != "folder":
+            wanted = f"{'/'.join(parts[: place + 1])}{'.py' if is_last else '/'}"
+            known = [Path(each).stem for each in _names_in(here, ".py")] + _names_in(here, "")
+            close = get_close_matches(part, known, 1)
+            hint = f"did you mean `{'.'.join([*parts[:place], *close, *parts[place + 1 :]])}`?" if close else ""
+            yield Fault(f"no module `{named(node)}`: the code folder holds no `{wanted}`", "module", node.place, hint)
+            return
+        here /= part
+    if _what(here / "__main__.py") == "file":
+        yield from _source_faults(here / "__main__.py", "module", node)
+        return
+    runs = [f"{name}.{Path(each).stem}" for each in _names_in(here, ".py") if not each.startswith("_")]
+    hint = f"modules there: {quoted(runs[:6])}" if runs else f"add `{'/'.join(parts)}/__main__.py`"
+    yield Fault(f"`{named(node)}` is a package without `__main__.py`, and cannot be run", "module", node.place, hint)
+
+
+def is_in_code(code_dir: Path, name: str) -> bool:
+    """Return whether Python would look for this top-level module in the code folder."""
+    if "file" in (_what(code_dir / f"{name}.py"), _what(code_dir / name / "__init__.py")):
+        return True
+    return _what(code_dir / name) == "folder" and not is_installed(name)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether this Python has the top-level module; nothing is imported. A bare folder counts as none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
 
 
 def _source_faults(file: Path, key: str, node: Node) -> Iterator[Fault]:
@@ -107,6 +180,22 @@ def _source_faults(file: Path, key: str, node: Node) -> Iterator[Fault]:
     else:
         if key == "task":
             yield from _task_faults(tree, file, node)
+        if key == "script":
+            yield from _relative_faults(tree, source, file, node)
+
+
+def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: Node) -> Iterator[Fault]:
+    """Yield the first import with a leading dot at the top of a script, which Python runs outside any package."""
+    found = next((each for each in tree.body if isinstance(each, ast.ImportFrom) and each.level), None)
+    if found is None:
+        return
+    parts = PurePath(os.path.normpath(node.value)).with_suffix("").parts
+    line = source.decode(errors="replace").splitlines()[found.lineno - 1]
+    place = Place(os.fspath(file), found.lineno, found.col_offset + 1, line)
+    hint = f"write `module: {'.'.join(parts)}` in place of `script`" if len(parts) > found.level else ""
+    hint = hint or "the file is in no package: import without the dot"
+    message = "a relative import works in a module of a package, not in a script"
+    yield Fault(message, "script", place, hint, also=(node.place,))
 
 
 def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: Node) -> Fault:

@@ -19,12 +19,17 @@ distributed.timeout_s: ddp_timeout nccl_timeout rdzv_timeout
 env: envs environment env_vars environment_variables Environment
 secrets: secret secret_env
 image: docker docker_image container container_image image_uri image_id imageUri TrainingImage
-code.dir: workdir work_dir working_dir source_dir code_dir project_dir root_dir
+code.dir: source_dir code_dir project_dir root_dir
 code.exclude: ignore excludes
 name: job_name experiment_name display_name
 tags: labels
 inputs: input data datasets channels input_data file_mounts
-outputs: output output_uri output_path artifacts
+outputs: output output_uri output_path
+requirements: pip dependencies packages pip_packages pip_requirements requirements_file requirements_txt
+setup: setup_commands setup_script init_commands pre_run before_script
+keep: persist preserve
+progress.metrics: metric_definitions
+on_stop: on_sigterm on_preempt on_preemption
 checkpoint.uri: checkpoint_dir checkpoint_path checkpoint_s3_uri checkpoint_uri ckpt_dir save_dir
 checkpoint.every_steps: save_steps save_every checkpoint_every save_interval
 checkpoint.keep: save_total_limit keep_last keep_latest_k max_to_keep
@@ -74,11 +79,19 @@ _SAID: tuple[tuple[str, str], ...] = (
     ),
     (
         "run command commands cmd",
-        "torchrun is started for you: write `script: train.py` (or `module`, `task`), its arguments under `args`",
+        "torchrun is started: write `script: train.py` (or `module`, `task`), and `args`; commands before it: `setup`",
     ),
     (
-        "setup pip requirements dependencies conda packages",
-        "there is no setup step on the nodes: take an `image` that has what the job needs",
+        "conda conda_env environment_yml",
+        "write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`",
+    ),
+    (
+        "workdir work_dir working_dir working_directory cwd",
+        "write `code.dir` for the folder to ship, in which the ranks start; `ssh.workdir` is for files on the hosts",
+    ),
+    (
+        "artifacts output_dir outputs_dir",
+        "write `keep: [out/]` for files in the working directory; `outputs` copies CLOUDTRAIN_OUTPUT_DIR elsewhere",
     ),
     (
         "batch_size",

@@ -244,7 +244,8 @@ class Budget(Section):
     on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = Field(
         "checkpoint-and-stop",
         description="What happens at the limit. checkpoint-and-stop: the job saves before its time limit, which the "
-        "backend enforces, and leaves, to be resumed; stop: the backend ends it there as it is, without that save; "
+        "backend enforces, and leaves, to be resumed (a script gets SIGTERM: see `on_stop`); stop: the backend ends it "
+        "there as it is, without that save; "
         "alert: notices alone, and nothing is ended but by `limits.max_duration`.",
         examples=["checkpoint-and-stop"],
     )
@@ -303,7 +304,7 @@ class Notify(Section):
     on: Many[NotifyEvent] = Field(
         ("succeeded", "failed", "stopped", "budget", "stalled"),
         description="Which events. `budget`: its thresholds, a limit that comes before the last step (`projected`) and "
-        "the hour of saving and leaving (`deadline`), which can be had alone too.",
+        "the hour of leaving (`deadline`), which can be had alone too.",
         examples=[["budget", "failed"]],
     )
     from_job: bool = Field(

@@ -33,7 +33,7 @@ class Local(Section):
     )
     price_per_hour: Money | None = Field(
         None,
-        description="What one instance costs an hour, in US dollars; a budget on this backend needs it.",
+        description="What one instance costs an hour, in US dollars; without it no budget applies to this backend.",
         examples=["0.10 USD"],
     )
 
@@ -94,7 +94,9 @@ class Ssh(Section):
         None, description="ssh's config file. Default: ssh's own choice.", examples=["~/.ssh/config"]
     )
     price_per_hour: Money | None = Field(
-        None, description="What one host costs an hour, in US dollars; a budget needs it.", examples=["2.50 USD"]
+        None,
+        description="What one host costs an hour, in US dollars; without it no budget applies.",
+        examples=["2.50 USD"],
     )
     environment: Literal["none", "venv", "conda", "docker", "podman"] = Field(
         "none",

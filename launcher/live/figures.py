@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher import spark
 from cloudtrain.launcher.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
@@ -44,7 +45,7 @@ _FAR = 20.0  # times the least that the largest loss is, from where on it is dra
 _PART_COLOURS = ("green", "magenta", "yellow", "blue")
 _ALERTS = {
     "projected": "will reach its limit first",
-    "deadline": "soon saves and leaves",
+    "deadline": "its deadline is near",
     "stalled": "no progress",
     "unreachable": "backend silent",
     "restarted": "ranks started again",
@@ -223,12 +224,13 @@ def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return when it saves and leaves, and which limit comes before its finish."""
+    """Return when the job leaves and is ended, and which limit comes before its finish."""
     found: Outlook | None = sight.outlook
     if found is None or found.cap_at_s is None or not sight.job.active:
         return []
     ended = f"is ended at {clock(found.cap_at_s, now_s)}"
-    leaves = "" if found.deadline_at_s is None else f"saves and leaves at {clock(found.deadline_at_s, now_s)}, "
+    does = at_deadline(saves=sight.job.saves)
+    leaves = "" if found.deadline_at_s is None else f"{does} at {clock(found.deadline_at_s, now_s)}, "
     parts: list[Part] = [f"{leaves}{ended}"]
     if found.hits_limit:
         parts.append((f"; ! {limit_words(sight.job, found)}", WARNS))

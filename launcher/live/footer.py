@@ -35,7 +35,7 @@ def of_table(choice: Choice, width: int, signs: Signs) -> Text:
 
 def _asked(choice: Choice, width: int, signs: Signs) -> Text | None:
     if choice.asks is not None:
-        return row(width, signs, (f"Stop {choice.asks} after saving? [y/N] ", f"bold {WARNS}"))
+        return row(width, signs, (f"Stop {choice.asks} and let it save? [y/N] ", f"bold {WARNS}"))
     if choice.typing is not None:
         fault = f"   {choice.word}" if choice.word else "   as 0 or 0,3-5; nothing for all"
         return row(width, signs, ("ranks: ", "bold"), f"{choice.typing}_", (fault, WARNS if choice.word else QUIET))

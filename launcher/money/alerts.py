@@ -77,6 +77,7 @@ def _facts(job: Job, outlook: Outlook) -> Facts:
         checkpoint_step=outlook.checkpoint_step,
         resume=None if resume is None else resume.command,
         resume_words="" if resume is None else resume.words,
+        saves=job.saves,
     )
 
 
@@ -132,12 +133,14 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
 
 
 def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield that the job is soon to save and leave, unless it is done before."""
+    """Yield that the job is soon to leave, unless it is done before."""
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
     is_money = job.attempt.plan.get("cap_reason") == "budget"
-    headline = leaving(at_s, began_s, outlook.finish_at_s, now_s, is_money=is_money, is_hard=_is_hard(job))
+    headline = leaving(
+        at_s, began_s, outlook.finish_at_s, now_s, is_money=is_money, is_hard=_is_hard(job), saves=job.saves
+    )
     if headline is None:
         return
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))

@@ -12,7 +12,7 @@ from cloudtrain.launcher.units import parse_money
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
 
-__all__ = ["Outlook", "left_s", "limit_micro", "outlook"]
+__all__ = ["Outlook", "budget_micro", "left_s", "limit_micro", "outlook"]
 
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # for which what a job has foretold still holds
 
@@ -25,7 +25,7 @@ class Outlook:
     burn_micro_h: int | None  # what an hour costs now, all instances; 0 once nothing runs
     limit_micro: int | None  # the job's budget
     cap_at_s: float | None  # when the backend ends it
-    deadline_at_s: float | None  # from when on it saves and leaves
+    deadline_at_s: float | None  # from when on it leaves; a script gets SIGTERM then
     finish_at_s: float | None  # by its throughput; None, too, once it stands still for longer than it foretold
     total_micro: int | None  # what it will have cost then
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
@@ -57,7 +57,12 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
 
 
 def limit_micro(job: Job) -> int | None:
-    """Return the job's budget, None without one."""
+    """Return the job's budget, None without one, and on own machines without a price, to which no budget applies."""
+    return None if job.attempt.plan.get("unpriced_budget_micro") is not None else budget_micro(job)
+
+
+def budget_micro(job: Job) -> int | None:
+    """Return the budget in the job's config, None without one."""
     limit = (job.config.get("budget") or {}).get("limit")
     return None if limit is None else parse_money(limit)
 

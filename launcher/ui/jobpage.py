@@ -51,6 +51,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
         "can_kill": _can_kill(job),
+        "saves": job.saves,
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
         "plan": plan,
         "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,

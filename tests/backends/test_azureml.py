@@ -244,6 +244,10 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
         assert "code/loop.py" in archive.getnames()
     told = cli("submit", "--dry-run", "--json", cwd=folder).json
     assert (told["request"], told["plan"]["ranks"]) == (job, 1)
+    order = json.loads(base64.b64decode(job["environment_variables"]["CLOUDTRAIN_ORDER"]))
+    assert told["decoded"] == {"CLOUDTRAIN_ORDER": order}
+    heading, _, text = done.stderr.partition("CLOUDTRAIN_ORDER in the request, decoded:\n")
+    assert (json.loads(text), "dry run: nothing was sent" in heading) == (order, True)
 
 
 @pytest.mark.parametrize(

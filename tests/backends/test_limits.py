@@ -6,6 +6,7 @@ import base64
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -131,14 +132,19 @@ def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: 
 
 
 @pytest.mark.parametrize("name", ["local", "ssh"])
-def test_own_machines_cost_nothing_until_a_budget_asks(name: str, config_of: Callable[..., Config]) -> None:
-    """Without a price there is nothing to count with; one typed as 0 is none either."""
-    free = config_of(name, f"{name}.price_per_hour=null", "budget=null")
-    assert rendered(free)[0].worst_case_micro == 0
-    for price, words in (("null", "needs a price"), ("0", "what costs nothing")):
-        with pytest.raises(configs.ConfigError, match=words) as caught:
-            rendered(config_of(name, f"{name}.price_per_hour={price}"))
-        assert f"set {name}.price_per_hour" in caught.value.faults[0].hint
+@pytest.mark.parametrize("price", ["null", "0"])
+@pytest.mark.parametrize("on_limit", ["checkpoint-and-stop", "stop", "alert"])
+def test_budget_does_not_apply_to_own_machines_without_a_price(
+    name: str, price: str, on_limit: str, config_of: Callable[..., Config]
+) -> None:
+    """The time limit holds alone, the plan is that of a config without a budget, and one line says so."""
+    settings = (f"{name}.price_per_hour={price}", "limits.max_duration=2h")
+    plan, _, request = rendered(config_of(name, *settings, f"budget.on_limit={on_limit}"))
+    plain = rendered(config_of(name, *settings, "budget=null"))
+    assert replace(plan, unpriced_budget_micro=None) == plain[0]
+    assert told(name, request) == told(name, plain[2])
+    assert (plan.cap_s, plan.cap_reason, plan.worst_case_micro, plan.budget_micro) == (7200, "time_limit", 0, None)
+    assert any("does not apply to your own machines" in line for line in plan.lines())
 
 
 def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., Config]) -> None:

@@ -177,6 +177,23 @@ def test_account_is_an_event_that_fits(message: str) -> None:
     assert fields["lines"][:-1] == lines[-len(fields["lines"]) : -1]
 
 
+@pytest.mark.parametrize("message", ["bad batch", "é" * 5000, "x" * 5000, f"{'y' * 90}\n" * 20])
+def test_account_keeps_the_frame_of_the_users_code(message: str) -> None:
+    """The frame stands above a hundred frames of a library, and the longest message leaves room for it."""
+    above = '  File "train.py", line 90, in <module>\n    main()\n'
+    own = '  File "pkg/models/own.py", line 7, in forward\n    return self.head(batch["label"])\n    ~~~~~^^^^\n'
+    library = "".join(f'  File "/opt/lib/site-packages/lib/{n}.py", line {n}, in f\n    call()\n' for n in range(99))
+    trace = f"Traceback (most recent call last):\n{above}{own}{library}ValueError: {message}"
+    error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": trace}
+    line = account({**FAILED, "error": {**error, "lines": ["in a very long line " * 20] * 9}})
+    fields = events.parse(line)[1]
+    assert fields is not None
+    assert len(line.encode()) <= FAILURE_BYTES
+    assert '  ...\n  File "pkg/models/own.py", line 7, in forward\n    return self' in fields["traceback"]
+    assert "~~~" not in fields["traceback"]
+    assert fields["lines"]
+
+
 def test_account_without_an_error_says_why() -> None:
     """A job that saved and stopped is no failure, whatever the platform calls it."""
     text, fields = events.parse(account({"state": "stopped", "reason": "budget", "resumable": True, "restarts": 0}))

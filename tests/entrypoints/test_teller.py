@@ -43,7 +43,7 @@ def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
         "limit_reason": "budget",
         "secrets": {"HOOK": url},
         "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")},
-        "spec": {"notices": {**ORDER, "channels": [channel]}},
+        "spec": {"run": {"kind": "task"}, "notices": {**ORDER, "channels": [channel]}},
         **more,
     }
 

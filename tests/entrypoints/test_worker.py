@@ -77,6 +77,24 @@ def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     assert told["traceback"] == ended.stderr
 
 
+def test_deep_library_leaves_the_users_frame(tmp_path: Path) -> None:
+    """The record is cut, and the frame of the script, reached through a link, is relative and stays."""
+    code, library = tmp_path / "code", tmp_path / "library"
+    code.mkdir()
+    library.mkdir()
+    (code / "train.py").write_text("import data\ndata.load()\n")
+    (code / "data.py").write_text("import deep\ndef load():\n    deep.f0(1)\n")
+    calls = "".join(f"def f{n}(x):\n    return f{n + 1}(x)  # {'.' * 60}\n" for n in range(200))
+    (library / "deep.py").write_text(f"{calls}def f200(x):\n    raise ValueError('boom')\n")
+    (tmp_path / "link").symlink_to(code)
+    link = str(tmp_path / "link")
+    run(tmp_path, "script", f"{link}/train.py", PYTHONPATH=str(library), CLOUDTRAIN_CODE_DIR=link)
+    told = json.loads((tmp_path / "rank-3.json").read_text())["traceback"]
+    assert len(told) < 17_000
+    assert '  File "data.py", line 3, in load\n    deep.f0(1)\n' in told
+    assert told.endswith("ValueError: boom")
+
+
 @pytest.mark.parametrize("stream", ["None", "object()", "Blunt()"])
 def test_cause_is_recorded_whatever_the_script_prints_through(tmp_path: Path, stream: str) -> None:
     """A script may put a stream of its own in place of Python's, with no flush, or with one that fails."""

@@ -212,6 +212,16 @@ def test_deadline_of_a_short_run_is_told_in_its_last_tenth() -> None:
     assert keys(job(began), replace(look, deadline_at_s=NOW + 105)) == []
 
 
+def test_deadline_of_a_script_is_not_said_to_save() -> None:
+    """A script gets SIGTERM then, and may save or not."""
+    look = replace(LOOK, deadline_at_s=NOW + 60, cap_at_s=NOW + 180, finish_at_s=None)
+    script = job(State("running", started_s=NOW - 20_000), plan={"saves": False})
+    notice = due(script, look, {"started:1"}, NOW)[0]
+    assert "gets SIGTERM in 1m, because of its time limit" in notice.title
+    assert "; it gets SIGTERM at " in notice.text
+    assert "saves" not in notice.text
+
+
 def test_hard_limit_is_not_said_to_save() -> None:
     """`on_limit: stop` ends the job where it stands."""
     hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})

@@ -83,8 +83,8 @@ def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job
     registry = Registry()
     registry.add_attempt(job.attempt.__class__(**{**vars(job.attempt), "number": 2}), {}, {})
     registry.close()
-    assert ask("logs aa-1 --attempt ") == ["2", "1"]
-    assert ask("logs last --attempt=") == ["--attempt=2", "--attempt=1"]
+    assert ask("logs aa-1 --attempt ") == ["2", "1", "all"]
+    assert ask("logs last --attempt=") == ["--attempt=2", "--attempt=1", "--attempt=all"]
 
 
 @pytest.mark.parametrize(

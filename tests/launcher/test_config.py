@@ -26,13 +26,23 @@ Load = Callable[..., Config]
 ROOT = Path(__file__).resolve().parents[2]
 
 
+EMPTY = [
+    *("train.py", "src/inner.py", "requirements.txt", "pkg/__init__.py", "pkg/train.py", "pkg/sub/__init__.py"),
+    *("pkg/sub/__main__.py", "pkg/sub/deep.py", "bare/data.csv", "json/data.csv", "pytest/data.csv"),
+]
+BROKEN = {
+    "pkg/broken.py": "x = 1\nif x\n",
+    "pkg/relative.py": "import os\nfrom . import train\n",
+    "relative.py": "from .pkg import train\n",
+}
+
+
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Return a loader of texts; beside the config lie task.py, train.py and src/inner.py."""
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "train.py").write_text("")
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "inner.py").write_text("")
+    """Return a loader of texts; beside the config lie task.py, train.py, src/inner.py and a package."""
+    for name, text in {"task.py": TASK, "src/try.ipynb": "{}", **dict.fromkeys(EMPTY, ""), **BROKEN}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
 
     def load(text: str, *overrides: str, backend: str | None = None, **environ: str) -> Config:
         file = tmp_path / "cloudtrain.yaml"
@@ -294,9 +304,19 @@ UNKNOWN_KEYS = [
     ("environment_variables", "it is `env` here"),
     ("entrypoint", "`script: train.py`"),
     ("script_path", "`script: train.py`"),
-    ("run", "torchrun is started for you"),
-    ("commands", "torchrun is started for you"),
-    ("workdir", "it is `code.dir` here"),
+    ("run", "torchrun is started: write"),
+    ("cmd", "torchrun is started: write"),
+    ("commands", "commands before it: `setup`"),
+    ("pip", "it is `requirements` here"),
+    ("dependencies", "it is `requirements` here"),
+    ("pip_packages", "it is `requirements` here"),
+    ("conda", "write `requirements: requirements.txt`"),
+    ("workdir", "`code.dir` for the folder to ship, in which the ranks start; `ssh.workdir`"),
+    ("artifacts", "write `keep: [out/]`"),
+    ("outputs_dir", "write `keep: [out/]`"),
+    ("output_dir", "write `keep: [out/]`"),
+    ("resume_arg", "did you mean `resume_args`?"),
+    ("metric_definitions", "it is `progress.metrics` here"),
     ("gpus", "`resources.accelerators: A100:8`"),
     ("num_gpus", "`resources.accelerators: A100:8`"),
     ("gpus_per_node", "`resources.accelerators: A100:8`"),
@@ -500,6 +520,24 @@ def test_secret_variables_are_never_echoed(load: Load) -> None:
         ("name: x\nscript: cloudtrain.yaml", "is not a Python file", "`.py`"),
         ("name: x\ntask: train.py", "has no `model(params)`, `dataset(params, split)`, `loss(model, batch)`", "holds"),
         (f"name: x\nscript: {'a' * 300}.py", "no file", ""),
+        (
+            "name: x\nscript: src/try.ipynb",
+            "is a notebook",
+            "jupyter nbconvert --to script src/try.ipynb; then write `script: src/try.py`",
+        ),
+        ("name: x\nscript: train.py\nrequirements: requirments.txt", "no file", "did you mean `requirements.txt`?"),
+        ("name: x\nscript: train.py\nrequirements: gone.toml[gpu]", "no file `gone.toml[gpu]`", ""),
+        ("name: x\nscript: train.py\nrequirements: ../up.txt", "outside the code folder", "code.dir"),
+        ("name: x\nscript: train.py\nssh: {hosts: [a], requirements: nope.txt}", "no file `nope.txt`", "`.txt` files"),
+        ("name: x\nmodule: pkg.trian", "holds no `pkg/trian.py`", "did you mean `pkg.train`?"),
+        ("name: x\nmodule: pkg.sbu.deep", "holds no `pkg/sbu/`", "did you mean `pkg.sub.deep`?"),
+        ("name: x\nmodule: pkg", "is a package without `__main__.py`", "`pkg.broken`, `pkg.relative`, `pkg.train`"),
+        ("name: x\nmodule: bare.nope", "holds no `bare/nope.py`", ""),
+        ("name: x\nmodule: pkg/train.py", "is no module's name", "`script: pkg/train.py`, or `module: pkg.train`"),
+        ("name: x\nmodule: train.py", "is no module's name", "`script: train.py`, or `module: train`"),
+        ("name: x\nmodule: train.fit", "holds no `train/`", ""),
+        ("name: x\nscript: pkg/relative.py", "a relative import works in a module", "write `module: pkg.relative`"),
+        ("name: x\nscript: relative.py", "a relative import works in a module", "import without the dot"),
     ],
 )
 def test_files_are_checked(load: Load, text: str, message: str, hint: str) -> None:
@@ -509,9 +547,17 @@ def test_files_are_checked(load: Load, text: str, message: str, hint: str) -> No
     assert hint in fault.hint
 
 
-def test_a_module_is_not_looked_for(load: Load) -> None:
-    """A module may be installed on the nodes alone."""
-    assert load("name: x\nmodule: not.here").module == "not.here"
+@pytest.mark.parametrize("module", ["not.here", "pkg.train", "pkg.sub", "json.tool", "pytest"])
+def test_a_module_outside_the_code_is_not_looked_for(load: Load, module: str) -> None:
+    """A module may be installed on the nodes alone; a folder hides no installed package."""
+    assert load(f"name: x\nmodule: {module}").module == module
+
+
+def test_syntax_of_a_module_is_checked(load: Load) -> None:
+    """The file of the module is named, with its line."""
+    fault = only_fault(load, "name: x\nmodule: pkg.broken")
+    assert fault.place is not None
+    assert (Path(fault.place.file).name, fault.place.line) == ("broken.py", 2)
 
 
 def test_syntax_errors_point_into_the_script(load: Load, tmp_path: Path) -> None:
@@ -628,6 +674,26 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
     load(task("resources: {instances: 2}"))
     result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml")])
     assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "what", "place"),
+    [
+        ("[fine, 'bad name', fine2]", "`bad name` is no host", (4, 16)),
+        ("[fine, {host: 'bad name'}]", "`bad name` is no host", (4, 16)),
+        ("\n    - fine\n    - bad name", "`bad name` is no host", (6, 7)),
+        ("['b!d@fine']", "`b!d` is no login name", (4, 10)),
+    ],
+)
+def test_fault_of_a_list_item_has_its_line(
+    load: Load, tmp_path: Path, cli: Any, hosts: str, what: str, place: Any
+) -> None:
+    """What a backend's own check finds in an item is shown in the file, with line and column."""
+    load("name: x\nscript: train.py\nssh:\n hosts: [fine]\n")
+    text = f"name: x\nscript: train.py\nssh:\n hosts: {hosts}\n"
+    (tmp_path / "cloudtrain.yaml").write_text(text)
+    found = cli("validate", "--backend", "ssh", "--json", cwd=tmp_path).json["faults"]
+    assert [(each["message"], each["line"], each["column"]) for each in found] == [(what, *place)]
 
 
 def test_validate_json_lists_faults(load: Load, tmp_path: Path, cli: Callable[..., Any]) -> None:

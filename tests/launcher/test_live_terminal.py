@@ -286,7 +286,7 @@ def test_stop_is_asked_first_and_then_said(terminal: Callable[..., Terminal], se
     shown = terminal(waits(seed))
     shown.see("pending")
     shown.press("s")
-    at = shown.see("Stop waits after saving? [y/N]")
+    at = shown.see("Stop waits and let it save? [y/N]")
     shown.press("y")
     shown.see("waits is just being submitted", since=at)
     shown.press("q")

@@ -126,6 +126,73 @@ def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, se
     assert len(cli("logs", "-f", "ended", "--tail", "3").stdout.splitlines()) == 3
 
 
+@pytest.fixture
+def resumed(home: Path, seed: Callable[..., Job]) -> Job:
+    """Return a job of three attempts, of which the second was never sent."""
+    job = seed("more", State("failed", "error"), {"0": "a\nb\n", "1": ""})
+    registry = Registry()
+    for number in (2, 3):
+        fresh = replace(job.attempt, number=number, phase="intent", ref=None, state=State("pending"))
+        registry.add_attempt(fresh, {}, {})
+        if number == 2:
+            registry.mark_never_sent(fresh, State("failed"))
+    folder = home / "local/more/attempt-3"
+    for node, text in enumerate(("c\nd\n", "")):
+        (folder / f"node-{node}/log").mkdir(parents=True)
+        (folder / f"node-{node}/log/rank-{node}.log").write_text(text)
+        (folder / f"node-{node}/exit.json").write_text("{}")
+    last = registry.find("more").attempt
+    registry.mark_sent(last, {"folder": str(folder), "nodes": 2, "checkpoint_dir": str(folder)})
+    registry.set_state(last, State("succeeded"), {})
+    found = registry.find("more")
+    registry.close()
+    return found
+
+
+def test_logs_of_a_resumed_job_names_its_attempts(cli: Any, resumed: Job) -> None:
+    """The last attempt is shown, and the line above says how to have the others."""
+    shown = cli("logs", "more")
+    assert shown.stdout == "[r0] c\n[r0] d\n"
+    assert shown.stderr == "attempts 1 to 3 of more; this is 3: --attempt N, or --attempt all\n"
+    assert cli("logs", "more", "--attempt", "1").stdout == "[r0] a\n[r0] b\n"
+    assert "neither a number from 1 up nor `all`" in cli("logs", "more", "--attempt", "0").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], "abcd"),
+        (["-f"], "abcd"),
+        (["--tail", "3"], "bcd"),
+        (["--tail", "2", "-f"], "cd"),
+        (["--tail", "0"], ""),
+        (["--grep", "[bc]"], "bc"),
+        (["--grep", "[ab]", "--tail", "1"], "b"),
+        (["--rank", "1"], ""),
+    ],
+)
+def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: list[str], shown: str) -> None:
+    """The choice of lines counts over all attempts, and each has its heading on standard error."""
+    done = cli("logs", "more", "--attempt", "all", *options)
+    assert done.stdout == "".join(f"[r0] {letter}\n" for letter in shown), done.stderr
+    assert done.code == 0
+    headings = [line for line in done.stderr.splitlines() if "of more:" in line]
+    assert headings[-1] == "cloudtrain: attempt 3 of more: succeeded"
+    assert (headings[0] == "cloudtrain: attempt 1 of more: failed (error)") == ("--tail" not in options or "b" in shown)
+
+
+def test_logs_of_all_attempts_as_json_have_their_number(cli: Any, resumed: Job) -> None:
+    """Each line says which attempt wrote it."""
+    lines = cli("logs", "more", "--attempt", "all", "--json").stdout.splitlines()
+    assert [(each["attempt"], each["text"]) for each in map(json.loads, lines)] == [
+        (1, "a"),
+        (1, "b"),
+        (3, "c"),
+        (3, "d"),
+    ]
+    assert cli("logs", "more", "--attempt", "all", "--rank", "2").code == 2
+
+
 def test_logs_keeps_a_last_line_without_newline(cli: Any, seed: Callable[..., Job]) -> None:
     """What a killed rank wrote last is the line that matters."""
     seed("ended", State("failed", "error"), {"0": "one\nlast words", "1": ""})

@@ -181,11 +181,29 @@ def test_age_of_a_price() -> None:
     assert (planwords.age(None), planwords.age("2025 or so")) == ("", "")
 
 
-def test_plan_has_no_batch_for_a_script(tmp_path: Path) -> None:
-    """What a script does with its ranks is its own affair."""
+@pytest.fixture
+def of_script(tmp_path: Path) -> Callable[..., Plan]:
+    """Return a function that plans a script with these settings."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
-    assert plans.make(configs.load(tmp_path / "cloudtrain.yaml"), CPU).batch is None
+
+    def plan(*settings: str, capacity: Capacity = CPU) -> Plan:
+        return plans.make(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings), capacity)
+
+    return plan
+
+
+def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
+    """What a script does with its ranks is its own affair."""
+    assert of_script().batch is None
+
+
+def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan]) -> None:
+    """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
+    text = of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED).lines()
+    assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
+    assert "is kept for leaving, the platform's tail" in text[4]
+    assert "it saves and stops" in of_script("on_stop=save").lines()[1]
 
 
 def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import detached
 from cloudtrain.launcher.commands import resume
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money.earlier import metered_at_worst_micro, spent_at_worst_micro
 from cloudtrain.launcher.money.onward import tariff
+from cloudtrain.launcher.money.outlook import limit_micro
 from cloudtrain.launcher.registry import Registry
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
@@ -107,6 +109,15 @@ def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Call
         return
     with pytest.raises(UsageError, match="amount in US dollars"):
         resume.budget_setting(job, given)
+
+
+def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callable[..., Job]) -> None:
+    """An own machine without a price has no limit; the config keeps the sum for a backend that has one."""
+    made = make_job("j", config={"budget": {"limit": "100 USD"}})
+    job = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "unpriced_budget_micro": 100_000_000}))
+    assert resume.budget_setting(job, "+50USD") == "budget.limit=150 USD"
+    assert (limit_micro(made), limit_micro(job)) == (100_000_000, None)
+    assert not any("budget" in line for line in detached.lines(job))
 
 
 def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None:

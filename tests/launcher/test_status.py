@@ -94,6 +94,16 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
     assert shown.isascii() == (language == "C")
 
 
+def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[..., Job]) -> None:
+    """The limit's line names the signal that the script gets."""
+    made = make_job("x")
+    plan = {**made.attempt.plan, "cap_s": 900, "deadline_s": 800, "saves": False}
+    attempt = replace(made.attempt, plan=plan, state=State("running", started_s=NOW_S - 60))
+    shown = "\n".join(as_lines(replace(made, attempt=attempt), [attempt]))
+    assert "limit       gets SIGTERM at " in shown
+    assert "saves" not in shown
+
+
 def test_status_of_a_job_that_stands_still_foretells_nothing(screen: Callable[..., str]) -> None:
     """One that has made no step for longer than it foretold is neither about to end, nor at any price."""
     still = {**STEPS, "stepped_s": NOW_S - 1800, "eta_s": 900.0}
@@ -127,6 +137,20 @@ def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., s
     assert "before it   a" in shown
     assert "cloudtrain logs --rank 1 --tail 50 digits-x" in shown
     assert "90 steps since (25s) were not saved" in shown
+
+
+@pytest.mark.parametrize("rows", [10, 16, 20, 24, 30, 60])
+def test_status_shows_the_frame_of_the_users_code_at_every_size(make_job: Callable[..., Job], rows: int) -> None:
+    """Frames of a library are left out for it, and a line says so."""
+    own = '  File "train.py", line 31, in main\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
+    library = "".join(f'  File "/opt/lib/part{n}.py", line {n}, in call\n    inner()\n' for n in range(30))
+    error = {**ERROR, "traceback": f"Traceback (most recent call last):\n{own}{library}ValueError: label 11"}
+    state = State("failed", "error", True, error, started_s=NOW_S - 60, ended_s=NOW_S - 5)
+    job = make_job("x")
+    job = replace(job, attempt=replace(job.attempt, state=state))
+    shown = "\n".join(as_lines(job, [job.attempt], ["line"] * 10, (80, rows)))
+    assert '  File "train.py", line 31, in main\n                  loss = model(batch)\n                ...\n' in shown
+    assert "part29.py" in shown or rows < 20
 
 
 def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) -> None:

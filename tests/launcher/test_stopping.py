@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,20 @@ class Platform:
         self.stops.append(now)
 
 
+def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None:
+    """Only the script itself can save after SIGTERM; a kill lets nobody save."""
+    made = make_job("j")
+    script = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "saves": False}))
+    assert stopping.Asked(script, "asked").words == "stopping j with SIGTERM: only the script itself can save"
+    assert stopping.Asked(script, "asked", True, True).words == "stopping j at once, without saving"
+
+
 @pytest.mark.parametrize(
     ("now", "can_kill", "words"),
     [
         (False, True, "stopping j after saving"),
         (True, True, "stopping j at once, without saving"),
-        (True, False, "stopping j after saving: local always lets a job save first"),
+        (True, False, "stopping j after saving: local always lets a job leave by itself first"),
     ],
 )
 def test_stop_says_what_it_has_asked_for(

@@ -1,0 +1,88 @@
+"""What the plan says of files in the code folder that the config does not use."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.config.codenotes import notes_of
+
+HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["rich"]\n# ///\nimport rich\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a config and its script."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\nssh: {hosts: [a]}\n")
+    return tmp_path
+
+
+def notes(folder: Path, *settings: str, backend: str = "local") -> list[str]:
+    """Return the notes of the folder's config."""
+    config = configs.load(folder / "cloudtrain.yaml", overrides=settings, backend=backend)
+    return list(notes_of(config, folder))
+
+
+@pytest.mark.parametrize("backend", ["local", "ssh", "vertex"])
+def test_unused_requirements_file_is_said(folder: Path, backend: str) -> None:
+    """The note has the key to set; a key that is set, or a command that installs, ends the note."""
+    assert notes(folder, backend=backend) == []
+    (folder / "requirements.txt").write_text("rich\n")
+    said = ["nothing installs requirements.txt on the nodes: set `requirements: requirements.txt`"]
+    assert notes(folder, backend=backend) == said
+    assert notes(folder, "requirements=requirements.txt", backend=backend) == []
+    assert notes(folder, "setup=[pip install -r requirements.txt]", backend=backend) == []
+    ssh = notes(folder, "ssh.environment=venv", "ssh.requirements=requirements.txt", backend=backend)
+    assert ssh == ([] if backend == "ssh" else said)
+
+
+def test_unused_header_of_a_script_is_said(folder: Path) -> None:
+    """A header of PEP 723 lists packages; a header without packages needs no note."""
+    (folder / "train.py").write_text(HEADER)
+    said = "the header of train.py lists packages, and nothing installs them: set `requirements: train.py`"
+    assert notes(folder) == [said]
+    assert notes(folder, "requirements=train.py") == []
+    (folder / "train.py").write_text('# /// script\n# requires-python = ">=3.10"\n# ///\n')
+    assert notes(folder) == []
+
+
+def test_requirements_beside_the_script_are_said(folder: Path) -> None:
+    """A repository has one file for each of its examples."""
+    (folder / "examples").mkdir()
+    (folder / "examples/train.py").write_text("")
+    (folder / "examples/requirements.txt").write_text("rich\n")
+    assert notes(folder, "script=examples/train.py")[0].endswith("set `requirements: examples/requirements.txt`")
+
+
+def test_empty_submodule_is_said(folder: Path) -> None:
+    """A clone without its submodules has empty folders; a folder outside the code folder does not count."""
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    (folder / ".gitmodules").write_text('[submodule "a"]\n\tpath = third/a\n\turl = x\n[submodule "b"]\n\tpath = b\n')
+    for name in ("third/a", "b"):
+        (folder / name).mkdir(parents=True)
+    (folder / "b/file").write_text("")
+    said = "code: the git submodule `third/a` is empty, and shipped so; git submodule update --init third/a"
+    assert notes(folder) == [said]
+    config = configs.load(folder / "cloudtrain.yaml")
+    assert list(notes_of(config, folder / "third")) == [said]
+    assert list(notes_of(config, folder / "b")) == []
+
+
+def test_module_that_nobody_has_is_said(folder: Path) -> None:
+    """The nodes may have the module, so nothing is refused."""
+    (folder / "cloudtrain.yaml").write_text("name: x\nmodule: nowhere.train\n")
+    assert notes(folder) == [
+        "module: `nowhere` is neither in the code folder nor installed here; the nodes must have it"
+    ]
+    assert notes(folder, "module=json.tool") == []
+
+
+def test_plan_shows_the_notes(folder: Path, cli: object) -> None:
+    """The notes stand below the plan."""
+    (folder / "requirements.txt").write_text("rich\n")
+    shown = cli("plan", cwd=folder)  # type: ignore[operator]
+    assert "nothing installs requirements.txt on the nodes" in shown.stdout
