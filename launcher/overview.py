@@ -92,7 +92,8 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
         text = "\n".join(line.text for line in stream.tail(300))
     finally:
         stream.close()
-    found = lastlines.of_text(text.rpartition("Traceback (most recent call last):")[0] or text)
+    before, mark, _ = text.rpartition("Traceback (most recent call last):")
+    found = lastlines.of_text(before if mark else text)
     return found if len(found) > len(told) else told
 
 

@@ -242,6 +242,17 @@ def test_lines_before_come_from_the_kept_log_where_the_account_has_few(seed: Cal
     assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
 
 
+def test_lines_before_are_none_where_the_traceback_is_the_whole_log(seed: Callable[..., Job], home: Path) -> None:
+    """A rank that fails before its first line has printed nothing, and its traceback is shown once."""
+    from cloudtrain.launcher.logs import keeping
+
+    log = "Traceback (most recent call last):\n  File x\nValueError: y\n"
+    job = seed("d", State("failed", "error", error={**ERROR, "lines": []}, started_s=1.0, ended_s=2.0), {"1": log})
+    registry = Registry()
+    assert keeping.keep(registry, job)
+    assert lines_before(registry, job) == []
+
+
 def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
