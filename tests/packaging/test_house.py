@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What the launcher's side may use.
 FROM_ENTRYPOINTS = {"events", "figures", "durable", "processes", "nodelogs", "notices"}
 FROM_ENTRYPOINTS |= {"lastlines", "nodefolder", "places", "rehearsal", "tracebacks"}
+FROM_ENTRYPOINTS |= {"environments", "host"}  # to read `requirements` as a node does
 SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
 
 
