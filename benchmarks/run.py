@@ -11,6 +11,7 @@ import sys
 import aws_jobs
 import azure_jobs
 import crash
+import environments
 import fanout
 import faults
 import first_step
@@ -24,7 +25,7 @@ import vertex_submits
 def main() -> int:
     """Run them all; return the exit code."""
     failed = False
-    local = (startup, first_step, fanout, crash, restart, faults, ssh_fleet)
+    local = (startup, first_step, environments, fanout, crash, restart, faults, ssh_fleet)
     aws = (aws_jobs.cost, aws_jobs.submits, aws_jobs.lines)
     azure = (azure_jobs.cost, azure_jobs.submits, azure_jobs.lines)
     vertex = (vertex_jobs.cost, vertex_submits.ambiguous, lambda: vertex_submits.submits(20), vertex_jobs.lines)

@@ -36,6 +36,7 @@ from cloudtrain.entrypoints import (
 from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.coordinate import Desired, Report
 from cloudtrain.entrypoints.environments import dockerrun, venvs
+from cloudtrain.entrypoints.environments.job import Preparation
 from cloudtrain.entrypoints.keep import Keeper, unkept_words
 from cloudtrain.entrypoints.line import Cut, Line
 from cloudtrain.entrypoints.newest import newest
@@ -93,6 +94,7 @@ class Agent:
         # What the job runs in, where that is more than its `python`: kept from being tidied away, or a container.
         self.kept = venvs.hold(spec["environment_lock"]) if spec.get("environment_lock") else None
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
+        self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
         self.told_s = 0.0  # when the state was last written
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
@@ -131,6 +133,7 @@ class Agent:
             bundlefile.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
             durable.write_json(self.root / "spec.json", self.spec["spec"])
             self._set(newest=self._newest())
+            self._prepare()
         except (OSError, bundlefile.BundleError) as error:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec['node']}: {error}"),))
         try:
@@ -139,6 +142,24 @@ class Agent:
         except Exception as error:  # a fault of ours must not look like a lost machine
             traceback.print_exc()
             self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
+
+    def _prepare(self) -> None:
+        """Begin to make ready what the ranks run in, where the config asks for it; no rank starts before that."""
+        if not self.spec["spec"].get("setup"):
+            return
+        first = Desired("run", 1, nodes=tuple(range(self.spec["spec"]["nodes"])))
+        self.note = "its packages are being installed"
+        self.preparation = Preparation(self.spec, self._environment(first, self._result()), self.umask)
+        self._set(phase="preparing")
+
+    def _take_prepared(self, made: dict[str, Any]) -> None:
+        self.preparation = self.note = None
+        if failure := made.get("failure"):
+            self._set(phase="exited", code=EXIT_CONFIG, failures=(failure,))
+            return
+        environment = {**self.spec["environment"], **made["environment"]}
+        self.spec = {**self.spec, "python": made["python"], "environment": environment}
+        self._set(phase="idle")
 
     def _turn(self) -> bool:
         """Look, tell, obey, and wait for news, once; return whether the job is over."""
@@ -163,6 +184,8 @@ class Agent:
 
     def _look(self) -> None:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
+        if self.preparation is not None and (made := self.preparation.result()) is not None:
+            self._take_prepared(made)
         is_here = self.gathering is None or self.gathering.is_done
         if self.launch is not None and is_here and (self.keeper is None or self.keeper.has_opened()):
             missing = self.gathering.missing if self.gathering else ()

@@ -41,6 +41,7 @@ __all__ = ["FAILURE_BYTES", "account", "main"]
 FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
 MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
 LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
+WORKDIR = "/tmp/cloudtrain-work"  # the same path in every container: an environment cannot be moved
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
 
@@ -224,6 +225,8 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         # Where a platform shares no folder between running nodes, a start of a script's ranks gathers the files.
         "copies": str(own / "fetched.json") if spec.get("gathers") else None,
         "replicates": False,
+        "workdir": WORKDIR,
+        "store": spec.get("environments_in") or places.get("environments"),
         "spec": spec,
     }
 

@@ -22,7 +22,7 @@ FENCE_S = 5.0  # before the others go on: a lost node that still lives ends its 
 
 @dataclass(frozen=True)
 class Report:
-    """What a node says of itself. `phase`: idle running exited; `stop`: the reason somebody gave this node to stop.
+    """What a node says of itself. `phase`: preparing idle running exited; `stop`: why somebody asks it to stop.
 
     `address` and `ports` (of the line, of copies): where the others find it, should they need to. `newest`: a script's
     newest checkpoint on this node, by its path in the checkpoint folder, and its time in unix seconds.
@@ -156,7 +156,7 @@ class Coordinator:
         elif self.missed_s is None:
             self.missed_s = now_s
         if self.desired.want == "wait":
-            return self._start(current, everyone, now_s, port)
+            return self._start(current, lost & members, now_s, port)
         if self.desired.want == "stop":
             return self._stopping(current, lost & members, waited_s, now_s)
         if everyone and len(exited) == len(members) and all(r.code == EXIT_DONE for r in exited):
@@ -177,16 +177,23 @@ class Coordinator:
             return self._failing(failed, len(exited) + len(lost) == len(members), lost, now_s)
         return self.desired
 
-    def _start(self, current: list[Report], everyone: bool, now_s: float, port: Callable[[], int]) -> Desired:
+    def _start(self, current: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
         reason = next((r.stop for r in current if r.stop), None)
         if reason:
             return self._end("stopped", reason)
         broken = [f for r in current if r.phase == "exited" for f in r.failures]
-        if broken:  # a node that could not unpack what it was sent
+        if broken:  # a node that could not unpack what it was sent, or make ready what the ranks run in
             return self._end("failed", "error", broken[0])
-        if everyone:
+        is_preparing = any(r.phase == "preparing" for r in current)
+        if is_preparing and now_s >= self.rules.soft_deadline_s:
+            return self._end("stopped", self.rules.limit_reason)
+        if len(current) == self.rules.nodes:
+            if is_preparing:
+                return self.desired
             return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
         if now_s > self.rules.join_timeout_s:
+            if lost:
+                return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
             here = {r.node for r in current}
             missing = ", ".join(str(n) for n in range(self.rules.nodes) if n not in here)
             message = f"node {missing} did not join within {self.rules.join_timeout_s:.0f} s"

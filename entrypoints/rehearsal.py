@@ -26,10 +26,16 @@ EVAL_BATCHES = 2  # on each rank: that evaluation works shows in few
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """`hold_at`: behind this step the ranks wait until they are told to stop. `leave_at`: the run's last step."""
+    """`hold_at`: behind this step the ranks wait until they are told to stop. `leave_at`: the run's last step.
+
+    `environments`: the folder for environments that are built from `requirements`; `is_apart`: in these no package of
+    this machine is seen but torch and what torch requires.
+    """
 
     hold_at: int | None = None
     leave_at: int | None = None
+    environments: str | None = None
+    is_apart: bool = False
 
 
 def of_environment(environ: Mapping[str, str] = os.environ) -> Rehearsal | None:

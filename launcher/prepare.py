@@ -89,6 +89,11 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
             yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f, wait or watch"
+    if config.requirements:
+        stays = "torch stays as it is there"
+        yield f"{config.requirements}: installed on each node before the ranks start; {stays}"
+    if config.setup:
+        yield f"setup: {len(config.setup)} command{'s' * (len(config.setup) > 1)} on each node before the ranks start"
     if config.notify:
         from cloudtrain.launcher.notices.channels import doubts
 

@@ -51,6 +51,8 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         if plan.batch is not None and fewest < plan.instances:
             # Its default is a rank's whole share: on fewer ranks another number, and another split of the samples.
             spec["training"]["micro_batch_size"] = plan.batch.micro_size
+    if config.requirements or config.setup:
+        spec["setup"] = {"requirements": config.requirements, "commands": list(config.setup)}
     if any(entry.from_job for entry in config.notify):
         spec["notices"] = _notices(plan, config)
     return spec

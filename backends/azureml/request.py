@@ -28,7 +28,7 @@ __all__ = ["BUNDLE", "SENT", "build", "encoded"]
 
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
-CHECKPOINTS, OUTPUT = "checkpoints", "output"
+CHECKPOINTS, OUTPUT, ENVIRONMENTS = "checkpoints", "output", "environments"
 # Of Azure's own registry, seen in its public examples in 2026; PyTorch 2.8 runs the trainer (docs/azureml.md).
 ENVIRONMENT = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
 SHM_GB_A_RANK = 8
@@ -181,6 +181,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
             "output": "cloudtrain-output",
             "failure": None,
             "inputs": {},
+            **({ENVIRONMENTS: "cloudtrain-environments"} if config.requirements else {}),
         },
     }
 
@@ -210,9 +211,11 @@ def _outputs(config: Config, home: str) -> dict[str, str]:
         raise ConfigError([Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint)])
     output = next(iter(config.outputs.values()), None) or f"{home}/output"
     is_mirrored = config.checkpoint.uri is None and bool(_BLOB.match(config.checkpoint.mirror or ""))
-    if is_mirrored:
-        return {OUTPUT: output}
-    return {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints", OUTPUT: output}
+    found = {} if is_mirrored else {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints"}
+    found[OUTPUT] = output
+    if config.requirements:  # shared by jobs
+        found[ENVIRONMENTS] = f"{home.rpartition('jobs/')[0]}{ENVIRONMENTS}"
+    return found
 
 
 def _require_reachable(config: Config) -> None:

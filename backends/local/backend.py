@@ -285,6 +285,7 @@ def agent_spec(
         "grace_s": body["grace_s"],
         "max_restarts": body["max_restarts"],
         "colocated": len(body["nodes"]),
+        "workdir": str(shipment.home),
         "spec": body["spec"],
     }
 

@@ -114,6 +114,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
     if not block.network_isolation:  # else nobody can reach it from inside
         sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
+        sent_spec |= {"environments_in": f"{place.root}/environments"} if config.requirements else {}
     beside = {
         "region": place.region,
         "profile": block.profile,
@@ -230,6 +231,9 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
     if config.secrets:
         message = "the image's toolkit has no place for secrets"
         raise ConfigError([Fault(message, key="secrets", hint="write `distribution: torchrun`")])
+    for key in [name for name in ("requirements", "setup") if getattr(config, name)]:
+        message = f"the image's toolkit starts the script by itself, and carries out no `{key}`"
+        raise ConfigError([Fault(message, key=key, hint="write `distribution: torchrun`")])
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
         raise ConfigError([Fault(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")])

@@ -26,7 +26,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
     if body["ports"] is None or body["ports"][1] - body["ports"][0] + 1 < MIN_PORTS:
         hint = f"write it as 20000-27999: at least {MIN_PORTS} ports from 1024 on"
         yield Fault("this is no range of ports", key="ssh.ports", hint=hint)
-    yield from _environment(body["runs_in"])
+    yield from _environment(body["runs_in"], body["spec"].get("setup") or {})
     places = {
         "checkpoint.uri": body["checkpoint_dir"],
         **{f"inputs.{name}": uri for name, uri in body["inputs"].items()},
@@ -80,8 +80,15 @@ def _of_host(host: dict[str, Any], key: str) -> Iterator[Fault]:
         )
 
 
-def _environment(runs_in: dict[str, Any]) -> Iterator[Fault]:
+def _environment(runs_in: dict[str, Any], setup: dict[str, Any]) -> Iterator[Fault]:
     kind = runs_in["kind"]
+    for key in ("requirements", "setup"):
+        if kind in _CONTAINERS and setup.get("commands" if key == "setup" else key):
+            message = f"`{key}` does not go with `ssh.environment: {kind}`: the job runs in the image as it is"
+            yield Fault(message, key=key, hint="put the packages into the image, or choose another `environment`")
+    if runs_in["requirements"] and setup.get("requirements"):
+        hint = "keep the one at the top level, which holds on all backends"
+        yield Fault("`requirements` and `ssh.requirements` exclude each other", key="ssh.requirements", hint=hint)
     needs = {"venv": "requirements", "conda": "conda"}.get(kind)
     if needs and not runs_in[needs]:
         yield Fault(f"`environment: {kind}` needs `{needs}`", key=f"ssh.{needs}", hint=f"--set ssh.{needs}=...")

@@ -222,6 +222,7 @@ def agent_spec(
         "environment": {"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
         "secrets": dict(shipment.secrets),
         "colocated": 1,
+        "workdir": seat.workdir,
         "silence_s": SILENCE_S,
         "succeeds": nodes > 2,
         "copies": _fetched_note(seat, body) if nodes > 1 else None,

@@ -205,6 +205,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
         "log": "json",
         "exit_codes": {"permanent": PERMANENT, "again": AGAIN, "mended_by_a_start": []},
         "fetched": inputs,
+        **({"environments_in": f"{place_of(config).root}/environments"} if config.requirements else {}),
         "places": {
             "own": "cloudtrain",
             "bundle": BUNDLE,

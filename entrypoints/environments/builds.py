@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -82,11 +83,18 @@ def run(
     held: int,
     environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    *,
+    shows: bool = False,
 ) -> int | None:
-    """Run a command to its end, its output added to the log; return its exit code, None where the time ran out."""
-    with log.open("ab") as file:
+    """Run a command to its end, its output added to the log; return its exit code, None where the time ran out.
+
+    `shows`: the output goes to standard output as well, as it comes.
+    """
+    end_s = time.monotonic() + limit_s
+    with log.open("ab") as file, log.open("rb") as written:
         file.write(f"$ {' '.join(argv)}\n".encode())
         file.flush()
+        written.seek(file.tell())
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -99,7 +107,14 @@ def run(
             preexec_fn=processes.die_with_parent,
         )
         try:
-            return child.wait(limit_s)
+            is_over = not shows
+            while not is_over:
+                is_over = child.poll() is not None or time.monotonic() > end_s
+                sys.stdout.buffer.write(written.read())
+                sys.stdout.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(POLL_S)
+            return child.wait(max(0.0, end_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -15,20 +15,27 @@ __all__ = ["OLDEST", "ASK", "Interpreter", "find", "from_answer", "probe"]
 
 OLDEST = (3, 10)
 PATIENCE_S = 60.0  # a first start from a cold network home
-# Run inside the interpreter. What it finds beside the standard library counts for an environment laid upon it.
+# Run inside the interpreter. Packages are told by their folders' names: importlib.metadata takes 60 ms to import.
 ASK = """
-import hashlib, importlib.metadata as m, importlib.util as u, json, os, platform, sys, sysconfig
-names = sorted({f"{d.metadata['Name']}=={d.version}" for d in m.distributions()})
+import hashlib, importlib.util as u, json, os, platform, re, sys, sysconfig
+told = {name for path in sys.path if os.path.isdir(path) for name in os.listdir(path)}
+names = sorted(name for name in told if name.endswith((".dist-info", ".egg-info")))
+ours = r"(torch(?:vision|audio)?|triton|pytorch_triton\\w*|nvidia_\\w+)-([^-]+)(-py[\\d.]+)?\\.(dist|egg)-info$"
+ours = [found for name in names for found in re.findall(ours, name)]
 print(json.dumps({"path": sys.executable, "real": os.path.realpath(sys.executable), "version": sys.version_info[:3],
     "machine": platform.machine(), "libc": "-".join(platform.libc_ver()), "is_venv": sys.prefix != sys.base_prefix,
     "sites": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
-    "packages": hashlib.sha256("\\n".join(names).encode()).hexdigest(), "has_torch": u.find_spec("torch") is not None}))
+    "packages": hashlib.sha256("\\n".join(names).encode()).hexdigest(), "has_torch": u.find_spec("torch") is not None,
+    "has_pip": u.find_spec("pip") is not None, "torch": ["==".join(found[:2]).replace("_", "-") for found in ours]}))
 """
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """An interpreter's own answers; `packages` is a hash of names and versions of what is installed for it."""
+    """An interpreter's own answers; `packages` is a hash of names and versions of what is installed for it.
+
+    `torch`: torch and the packages that are built for one version of torch, as pip's constraints.
+    """
 
     path: str
     real: str
@@ -39,6 +46,8 @@ class Interpreter:
     sites: tuple[str, ...]
     packages: str
     has_torch: bool
+    has_pip: bool = False
+    torch: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -71,7 +80,8 @@ def from_answer(told: str, complaint: str, path: str) -> Interpreter:
     try:
         fields = json.loads(told.strip().rpartition("\n")[2])
         version = tuple(fields.pop("version"))
-        found = Interpreter(**{**fields, "version": version, "sites": tuple(fields["sites"])})
+        listed = {name: tuple(fields[name]) for name in ("sites", "torch")}
+        found = Interpreter(**{**fields, "version": version, **listed})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         last = complaint.strip().rpartition("\n")[2] or "it printed no answer"
         raise Refused(f"{path} does not work: {last}; set `python` to another interpreter") from error

@@ -13,19 +13,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import durable
-from cloudtrain.entrypoints.environments import builds, interpreter
+from cloudtrain.entrypoints.environments import builds, interpreter, stored
 from cloudtrain.entrypoints.environments.interpreter import Interpreter
 from cloudtrain.entrypoints.host.refused import Refused
 
-__all__ = ["CURES", "build", "hold", "key", "last_line", "prune"]
+__all__ = ["CURES", "build", "check", "hold", "key", "last_line", "prune", "show", "variables"]
 
-FORM = 1  # of the key: a change in how environments are made makes others
+FORM = 2  # of the key: a change in how environments are made makes others
 UNUSED_DAYS = 30.0
 MARK, LAST_USED = "complete.json", "used"
 
@@ -37,6 +37,10 @@ _LOCAL = re.compile(
     r"^((?:[\w.-]*/|file:)[^\s\[]*|\.\.?|[^\s:;@]+\.(?:whl|zip|tar\.gz|tar\.bz2|tar\.xz))(\[[^]]*\])?(\s*[;#].*)?$"
 )
 CURES = (
+    (
+        r"\(constraint\) (torch|triton|pytorch-triton|nvidia)",
+        "torch stays as it is here: loosen that requirement, or choose another image or interpreter",
+    ),
     (
         r"ensurepip is not|No module named '?(venv|ensurepip)",
         "install the package python3-venv, or set `python` to another",
@@ -59,6 +63,10 @@ CURES = (
 def build(ask: dict[str, Any]) -> dict[str, Any]:
     """Return `python`, `environment`, `lock` and `detail` of the environment, built now unless it is there.
 
+    Asked besides what `prepare` is: `holds_torch` (pip leaves torch as the interpreter has it), `requirements_file`
+    (in its folder, with the very text), `is_apart` (of the interpreter's packages the environment sees torch and what
+    torch requires alone), `shows` (pip's output goes to standard output), `store` (where copies of environments are),
+    `keeps` (put a new one there).
     Raises Refused with pip's last words and the cure.
     """
     base = interpreter.find(ask["python"])
@@ -68,18 +76,29 @@ def build(ask: dict[str, Any]) -> dict[str, Any]:
     took = "found as built before"
     with builds.lock(lock, limit_s, f"building the environment {place.name}", lambda: _use(place, lock)) as held:
         if held is not None and not _is_whole(place):
-            began_s = time.monotonic()
-            _make(ask, base, place, held, limit_s)
-            took = f"built in {time.monotonic() - began_s:.0f} s"
+            began_s, store, how = time.monotonic(), ask.get("store"), "brought from the store"
+            if store:
+                stored.bring(store, place)
+            if not _is_whole(place):
+                _make(ask, base, place, held, limit_s)
+                how = "built"
+                if store and ask.get("keeps"):
+                    stored.put(store, place, MARK)
+            took = f"{how} in {time.monotonic() - began_s:.0f} s"
     if held is not None:
         prune({"workdir": ask["workdir"]})
-    path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
     return {
         "python": str(place / "bin" / "python"),
-        "environment": {"VIRTUAL_ENV": str(place), "PATH": path},
+        "environment": variables(place),
         "lock": str(lock),
         "detail": f"venv {place.name} ({took}) on {base.words}",
     }
+
+
+def variables(place: Path) -> dict[str, str]:
+    """Return what activating the environment sets."""
+    path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
+    return {"VIRTUAL_ENV": str(place), "PATH": path}
 
 
 def hold(lock: str) -> int:
@@ -120,15 +139,24 @@ def last_line(ask: dict[str, Any]) -> str | None:
         return None
 
 
-def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool) -> str:
+def check(requirements: str, folder: Path) -> None:
+    """Raise Refused for a line that no environment can be built from, and for one that names a missing file."""
+    for _ in _lines(requirements, folder, None, set()):
+        pass
+
+
+def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool, *how: str) -> str:
     """Return what names the environment: the same for the same requirements, local files and interpreter.
 
-    `folder` is what relative paths start from. Raises Refused where a file that the requirements name is not there.
+    `folder` is what relative paths start from; `how` names what else was asked for. Raises Refused where a file that
+    the requirements name is not there.
     """
     files: dict[str, str] = {}
     lines = list(_lines(requirements, folder, files, set()))
-    about = {**asdict(base), "packages": base.packages if sees_system else None, "has_torch": None}
-    told = json.dumps([FORM, lines, files, about, sees_system], sort_keys=True)
+    sees_any = sees_system or bool(how)
+    about = {**asdict(base), "packages": base.packages if sees_any else None}
+    about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
+    told = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
@@ -136,7 +164,8 @@ def _place(ask: dict[str, Any], base: Interpreter) -> Path:
     """Return the environment's folder, whose parent exists then."""
     folder = Path(ask["workdir"]).expanduser().absolute() / "env"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / key(ask.get("requirements") or "", _folder(ask), base, bool(ask.get("system_site_packages")))
+    how = [name for name in ("holds_torch", "is_apart") if ask.get(name)]
+    return folder / key(ask.get("requirements") or "", _folder(ask), base, bool(ask.get("system_site_packages")), *how)
 
 
 def _folder(ask: dict[str, Any]) -> Path | None:
@@ -177,36 +206,47 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
     log = place.with_suffix(".log")
     log.unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
-    sees_system = bool(ask.get("system_site_packages"))
-    flags = ["--system-site-packages"] if sees_system else []
+    sees_system, shows = bool(ask.get("system_site_packages")), bool(ask.get("shows"))
+    # The interpreter's pip works in there, where it is seen: to install another takes 3 s, and needs ensurepip.
+    has_pip = base.has_pip and bool(ask.get("holds_torch"))
+    flags = [*(["--system-site-packages"] if sees_system else []), *(["--without-pip"] if has_pip else [])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, limit_s, held, environment)
     _check(code, log, "the environment could not be made", limit_s)
-    if sees_system and base.is_venv:
-        _show_parent(place, base)
+    if ask.get("is_apart"):
+        from cloudtrain.entrypoints.environments import apart  # importlib.metadata takes 60 ms
+
+        show(place, base, [apart.lay_out(place / "shown")])
+    elif sees_system and base.is_venv:  # `--system-site-packages` skips those of a venv
+        show(place, base, base.sites)
     if text := ask.get("requirements"):
         folder = _folder(ask) or place
         # Beside the files that it names: pip reads nested ones relative to the file that names them.
-        file = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
-        file.write_text(text)
+        own = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
+        file = folder / ask["requirements_file"] if ask.get("requirements_file") else own
+        if file is own:
+            own.write_text(text)
+        limits = []
+        if ask.get("holds_torch") and base.torch:
+            (place / "torch.txt").write_text("\n".join(base.torch) + "\n")
+            limits = ["-c", str(place / "torch.txt")]
         try:
-            install = [
-                str(place / "bin" / "python"),
-                "-I",
-                "-m",
-                "pip",
-                "install",
-                "--progress-bar=off",
-                "-r",
-                str(file),
-            ]
-            code = builds.run(install, log, max(1.0, end_s - time.monotonic()), held, environment, folder)
+            install = [str(place / "bin" / "python"), "-I", "-m", "pip", "install", "--progress-bar=off", *limits]
+            left_s = max(1.0, end_s - time.monotonic())
+            code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=shows)
         finally:
-            file.unlink(missing_ok=True)
+            own.unlink(missing_ok=True)
         _check(code, log, "the requirements could not be installed", limit_s)
     durable.write_json(place / MARK, {"interpreter": asdict(base), "requirements": text, "built_s": time.time()})
     (place / LAST_USED).touch()
+
+
+def show(place: Path, base: Interpreter, sites: Sequence[str]) -> None:
+    """Let the environment see the packages in these folders, too, and what .pth files there add."""
+    version = "python{}.{}".format(*base.version)
+    lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
+    (place / "lib" / version / "site-packages" / "parent.pth").write_text("".join(lines))
 
 
 def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:
@@ -220,14 +260,8 @@ def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
 
 
-def _show_parent(place: Path, base: Interpreter) -> None:
-    """Let the environment see the packages of the venv that it is made with; `--system-site-packages` skips those."""
-    version = "python{}.{}".format(*base.version)
-    (place / "lib" / version / "site-packages" / "parent.pth").write_text("\n".join(base.sites) + "\n")
-
-
-def _lines(text: str, folder: Path | None, files: dict[str, str], seen: set[Path]) -> Iterator[str]:
-    """Yield the requirements without comments; note the hashes of the local files that they name."""
+def _lines(text: str, folder: Path | None, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
+    """Yield the requirements without comments; note the hashes of the local files that they name, where wanted."""
     for line in text.replace("\\\n", " ").splitlines():
         line = " ".join(_COMMENT.sub("", line).split())
         if not line:
@@ -261,8 +295,10 @@ def _local(name: str, folder: Path | None, line: str) -> Path:
     return found
 
 
-def _note(path: Path, line: str, files: dict[str, str]) -> None:
+def _note(path: Path, line: str, files: dict[str, str] | None) -> None:
     """Note the content of a file, or of all files below a folder; the folder's own place does not matter."""
+    if files is None:
+        return
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
             digest = hashlib.sha256()

@@ -50,13 +50,15 @@ def _file_faults(root: Node, key: str, folder: Path, code_dir: Path) -> Iterator
     if node is None:
         return
     # `pyproject.toml[extra]` names a file and what of it.
-    file = code_dir / (node.value.partition("[")[0] if key in _PACKAGES else node.value)
+    file = code_dir / (node.value.partition("[")[0] if ".toml[" in node.value else node.value)
     inside = os.path.relpath(os.path.normpath(file), os.path.normpath(code_dir))
     if PurePath(inside).parts[:1] == ("..",) or PurePath(node.value).is_absolute():
         hint = f"only files below it are shipped to the nodes: move the file, or set `code.dir`; write `{key}` relative"
         yield Fault(f"`{named(node)}` is outside the code folder", key, node.place, hint)
     elif _what(file) != "file":
         yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
+    elif key == "requirements":
+        yield from _requirements_faults(node, code_dir)
     elif key in _PACKAGES:
         return
     elif file.suffix == ".ipynb":
@@ -75,6 +77,19 @@ def _named_by(root: Node, key: str) -> Node | None:
     node = given(root, *key.split("."))
     is_named = node is not None and not node.broken and isinstance(node.value, str) and node.value.strip()
     return node if is_named else None
+
+
+def _requirements_faults(node: Node, code_dir: Path) -> Iterator[Fault]:
+    """Yield faults of a file that names packages, and of the files that it names."""
+    from cloudtrain.entrypoints.environments import requirements, venvs
+    from cloudtrain.entrypoints.host.refused import Refused
+
+    try:
+        found = requirements.read(node.value, code_dir)
+        venvs.check(found.text, found.folder)
+    except Refused as refused:
+        message, _, hint = str(refused).partition("; ")
+        yield Fault(message, "requirements", node.place, hint)
 
 
 def _what(path: Path) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
+import re
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,6 +32,8 @@ __all__ = ["Wish", "place", "rehearse", "require_torch"]
 
 QUIET_S = 60.0  # a script that tells no steps by then is seen to run, which is all that can be; none is proven so
 HINT_S = 15.0  # without a step before it is said how scripts tell them
+ENVIRONMENTS = "rehearsed"  # below the home: what is built from `requirements`
+_OF_PIP = re.compile(r"PIP_\w+|https?_proxy|no_proxy|SSL_CERT_FILE", re.IGNORECASE)
 PLACE, KEPT = "rehearsals", "stays"  # below the home; the mark of one that stays
 
 
@@ -108,6 +112,8 @@ def rehearse(
         work = _Work(prepared, chosen, wish, folder, addresses, secrets, services, verdict, say)
         _acts(work)
     verdict.seconds = time.monotonic() - begun_s
+    if prepared.config.requirements and (verdict.failure or {}).get("type") in ("ModuleNotFoundError", "ImportError"):
+        verdict.hint = f"the environment holds torch and {prepared.config.requirements} alone: add the package there"
     verdict.scaled, verdict.not_checked = chosen.words, [*verdict.not_checked, *_not_checked(work)]
     return verdict
 
@@ -151,7 +157,16 @@ def _start(
         job = request.name.rpartition("-")[0]
         request = prepared.backend.request(prepared.plan, prepared.config, job, number, prepared.bundle.sha256)
     variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
-    variables[VARIABLE] = json.dumps({"hold_at": hold_at, "leave_at": leave_at})
+    tried: dict[str, object] = {"hold_at": hold_at, "leave_at": leave_at}
+    # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in earnest.
+    environments = work.folder.parent.parent / ENVIRONMENTS
+    if prepared.config.requirements:
+        environments.mkdir(mode=0o700, exist_ok=True)
+        tried |= {"environments": str(environments), "is_apart": prepared.config.backend != "local"}
+        # How this machine reaches the package index, where the config does not say how the nodes do.
+        ways = {name: value for name, value in os.environ.items() if _OF_PIP.fullmatch(name)}
+        variables |= {name: value for name, value in ways.items() if name not in prepared.config.env}
+    variables[VARIABLE] = json.dumps(tried)
     stage = Stage(
         bundle=prepared.bundle,
         folder=folder,
@@ -166,7 +181,11 @@ def _start(
         variables=variables,
         secrets=work.secrets,
     )
-    work.laid_out = cast("Rehearsed", prepared.backend).rehearsal(request, stage)
+    laid_out = cast("Rehearsed", prepared.backend).rehearsal(request, stage)
+    if prepared.config.requirements:
+        seen = {str(environments): environments}
+        laid_out = replace(laid_out, nodes=tuple(replace(n, places={**n.places, **seen}) for n in laid_out.nodes))
+    work.laid_out = laid_out
     until = _until(work, hold_at, leave_at)
     hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
     is_last = hold_at is None and wish.preempt_at is not None  # then it need not save once more

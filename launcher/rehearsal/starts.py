@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import durable, nodefolder
-from cloudtrain.entrypoints.places import EXIT
+from cloudtrain.entrypoints.places import EXIT, STATE
 from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs.plain import shown
@@ -76,6 +76,7 @@ def run(
         for own, kept in node.copied:
             _copy(kept, own)
     begun_s, ranks_s, interrupted_s = time.monotonic(), None, None
+    late_s = begun_s + timeout_s
     running: list[sandbox.Running] = []
     try:
         for number, node in enumerate(laid_out.nodes):
@@ -84,16 +85,15 @@ def run(
             time.sleep(LOOK_S)
             now_s = time.monotonic()
             found.account.look()
+            if ranks_s is None and any(map(_prepares, agents)):  # pip has a time limit of its own
+                late_s = now_s + timeout_s
             if ranks_s is None and found.account.ranks:
                 ranks_s = now_s
-            if interrupted_s is None and now_s - begun_s > timeout_s:
-                found.is_late = True
-                break
-            if interrupted_s is not None and now_s - interrupted_s > laid_out.grace_s:
+            if now_s > late_s:
                 found.is_late = True
                 break
             if interrupted_s is None and ranks_s is not None and until(found.account, now_s - ranks_s):
-                interrupted_s, found.is_killed = now_s, at_once
+                interrupted_s, late_s, found.is_killed = now_s, now_s + laid_out.grace_s, at_once
                 found.quiet_s = None if found.account.steps else now_s - ranks_s
                 if at_once:
                     break
@@ -146,6 +146,10 @@ def _answer(first: sandbox.Running) -> str:
             said = shown(line, colour=False) or "it says nothing"
             raise ConfigError(f"the first node did not start: {said}", where=str(first.output))
         time.sleep(LOOK_S)
+
+
+def _prepares(agent: Path) -> bool:
+    return (durable.read_json(agent / STATE) or {}).get("phase") == "preparing"
 
 
 def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:

@@ -43,6 +43,7 @@ class Verdict:
     words: str = ""  # of the proof
     failure: dict[str, Any] | None = None
     tail: list[str] = field(default_factory=list)
+    hint: str = ""
     folder: str | None = None
     seconds: float = 0.0
 
@@ -80,6 +81,7 @@ class Verdict:
             "scaled": list(self.scaled),
             "not_checked": self.not_checked,
             "error": self.failure,
+            "hint": self.hint or None,
             "folder": self.folder,
         }
 
@@ -109,6 +111,7 @@ class Verdict:
             return []
         shown = [self._failed()] if self.failure is not None else []
         shown += [f"  | {line}" for line in self.tail]
+        shown += [f"hint: {self.hint}"] if self.hint else []
         return shown if self.folder else [*shown, "(--keep keeps the folder with all logs)"]
 
     def _failed(self) -> str:

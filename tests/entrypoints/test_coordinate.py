@@ -76,6 +76,40 @@ def test_start_names_the_node_that_never_joined() -> None:
     assert "node 1 did not join" in verdict["error"]["message"]
 
 
+def test_start_waits_for_nodes_that_prepare() -> None:
+    """However long that takes, up to the deadline; a stop ends the wait."""
+    job = Job()
+    job.say(1, phase="preparing")
+    assert job.decide(after_s=600).want == "wait"
+    job.say(1, phase="idle")
+    assert job.decide() == Desired("run", 1, 20001, (0, 1))
+    for changes, after_s, reason in (({"stop": "user"}, 1, "user"), ({}, 901, "time_limit")):
+        job = Job()
+        job.say(0, phase="preparing", **changes)
+        verdict = job.decide(after_s=after_s).verdict
+        assert verdict is not None
+        assert (verdict["state"], verdict["reason"]) == ("stopped", reason)
+
+
+def test_start_ends_when_a_node_cannot_be_prepared() -> None:
+    """The first node that says so is the job's error, without a wait for the others."""
+    job = Job()
+    job.say(0, phase="preparing")
+    job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "pip"},))
+    verdict = job.decide().verdict
+    assert verdict is not None
+    assert (verdict["state"], verdict["error"]["kind"]) == ("failed", "config")
+
+
+def test_start_names_a_node_that_was_lost_while_it_prepared() -> None:
+    """It had joined, so the message says that its agent is silent."""
+    job = Job()
+    job.say(0, phase="preparing")
+    verdict = job.decide(after_s=61, lost=frozenset({1})).verdict
+    assert verdict is not None
+    assert "node 1 was lost" in verdict["error"]["message"]
+
+
 def test_end_is_success_only_when_all_nodes_are_done(job: Job) -> None:
     """One node's exit 0 is not the job's end."""
     job.say(0, phase="exited", code=0)

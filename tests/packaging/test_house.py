@@ -17,7 +17,16 @@ from cloudtrain.launcher import cli
 ROOT = Path(__file__).resolve().parents[2]
 # What the launcher's side may use.
 FROM_ENTRYPOINTS = {"events", "figures", "durable", "processes", "nodelogs", "notices"}
-FROM_ENTRYPOINTS |= {"lastlines", "nodefolder", "places", "rehearsal", "tracebacks", "variables"}
+FROM_ENTRYPOINTS |= {
+    "environments",
+    "host",
+    "lastlines",
+    "nodefolder",
+    "places",
+    "rehearsal",
+    "tracebacks",
+    "variables",
+}
 SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
 
 

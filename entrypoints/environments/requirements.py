@@ -1,0 +1,133 @@
+"""The packages that a job asks for, as the text of a pip file: from a pip file, pyproject.toml or a PEP 723 header.
+
+The launcher uses the same functions, so `validate` finds a fault before a node does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.host.refused import Refused
+
+__all__ = ["Requirements", "read", "split"]
+
+_TOML = ("tomllib", "tomli", "pip._vendor.tomli")  # of Python 3.11 and newer, of the launcher, of any pip
+# The form is PEP 723's own.
+_HEADER = re.compile(r"^# /// script$\s((?:^#(?:| .*)$\s)+)^# ///$", re.MULTILINE)
+_EXTRAS = re.compile(r"([\w.-]+)\s*\[([^\]]*)\]\s*$")
+_ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an option, a second line, a continued line
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """A pip file's text, and the folder that relative paths in the text start from.
+
+    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if there is a file.
+    """
+
+    text: str
+    folder: Path
+    python: str | None = None
+    file: str | None = None
+
+
+def split(wanted: str) -> tuple[str, tuple[str, ...]]:
+    """Return the path and the extras of `pyproject.toml[train, dev]`; any path but a TOML file's has no extras."""
+    match = re.fullmatch(r"(.+\.toml)\s*\[([^\[\]]*)\]\s*", wanted, re.DOTALL)
+    return (match[1], tuple(extra.strip() for extra in match[2].split(","))) if match else (wanted, ())
+
+
+def read(wanted: str, code: Path) -> Requirements:
+    """Return what the file below `code` asks for. Raises Refused with the file's name and the cure."""
+    name, extras = split(wanted)
+    path = code / name
+    try:
+        if not path.resolve().is_relative_to(code.resolve()):
+            raise Refused(f"`{name}` is outside the code folder; only files below the folder are shipped")
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Refused(f"`{name}` is not UTF-8 text; save the file as UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise Refused(f"the code holds no file `{name}`; is the file left out of what is shipped?") from error
+    if path.suffix == ".toml":
+        project = _table(text, name).get("project")
+        if not isinstance(project, dict):
+            raise Refused(f"`{name}` has no table [project]; list the packages there, or in a requirements.txt")
+        lines, python = list(dict.fromkeys(_of_project(project, name, extras))), project.get("requires-python")
+    elif path.suffix == ".py":
+        header = _header(text, name)
+        lines, python = _listed(header.get("dependencies", []), f"{name}: dependencies"), header.get("requires-python")
+    else:
+        return Requirements(text, path.parent, file=path.name)
+    return Requirements("".join(f"{line}\n" for line in lines), path.parent, str(python) if python else None)
+
+
+def _of_project(project: dict[str, Any], name: str, extras: tuple[str, ...]) -> Iterator[str]:
+    """Yield the project's dependencies, then the extras' packages; an extra may name more extras of the project."""
+    dynamic = project.get("dynamic") or []
+    for key in ("dependencies", *(["optional-dependencies"] if extras else [])):
+        if key in dynamic:
+            hint = "write the packages into a requirements.txt, or install the project by `setup: [pip install .]`"
+            raise Refused(f"`{name}` leaves `{key}` to its build (dynamic), so the packages are not known; {hint}")
+    yield from _listed(project.get("dependencies", []), f"{name}: dependencies")
+    optional = project.get("optional-dependencies") or {}
+    known = {_plain(extra): extra for extra in optional} if isinstance(optional, dict) else {}
+    waiting, seen = [_plain(extra) for extra in extras], set[str]()
+    while waiting:
+        extra = waiting.pop(0)
+        if extra not in known:
+            close = get_close_matches(extra, known, 1)
+            hint = f"did you mean `{known[close[0]]}`?" if close else f"known extras: {', '.join(known) or 'none'}"
+            raise Refused(f"`{name}` has no extra `{extra}`; {hint}")
+        seen.add(extra)
+        for line in _listed(optional[known[extra]], f"{name}: optional-dependencies.{known[extra]}"):
+            more = _EXTRAS.match(line)
+            if more and _plain(more[1]) == _plain(str(project.get("name"))):
+                waiting += [each for each in map(_plain, more[2].split(",")) if each not in {*seen, *waiting}]
+            else:
+                yield line
+
+
+def _header(text: str, name: str) -> dict[str, Any]:
+    """Return the table of a script's header."""
+    found = _HEADER.findall(text.replace("\r\n", "\n"))
+    if len(found) != 1:
+        words = "no header `# /// script` (PEP 723)" if not found else "several headers `# /// script` (PEP 723)"
+        raise Refused(f"`{name}` has {words}; write one, or name a requirements.txt")
+    return _table("".join(line[2:] + "\n" for line in found[0].splitlines()), name)
+
+
+def _table(text: str, name: str) -> dict[str, Any]:
+    for module in _TOML:
+        with contextlib.suppress(ImportError):
+            reader = importlib.import_module(module)
+            break
+    else:
+        raise Refused(f"nothing here reads `{name}`: Python 3.10 needs pip or tomli for TOML")
+    try:
+        found: dict[str, Any] = reader.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"`{name}` is not valid TOML: {error}") from error
+    return found
+
+
+def _listed(value: Any, where: str) -> list[str]:
+    """Return the list of requirements. Raises Refused for text that pip would read as an option or a second line."""
+    if not isinstance(value, list):
+        raise Refused(f"{where} is not a list")
+    for each in value:
+        if not isinstance(each, str) or _ODD.match(each.strip()):
+            raise Refused(f"{where} holds {each!r}, which is not a requirement such as `numpy>=2`")
+    return [each.strip() for each in value]
+
+
+def _plain(name: str) -> str:
+    """Return a name as packaging compares names."""
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()

@@ -1,0 +1,275 @@
+"""A job's `requirements` and `setup` on every backend, for real: pip, wheels made here, torch held as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.prepare import prepare
+from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
+from doubles.google.names import BUCKET, PROJECT, REGION
+
+# What a config needs to run on two instances of a backend here, and the fixture of the stand-in.
+SETTINGS = {
+    "local": "backend: local\nresources: {instances: 2}\n",
+    "ssh": """\
+backend: ssh
+resources: {instances: 2}
+ssh: {hosts: [h0, h1], ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"}
+""",
+    "sagemaker": """\
+backend: sagemaker
+resources: {instances: 2, instance_type: ml.m5.xlarge}
+sagemaker: {role: "arn:aws:iam::123456789012:role/cloudtrain"}
+""",
+    "azureml": f"""\
+backend: azureml
+resources: {{instances: 2, instance_type: Standard_D4s_v5}}
+azureml: {{subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, identity: managed}}
+""",
+    "vertex": f"""\
+backend: vertex
+resources: {{instances: 2, instance_type: n1-standard-4}}
+vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
+""",
+}
+STAND_INS = {"ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
+IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
+CLOUDS = ("sagemaker", "azureml", "vertex")
+REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\nlikes-torch\n"
+# Each rank says what it runs in.
+SCRIPT = """
+import json, os, sys
+import tiny, torch
+
+try:
+    import own
+except ImportError:
+    own = None
+told = {"tiny": tiny.VERSION, "torch": torch.__file__, "prefix": sys.prefix, "own": own is not None}
+told |= {"venv": os.environ["VIRTUAL_ENV"], "made": os.environ["MADE"]}
+print(json.dumps(told), flush=True)
+"""
+
+
+def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str = "") -> None:
+    """Make a wheel of one module."""
+    folder.mkdir(parents=True, exist_ok=True)
+    module = name.replace("-", "_")
+    about, needs = f"{module}-{version}.dist-info", f"Requires-Dist: {requires}\n" if requires else ""
+    texts = {
+        f"{module}.py": f"VERSION = {version!r}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(path), text)  # of 1980: the same bytes whenever it is made
+
+
+@pytest.fixture(params=sorted(SETTINGS))
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the backend's name; its stand-in is there, and the command finds the stand-in."""
+    name: str = request.param
+    if name in STAND_INS:
+        for key, value in request.getfixturevalue(STAND_INS[name]).environ.items():
+            monkeypatch.setenv(key, value)
+    return name
+
+
+@pytest.fixture
+def job(project: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a project with wheels, its config as given."""
+
+    def write(settings: str, requirements: str = REQUIREMENTS, text: str = SCRIPT) -> Path:
+        folder = project(settings, script="train.py", text=text)
+        for name, version, requires in (
+            ("tiny", "1.0", ""),
+            ("own", "1.0", ""),
+            ("likes-torch", "1.0", "torch>=2"),
+            ("hates-torch", "1.0", "torch==1.0"),
+            ("torch", "1.0", ""),
+            ("torch", "99.0", ""),
+        ):
+            wheel(folder / "wheels", name, version, requires)
+        (folder / "requirements.txt").write_text(requirements)
+        return folder
+
+    return write
+
+
+def lines(cli: Any, job: str = "last") -> list[str]:
+    """Return the texts of a job's lines."""
+    return [json.loads(line)["text"] for line in cli("logs", job, "--json").stdout.splitlines()]
+
+
+def told(texts: list[str]) -> list[dict[str, Any]]:
+    """Return what each rank said."""
+    return [json.loads(text) for text in texts if text.startswith('{"tiny"')]
+
+
+@pytest.mark.slow
+def test_packages_are_there_and_the_second_job_finds_them(cli: Any, job: Any, backend: str) -> None:
+    """Built once, then found: on the host, or brought from the cloud's store; `setup` reaches this job alone.
+
+    torch stays the image's, though a package asks for torch and the index has a newer version.
+    """
+    folder = job(
+        SETTINGS[backend]
+        + "requirements: requirements.txt\nenv: {MADE: 'a b; $HOME'}\n"
+        + 'setup: [pip install --no-index --find-links wheels own, \'test "$MADE" = "a b; \\$HOME" && pwd > where\']\n'
+    )
+    done = cli("submit", "-y", cwd=folder, timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "requirements.txt: installed on each node" in done.stderr
+    first = told(lines(cli))
+    assert [(each["tiny"], each["own"], each["made"]) for each in first] == [("1.0", True, "a b; $HOME")] * 2
+    assert {each["prefix"] for each in first} == {each["venv"] for each in first}
+    assert all("/venv" in each["prefix"] and each["prefix"] not in each["torch"] for each in first)
+    config = (folder / "cloudtrain.yaml").read_text()
+    (folder / "cloudtrain.yaml").write_text(config[: config.index("setup:")])
+    assert cli("submit", "-y", cwd=folder, timeout_s=280).code == 0
+    texts = lines(cli)
+    assert [(each["tiny"], each["own"]) for each in told(texts)] == [("1.0", False)] * 2
+    how = [text for text in texts if text.startswith("setup: venv ")]
+    assert len(how) == 2
+    assert all(("brought from the store" if backend in CLOUDS else "found as built before") in text for text in how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", "vertex"], indirect=True)
+def test_packages_that_cannot_be_installed_end_the_job(cli: Any, job: Any, backend: str) -> None:
+    """No rank starts; the error is one of configuration, with pip's words, the cure, and the last lines."""
+    folder = job(SETTINGS[backend] + "requirements: requirements.txt\n", f"{REQUIREMENTS}hates-torch\n")
+    assert cli("submit", "-y", cwd=folder, timeout_s=280).code == 1
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["error"]["kind"], status["restarts"]) == ("failed", "config", 0)
+    message = status["error"]["message"]
+    assert "the requirements could not be installed: ERROR: Cannot install" in message
+    texts = lines(cli)
+    assert any("The user requested (constraint) torch" in text for text in texts)
+    assert any("torch stays as it is here: loosen that requirement" in text for text in texts)
+    if backend == "local":
+        assert any("ResolutionImpossible" in line for line in status["error"]["lines"])
+        assert "torch stays as it is here" in cli("status", "last").stdout
+
+
+@pytest.mark.slow
+def test_setup_that_fails_ends_the_job_with_the_commands_words(cli: Any, job: Any) -> None:
+    """The commands after the failing one are not run."""
+    folder = job(
+        SETTINGS["local"] + "setup: ['true', 'echo sorry; echo no such thing >&2; exit 3', 'echo third']\n", text="1"
+    )
+    assert cli("submit", "-y", cwd=folder).code == 1
+    message = cli("status", "last", "--json").json["error"]["message"]
+    assert "setup command 2 of 3 ended with code 3: echo sorry" in message
+    assert "no such thing" in message
+    assert "third" not in lines(cli)
+
+
+@pytest.mark.slow
+def test_stop_while_a_node_prepares_ends_at_once(cli: Any, job: Any, tmp_path: Path, wait_until: Any) -> None:
+    """The commands die with their children, no rank starts, and the job is stopped by its user."""
+    folder = job(SETTINGS["local"] + f"setup: ['touch {tmp_path}/begun; sleep 300 & sleep 300']\n", text="1")
+    assert cli("submit", "-y", "-d", cwd=folder).code == 0
+    wait_until((tmp_path / "begun").exists)
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["detail"]) == ("pending", "its packages are being installed")
+    assert cli("stop", "last").code == 0
+    status = cli("status", "last", "--json").json
+    assert (status["state"], status["reason"]) == ("stopped", "user")
+    assert not list(cli.home.glob("local/*/attempt-1/node-*/log/rank-*.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["local", "vertex"])
+def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: Any, backend: str) -> None:
+    """Elsewhere this machine's packages are not there; on `local` they are. torch is on both."""
+    folder = job(
+        SETTINGS[backend] + "requirements: requirements.txt\nenv: {MADE: x}\n", text=f"import pydantic\n{SCRIPT}"
+    )
+    done = cli("rehearse", "--steps", "1", "--nodes", "1", "--json", cwd=folder, timeout_s=280)
+    if backend == "local":
+        assert done.code == 0, done.stdout + done.stderr
+        return
+    assert done.code == 1
+    assert done.json["error"]["type"] == "ModuleNotFoundError"
+    assert done.json["hint"] == "the environment holds torch and requirements.txt alone: add the package there"
+    (folder / "train.py").write_text(SCRIPT)
+    begun = {path.name: path.stat().st_ino for path in cli.home.glob("rehearsed/env/*")}
+    done = cli("rehearse", "--steps", "1", "--nodes", "1", "--json", cwd=folder, timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    assert {path.name: path.stat().st_ino for path in cli.home.glob("rehearsed/env/*")} == begun != {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        ("backend: local\nrequirements: gone.txt\n", "requirements", "no file `gone.txt`"),
+        ("backend: local\nrequirements: editable.txt\n", "requirements", "outlives its folder"),
+        ("backend: local\nrequirements: train.py\n", "requirements", "no header"),
+        (
+            f"{IMAGE}backend: ssh\nrequirements: requirements.txt\nssh: {{hosts: [h], environment: docker}}\n",
+            "requirements",
+            "does not go with `ssh.environment: docker`",
+        ),
+        (
+            f"backend: ssh\nsetup: ['true']\nssh: {{hosts: [h], environment: podman}}\nimage: a/b@sha256:{'0' * 64}\n",
+            "setup",
+            "does not go with `ssh.environment: podman`",
+        ),
+        (
+            "requirements: a.txt\nbackend: ssh\nssh: {hosts: [h], environment: venv, requirements: a.txt}\n",
+            "ssh.requirements",
+            "exclude each other",
+        ),
+        (
+            SETTINGS["sagemaker"].replace("{role", "{bucket: b-b, region: us-east-1, distribution: smdistributed, role")
+            + "requirements: requirements.txt\n",
+            "requirements",
+            "the image's toolkit starts the script by itself",
+        ),
+    ],
+)
+def test_packages_that_no_node_could_install_are_refused(
+    job: Any, tmp_path: Path, settings: str, key: str, words: str
+) -> None:
+    """By `validate` and the dry run, at the key."""
+    folder = job(settings)
+    (folder / "editable.txt").write_text("-e .\n")
+    (folder / "a.txt").write_text("tiny\n")
+    with pytest.raises(ConfigError, match=words) as refused:
+        prepare(configs.load(folder / "cloudtrain.yaml"), folder / "cloudtrain.yaml", tmp_path / "cache", dry=True)
+    assert [fault.key for fault in refused.value.faults] == [key]
+
+
+@pytest.mark.parametrize("backend", sorted(SETTINGS))
+def test_request_says_what_to_install_only_where_asked(
+    job: Any, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clouds' requests name the store of environments beside the job's own place."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    settings = os.path.expandvars(SETTINGS[backend]).replace("{role", "{bucket: b-b, role")
+    monkeypatch.setenv("SSH_CONFIG", "/dev/null")
+    monkeypatch.setenv("SSH_PYTHON", "python3")
+    texts = []
+    for more in ("", "requirements: requirements.txt\nsetup: ['true']\n"):
+        folder = job(settings + more)
+        file = folder / "cloudtrain.yaml"
+        request = prepare(configs.load(file), file, tmp_path / "cache", dry=True).request
+        texts.append("\n".join(request.files.values()))
+    assert ['"commands"' in text for text in texts] == [False, True]
+    assert [bool(re.search(r"/environments$|/environments\"", text, re.M)) for text in texts] == [
+        False,
+        backend in CLOUDS,
+    ]

@@ -1,0 +1,181 @@
+"""Where a job's packages may be named, what of it is refused, and copies of environments in a store."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.entrypoints.environments import apart, requirements, stored, venvs
+from cloudtrain.entrypoints.host.refused import Refused
+
+PROJECT = """\
+[project]
+name = "My_Lib"
+requires-python = ">=3.10"
+dependencies = ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'"]
+[project.optional-dependencies]
+train = ["accelerate"]
+All = ["my-lib[train,Dev]", "numpy>=2"]
+dev = ["my.lib[all]", "pytest"]
+"""
+SCRIPT = """\
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "tiny==1.0",
+#
+#   "rich",  # tables
+# ]
+# ///
+print("hello")
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """Return a code folder."""
+    folder = tmp_path / "a code folder"
+    (folder / "sub").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lines"),
+    [
+        ("sub/pyproject.toml", ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'"]),
+        ("sub/pyproject.toml[train]", ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'", "accelerate"]),
+        (
+            "sub/pyproject.toml[ALL]",
+            ["numpy>=2", "tiny[x]==1.0 ; python_version > '3'", "accelerate", "pytest"],
+        ),
+    ],
+)
+def test_project_gives_its_dependencies_and_its_extras(code: Path, wanted: str, lines: list[str]) -> None:
+    """Each package once; an extra may name other extras of the same project, also in a circle."""
+    (code / "sub" / "pyproject.toml").write_text(PROJECT)
+    found = requirements.read(wanted, code)
+    assert (found.text.splitlines(), found.folder, found.python) == (lines, code / "sub", ">=3.10")
+
+
+def test_script_gives_the_packages_of_its_header(code: Path) -> None:
+    """The header is PEP 723's, with lines of any system."""
+    for ending in ("\n", "\r\n"):
+        (code / "train.py").write_bytes(SCRIPT.replace("\n", ending).encode())
+        assert requirements.read("train.py", code) == requirements.Requirements("tiny==1.0\nrich\n", code, ">=3.11")
+
+
+def test_pip_file_is_taken_as_it_is(code: Path) -> None:
+    """Options and nested files are pip's own affair."""
+    (code / "sub" / "reqs [1].txt").write_text("\ufeff--no-index\n-r more.txt\n", encoding="utf-8")
+    assert requirements.read("sub/reqs [1].txt", code) == requirements.Requirements(
+        "--no-index\n-r more.txt\n", code / "sub", file="reqs [1].txt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gone.txt", None, "no file `gone.txt`"),
+        ("../outside.txt", "tiny", "outside the code folder"),
+        ("a\0b.txt", None, "no file"),
+        ("pyproject.toml", "[tool.poetry]", r"no table \[project\]"),
+        ("pyproject.toml", "[project]\ndependencies = 'tiny'", "is not a list"),
+        ("pyproject.toml", "[project\nx = 1", "not valid TOML.*line 1"),
+        ("pyproject.toml", "[project]\ndynamic = ['dependencies']", "leaves `dependencies` to its build"),
+        ("pyproject.toml[a]", "[project]\ndynamic = ['optional-dependencies']", "leaves `optional-dependencies`"),
+        ("pyproject.toml[trian]", PROJECT, "no extra `trian`; did you mean `train`?"),
+        ("pyproject.toml[]", "[project]", "no extra ``; known extras: none"),
+        ("pyproject.toml", "[project]\ndependencies = ['--index-url=http://evil']", "not a requirement such as"),
+        ("pyproject.toml", '[project]\ndependencies = ["a\\n-e ."]', "not a requirement such as"),
+        ("pyproject.toml", "[project]\ndependencies = ['a\\']", "not a requirement such as"),
+        ("pyproject.toml", "[project]\ndependencies = [1]", "not a requirement such as"),
+        ("train.py", "print()", "no header"),
+        ("train.py", SCRIPT + SCRIPT, "several headers"),
+    ],
+)
+def test_file_that_names_no_packages_is_refused(code: Path, name: str, text: str | None, words: str) -> None:
+    """The message names the file, and a line that pip would take for an option gets nowhere."""
+    if text is not None:
+        (code / requirements.split(name)[0]).write_text(text)
+    with pytest.raises(Refused, match=words):
+        requirements.read(name, code)
+
+
+def test_toml_is_read_without_the_standard_librarys_reader(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.10 has none: any pip brings one."""
+    (code / "pyproject.toml").write_text("[project]\ndependencies = ['tiny']")
+    monkeypatch.setattr(requirements, "_TOML", ("no_such_module", "pip._vendor.tomli"))
+    assert requirements.read("pyproject.toml", code).text == "tiny\n"
+    monkeypatch.setattr(requirements, "_TOML", ("no_such_module",))
+    with pytest.raises(Refused, match=r"Python 3\.10 needs pip"):
+        requirements.read("pyproject.toml", code)
+
+
+def test_check_reads_nested_files_and_hashes_none(code: Path) -> None:
+    """What is checked before a job is sent costs no reading of large wheels."""
+    (code / "more.txt").write_text("-e .\n")
+    with pytest.raises(Refused, match="outlives its folder"):
+        venvs.check("-r more.txt", code)
+    (code / "wheels").mkdir()
+    (code / "wheels" / "large.whl").symlink_to("/dev/zero")
+    venvs.check("--find-links wheels", code)
+
+
+def test_copy_of_an_environment_comes_back_at_its_place(tmp_path: Path) -> None:
+    """Links and modes too; a store without a copy says nothing, and one that fails is told and passed over."""
+    place, store = tmp_path / "env" / "k1", str(tmp_path / "store")
+    (place / "bin").mkdir(parents=True)
+    (place / "bin" / "python").symlink_to(sys.executable)
+    (place / "bin" / "tool").write_text("#!/bin/sh\n")
+    (place / "bin" / "tool").chmod(0o755)
+    (place / venvs.MARK).write_text("{}")
+    stored.bring(store, place)
+    stored.put(store, place, venvs.MARK)
+    with tarfile.open(tmp_path / "store" / "k1.tar") as archive:
+        assert archive.getnames()[-1] == venvs.MARK
+    for path in (place / "bin" / "tool", place / venvs.MARK):
+        path.unlink()
+    stored.bring(store, place)
+    assert (place / venvs.MARK).exists()
+    assert (place / "bin" / "python").readlink() == Path(sys.executable)
+    assert stat.S_IMODE((place / "bin" / "tool").stat().st_mode) == 0o755
+    assert sorted(os.listdir(place.parent)) == ["k1"]
+
+
+def test_store_that_cannot_be_used_is_told_and_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged copy, one that climbs out, and a place that nothing knows."""
+    place, store = tmp_path / "env" / "k1", tmp_path / "store"
+    for folder in (place, store):
+        folder.mkdir(parents=True)
+    (store / "k1.tar").write_text("damaged")
+    stored.bring(str(store), place)
+    outside = tarfile.TarInfo("../../outside")
+    with tarfile.open(store / "k1.tar", "w") as archive:
+        archive.addfile(outside)
+    stored.bring(str(store), place)
+    stored.bring("nfs://x", place)
+    stored.put("nfs://x", place, venvs.MARK)
+    said = capsys.readouterr().out
+    assert said.count("the copy cannot be read, so the environment is built") == 3
+    assert "cannot be kept for later jobs" in said
+    assert not (tmp_path / "outside").exists()
+    assert sorted(os.listdir(place.parent)) == ["k1"]
+
+
+def test_apart_shows_torch_and_what_torch_requires_alone(tmp_path: Path) -> None:
+    """A package that torch does not require is not seen, though this interpreter has it."""
+    folder = apart.lay_out(tmp_path / "shown")
+    program = (
+        f"import sys; sys.path.append({folder!r}); import sympy, pip, importlib.util as u; print(u.find_spec(NAME))"
+    )
+    for name, is_there in (("torch", True), ("pydantic", False)):
+        asked = program.replace("NAME", repr(name))
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", asked], capture_output=True, text=True, check=True)
+        assert (done.stdout.strip() != "None") is is_there
