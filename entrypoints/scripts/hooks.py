@@ -1,4 +1,4 @@
-"""What is done to a library as soon as the script imports it: nothing is imported before, and nothing without need."""
+"""What is done to a library once the script has imported it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ __all__ = ["After", "after_import"]
 After = Callable[[ModuleType], None]
 
 
-def after_import(actions: dict[str, After]) -> None:
-    """Call the action with the module, by its full name, once it is imported; at once where it is already."""
-    for name in [name for name in actions if name in sys.modules]:
-        actions.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _Finder(actions))
-
-
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it has the module found as ever, and adds the action to its loader."""
+    """Has the others find a module as ever, and adds the action behind its execution."""
 
     def __init__(self, actions: dict[str, After]) -> None:
         self._actions = actions
@@ -30,16 +23,17 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, with the action behind its execution; None of any other module."""
         action = self._actions.pop(name, None)
-        spec = importlib.util.find_spec(name) if action is not None else None
+        spec = importlib.util.find_spec(name) if action else None
         if action is None or spec is None or spec.loader is None:
             return None
-        execute, after = spec.loader.exec_module, action
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            after(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        execute = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (execute(module), action(module))[0]  # type: ignore[method-assign]
         return spec
+
+
+def after_import(actions: dict[str, After]) -> None:
+    """Call each action with its module, by the module's full name; at once where that is imported already."""
+    for name in actions.keys() & sys.modules.keys():
+        actions.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _Finder(actions))

@@ -139,24 +139,21 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
     class Callback(module.Callback):  # type: ignore[name-defined, misc]
         """Tells steps, and stops a training where it has to."""
 
-        first = step = due = told = 0
-        told_s = 0.0
+        first = step = 0
+        due_s = 0.0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             stopping.begin()
-            steps.is_told_by_library = True
-            self.first = self.step = self.told = self.due = trainer.global_step
+            steps.is_off = True
+            self.first = self.step = trainer.global_step
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any) -> None:
             if trainer.global_step == self.step:  # between two steps: gradients are summed up
                 return
             self.step = trainer.global_step
-            total = trainer.estimated_stepping_batches
-            if trainer.is_global_zero and (self.step >= self.due or self.step == total):
-                loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-                figures = {"epoch": trainer.current_epoch} | ({} if loss is None else {"loss": float(loss)})
-                streams.say(steps.tell(self.step, None if total == float("inf") else int(total), figures))
-                self.pace()
+            is_due = time.monotonic() > self.due_s or self.step <= self.first + _FIRST_STEPS
+            if trainer.is_global_zero and (is_due or self.step == trainer.estimated_stepping_batches):
+                self.tell(trainer, outputs)
             if reason := stopping.step():
                 checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
                 path = Path(checkpoints or Path(trainer.default_root_dir) / "checkpoints") / "cloudtrain-stop.ckpt"
@@ -170,27 +167,18 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
                 told = {"step": trainer.global_step, "metrics": scores}
                 streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", told) + "\n")
 
-        def pace(self) -> None:
-            """Set the next step to tell: each of the first ones, then one in about _LINE_S."""
-            now_s = time.monotonic()
-            every = 1
-            if self.step - self.first >= _FIRST_STEPS:
-                every = _round((self.step - self.told) / max(now_s - self.told_s, 1e-6) * _LINE_S)
-            self.due, self.told, self.told_s = (self.step // every + 1) * every, self.step, now_s
+        def tell(self, trainer: Any, outputs: Any) -> None:
+            self.due_s = time.monotonic() + _LINE_S
+            total = trainer.estimated_stepping_batches
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            figures = {"epoch": trainer.current_epoch} | ({} if loss is None else {"loss": float(loss)})
+            streams.say(steps.tell(self.step, None if total == float("inf") else int(total), figures))
 
     def joined(trainer: Any) -> None:
         stopping.has_trainer = True
         trainer.callbacks.insert(0, Callback())
 
     _after_init(module.Trainer, joined)
-
-
-def _round(steps: float) -> int:
-    """Return the largest of 1, 2, 5, 10, 20, 50, ... that is no more: runs of one pace tell the same steps."""
-    size = 1
-    while size * 10 <= steps:
-        size *= 10
-    return size * max(digit for digit in (1, 2, 5) if digit * size <= max(steps, 1))
 
 
 def _after_init(trainer: Any, action: Callable[[Any], None]) -> None:
