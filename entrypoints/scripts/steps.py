@@ -126,7 +126,7 @@ class Steps:
         if told.weight < self._weight or total not in (None, told.total):
             return None
         if bar != self._bar:
-            is_longer = self._bars_s.get(bar, 0.0) > self._bars_s.get(self._bar, -1.0)
+            is_longer = self._bars_s.get(bar, 0.0) > self._bars_s.get(self._bar, 0.0)
             if told.weight == self._weight and not is_longer:
                 return None
             self._bar, self._base, self._last = bar, 0, -1
