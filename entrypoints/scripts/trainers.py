@@ -1,6 +1,6 @@
 """Hugging Face's Trainer and Lightning's: their steps are told exactly, and `on_stop: save` saves and leaves.
 
-A callback joins every Trainer as it is made. With `on_stop: save` it takes SIGTERM over at the first step, has all
+A callback joins every Trainer as it is made. With `on_stop: save` it takes SIGTERM over when training begins, has all
 ranks agree on the step after which they stop, saves as the library itself does, and leaves with the code for that.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,24 +39,26 @@ class Stopping:
         self.has_trainer = False
         self._agreement: Agreement | None = None
         self._group: Any = None
-        self._begin_s = self._step_s = self._save_s = 0.0
+        self._begin_s = 0.0  # of the step under way
 
     def begin(self) -> None:
-        """Note that a training begins: libraries set handlers of their own then."""
-        self._agreement = None
+        """Take SIGTERM over as a training begins, after the handlers that libraries set; all ranks call it alike."""
+        self._begin_s = 0.0
+        self._agreement = self._made() if self.is_wanted else None
+
+    def end(self) -> None:
+        """Let SIGTERM end the script again: behind the training nothing is left to save."""
+        if self._agreement is not None:
+            self._agreement = None
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def step(self) -> str | None:
         """Count a step, and return why to stop after this one; all ranks call it alike and get the same answer."""
-        if not self.is_wanted:
-            return None
         now_s = time.monotonic()
-        self._step_s, self._begin_s = now_s - self._begin_s, now_s
-        if self._agreement is None:
-            self._agreement = self._made()
-            self._step_s = 0.0
-        if not self._agreement.is_due():
+        step_s, self._begin_s = (now_s - self._begin_s if self._begin_s else 0.0), now_s
+        if self._agreement is None or not self._agreement.is_due():
             return None
-        self._agreement.begin(self._step_s)
+        self._agreement.begin(step_s)
         return self._agreement.finish().stop
 
     def saved(self, begin_s: float) -> None:
@@ -101,6 +104,9 @@ def hugging_face(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             stopping.begin()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            stopping.end()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.reason = stopping.step()
@@ -159,6 +165,9 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
                 path = Path(checkpoints or Path(trainer.default_root_dir) / "checkpoints") / "cloudtrain-stop.ckpt"
                 trainer.save_checkpoint(path)
                 stopping.leave(self.step, str(path), reason)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            stopping.end()
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if "val" in k}
