@@ -49,11 +49,17 @@ NOTHING = Verdict()
 class Agreement:
     """Holds this rank's signals and rank 0's clocks. Made before anything slow: it takes SIGTERM and SIGUSR1."""
 
-    def __init__(self, deadline_s: float | None) -> None:
+    def __init__(
+        self, deadline_s: float | None, group: dist.ProcessGroup | None = None, *, is_alone: bool = False
+    ) -> None:
+        """The sums are those of `group`, by default of all ranks; a rank that `is_alone` has no group."""
         self._deadline_s = deadline_s
+        self._group = group
+        self._is_alone = is_alone
         self._seen: set[int] = set()
         self._votes = torch.zeros(8, dtype=torch.float64)
         self._work: dist.Work | None = None
+        self._has_begun = False
         self._left = 1  # polls until the next agreement, the same on all ranks
         self._keeps_time = False
         self._every_s: float | None = None
@@ -137,14 +143,17 @@ class Agreement:
             votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))
         self._votes = torch.tensor(votes, dtype=torch.float64)
-        self._work = dist.all_reduce(self._votes, async_op=True)
+        self._has_begun = True
+        if not self._is_alone:
+            self._work = dist.all_reduce(self._votes, group=self._group, async_op=True)
 
     def finish(self) -> Verdict:
         """Return what the ranks agreed on since `begin`; nothing, where none was due."""
-        if self._work is None:
+        if not self._has_begun:
             return Verdict(save=True) if self._save_waits else NOTHING
-        self._work.wait()
-        self._work = None
+        if self._work is not None:
+            self._work.wait()
+        self._work, self._has_begun = None, False
         term, usr1, deadline, save, failed, loss, left, log_every = self._votes.tolist()
         self._left = int(left)
         self._save_waits = self._save_waits or bool(save)  # agreed inside a step, it waits for the step's end

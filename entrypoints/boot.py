@@ -31,6 +31,7 @@ from typing import Any, TextIO
 
 from cloudtrain.entrypoints import durable, events, heartbeat, lastlines, processes
 from cloudtrain.entrypoints import node as nodes
+from cloudtrain.entrypoints.scripts import meeting
 
 __all__ = [
     "EXIT_CONFIG",
@@ -94,6 +95,8 @@ def main() -> int:
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
         code, failures = _outcome(folder, ended, spec["nproc_per_node"])
+        if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
+            code, failures = EXIT_CONFIG, [alone]
         return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
 
 
@@ -308,6 +311,14 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
     return EXIT_FAILED, [
         {"rank": None, "kind": kind, "message": f"torchrun ended with code {ended.code}{_last_words()}"}
     ]
+
+
+def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, Any] | None:
+    """Return the failure of a script whose ranks have not met, though all of them ended well."""
+    nproc, run = spec["nproc_per_node"], spec["run"]
+    if run["kind"] == "task" or run.get("allow_alone") or nproc * nodes_count == 1:
+        return None
+    return meeting.failure(folder, nproc, nproc * nodes_count)
 
 
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, tracebacks, variables
+from cloudtrain.entrypoints.scripts import rank
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 
@@ -64,6 +65,7 @@ def main(argv: list[str]) -> int:
     try:
         if kind == "task":
             _run_task(ending)
+        rank.begin(kind)
         _run_user_code(kind, rest)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):  # `sys.exit("no data")`: its word is the cause
@@ -157,23 +159,23 @@ def _record(error: BaseException) -> int:
     is_config = type(error).__name__ == "TaskError"
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
-        rank = int(os.environ.get("RANK", "0"))
+        number = int(os.environ.get("RANK", "0"))
         failure = {
-            "rank": rank,
+            "rank": number,
             "kind": "config" if is_config else "exception",
             "type": type(error).__name__,
             "message": f"{str(error)[:4000]}{_full_disk(error)}",
             "traceback": _traceback(error),
-            "lines": lastlines.of_rank(rank),
+            "lines": lastlines.of_rank(number),
             "peer_lost": _is_echo(error),
             "time_s": time.time(),
         }
         with contextlib.suppress(OSError):
-            durable.write_json(Path(folder) / f"rank-{rank}.json", failure)
+            durable.write_json(Path(folder) / f"rank-{number}.json", failure)
         _flush()  # after the cause is safe: a stream of the script's own may do anything, or never end
-        if (printed := lastlines.of_rank(rank)) != failure["lines"]:
+        if (printed := lastlines.of_rank(number)) != failure["lines"]:
             with contextlib.suppress(OSError):
-                durable.write_json(Path(folder) / f"rank-{rank}.json", {**failure, "lines": printed})
+                durable.write_json(Path(folder) / f"rank-{number}.json", {**failure, "lines": printed})
         if failure["peer_lost"]:  # a collective's timeout, say: which rank on this node is stuck, and where?
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     else:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["job_spec", "job_surroundings"]
 
 HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the cause
+SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
 
 
 def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         "nproc_per_node": plan.nproc_per_node,
         "max_restarts": config.distributed.max_restarts,
         "timeout_s": config.distributed.timeout_s,
-        "hang_timeout_s": config.distributed.hang_timeout or config.distributed.timeout_s + HANG_MARGIN_S,
+        "hang_timeout_s": config.distributed.hang_timeout
+        or max(config.distributed.timeout_s + HANG_MARGIN_S, SCRIPT_HANG_S if kind != "task" else 0),
         "run": {
             "kind": kind,
             "target": config.task or config.script or config.module,

@@ -24,6 +24,13 @@ _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
 _OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
+_LAUNCHERS = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner",
+)
 # What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
 _SET_BY_TORCHRUN = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -48,6 +55,7 @@ def faults_of(root: Node) -> list[Fault]:
         *_optimizing(root),
         *_mirror(root),
         *_notify(root),
+        *_launchers(root),
         *_environment(root),
         *_references(root),
         *_backend(root),
@@ -91,6 +99,22 @@ def _exclusive(root: Node) -> Iterator[Fault]:
         if given(root, section, first) and given(root, section, second):
             message = f"`{first}` and `{second}` exclude each other"
             yield _between(root, message, hint, (section, second), (section, first))
+
+
+def _launchers(root: Node) -> Iterator[Fault]:
+    """Yield a launcher in the place of the program: it would start ranks of its own in each rank."""
+    module = _text(root, "module")
+    if module not in _LAUNCHERS:
+        return
+    node = given(root, "args")
+    words = [each.text or str(each.value) for each in node.value] if node and isinstance(node.value, tuple) else []
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    hint = "name the program that it would start as `script: train.py` or `module: pkg.train`, its arguments as `args`"
+    if at is not None:
+        rest = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
+        hint = f"write `script: {words[at]}`{rest} in its place"
+    message = f"`{module}` starts ranks of its own, and cloudtrain starts one for each GPU already"
+    yield _between(root, message, hint, ("module",))
 
 
 def _numbers(root: Node) -> Iterator[Fault]:

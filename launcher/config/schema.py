@@ -163,7 +163,8 @@ class Distributed(Section):
     )
     hang_timeout: Duration | None = Field(
         None,
-        description="Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes.",
+        description="Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes, for a "
+        "script an hour; a script may also be silent for 20 times its longest silence before.",
         examples=["30m"],
     )
     timeout_s: int = Field(

@@ -105,7 +105,8 @@ def job(backend: str, project: Callable[..., Path]) -> Callable[..., Path]:
     """Return a function that writes a project for the backend: `job("args: [loop]")`."""
 
     def write(more: str = "") -> Path:
-        return project(SETTINGS[backend] + more, script="train.py", text=SCRIPT)
+        alone = "distributed: {allow_alone: true}\n"  # the script joins no process group
+        return project(SETTINGS[backend] + alone + more, script="train.py", text=SCRIPT)
 
     return write
 

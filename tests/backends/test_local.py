@@ -147,7 +147,7 @@ def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> No
 @pytest.mark.slow
 def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[..., Path], wait_until: Any) -> None:
     """A rank that makes no more steps: its stack is in its log, all nodes start again, and the cause is on record."""
-    folder = project(TWO, script="train.py", text=HANG)
+    folder = project(TWO + "distributed: {allow_alone: true}\n", script="train.py", text=HANG)
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
     body = {**ready.request.body, "spec": {**ready.request.body["spec"], "hang_timeout_s": 3}}

@@ -255,7 +255,7 @@ def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
         "limit_reason": "time_limit",
         "bundle_sha256": sha256,
         "checkpoint": {},
-        "run": {"kind": "script", "target": "train.py", "args": args},
+        "run": {"kind": "script", "target": "train.py", "args": args, "allow_alone": True},
         "places": {
             "own": "cloudtrain",
             "bundle": "input/data/code/bundle.tar.gz",

@@ -14,9 +14,11 @@ PATH = "/opt/light/bin/python"  # on each host
 SITE = """\
 import sys
 if "cloudtrain.entrypoints.elastic" in sys.orig_argv:
-    import os, signal
+    import os, pathlib, signal
     os.environ["RANK"] = os.environ["CLOUDTRAIN_NODE_RANK"]
     os.environ["WORLD_SIZE"] = os.environ["CLOUDTRAIN_NUM_NODES"]
+    for rank in ("met-0", "met-1"):  # as if all ranks had joined a process group
+        (pathlib.Path(os.environ["CLOUDTRAIN_RESULT_DIR"]) / rank).touch()
     os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
     os.execv(sys.executable, [sys.executable, "-u", "-c", {program!r}])
 """

@@ -1,0 +1,67 @@
+"""What a rank's shell (worker.py) sets up before it runs a script or module."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import math
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from cloudtrain.entrypoints.scripts import meeting, streams, trainers
+from cloudtrain.entrypoints.scripts.hooks import After, after_import
+from cloudtrain.entrypoints.scripts.steps import Steps
+from cloudtrain.entrypoints.scripts.trainers import Stopping
+
+__all__ = ["begin"]
+
+
+def begin(kind: str) -> None:
+    """Have the steps in the script's output told, its ranks' meeting noted, and its Trainers' callbacks added."""
+    path = os.environ.get("CLOUDTRAIN_SPEC")
+    spec = json.loads(Path(path).read_text()) if path else {}
+    run = {**spec.get("run", {}), "kind": kind}
+    steps = Steps(int(os.environ.get("RANK", "0")), run.get("progress", {}), spec.get("hang_timeout_s", math.inf))
+    stopping = Stopping(run.get("on_stop") == "save")
+    ranks = meeting.expect(run)
+    _tell_lightning()
+    streams.watch(steps)
+    actions: dict[str, After] = {
+        "transformers.trainer": functools.partial(trainers.hugging_face, steps=steps, stopping=stopping),
+        "lightning.pytorch.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
+        "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
+    }
+    if ranks:
+        actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
+        sys.addaudithook(meeting.watch_launchers)
+        atexit.register(meeting.say_alone, ranks)
+    after_import(actions)
+    if ranks or stopping.is_wanted:
+        threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
+
+
+def _tell_lightning() -> None:
+    """Tell Lightning's Trainer (PL_TRAINER_) and Fabric (LT_) how many nodes and ranks there are, by its variables."""
+    for name in ("NUM_NODES", "DEVICES"):
+        local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        value = local if name == "DEVICES" else str(int(os.environ.get("WORLD_SIZE", "1")) // int(local))
+        os.environ.setdefault(f"PL_TRAINER_{name}", value)
+        os.environ.setdefault(f"LT_{name}", value)
+
+
+def _warn(ranks: int, stopping: Stopping) -> None:
+    """Say once what will end badly, after a minute (CLOUDTRAIN_WARN_S: other seconds)."""
+    wait_s = float(os.environ.get("CLOUDTRAIN_WARN_S", meeting.WAIT_S))
+    time.sleep(wait_s)
+    if ranks and (why := meeting.alone(ranks)) is not None:
+        words = f"this rank has joined no process group of {ranks} ranks after {wait_s:.0f} s"
+        streams.say(f"cloudtrain: warning: {words}; {why}\n")
+    if stopping.is_wanted and not stopping.has_trainer:
+        words = (
+            "on_stop: save has found no Trainer of Hugging Face or Lightning: nothing of cloudtrain's saves at a stop"
+        )
+        streams.say(f"cloudtrain: warning: {words}\n")

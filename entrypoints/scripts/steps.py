@@ -1,0 +1,250 @@
+"""A script's steps: which of the printed figures count, and what the machine's part of a line tells of them.
+
+One `Steps` a rank, for both of its streams. An event has the step and, where they are known, the number of all steps,
+the time of a step and the time that is left (`eta_s`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import events, heartbeat
+from cloudtrain.entrypoints.scripts import forms
+from cloudtrain.entrypoints.scripts.forms import Told
+
+__all__ = ["Steps"]
+
+BAR_EVERY_S = 1.0  # between two events of a bar
+SILENCES = 20  # a rank may be silent for so many times its longest silence before
+_WINDOW = 50  # events by which the time of a step is measured
+_LOOKS = 20  # events in which the script's variables are searched for the number of steps
+_OURS = str(Path(__file__).parents[1])
+_HOLDERS = ("args", "self", "config", "cfg", "opt", "hparams")
+_ALL_STEPS = ("max_iters", "max_steps", "total_steps", "num_steps", "num_training_steps", "max_train_steps")
+_ALL_EPOCHS = ("epochs", "max_epochs", "num_epochs", "total_epochs", "num_train_epochs", "n_epochs")
+_LOADERS = ("train_loader", "train_dataloader", "dataloader", "loader", "data_loader", "trainloader", "train_dl")
+
+
+class Steps:
+    """What a rank has told. `library`, set by trainers.py: the newest figures of a Trainer in this process."""
+
+    def __init__(self, rank: int, wanted: dict[str, Any], hang_timeout_s: float = math.inf) -> None:
+        self.library: Callable[[], dict[str, Any]] = dict
+        self.is_off = False  # the script prints event lines of its own, or a library tells all steps
+        self._step: int | None = None  # the newest that was told
+        self._seen: int | None = None  # the newest at all
+        self._is_head = rank == 0
+        self._hang_timeout_s = hang_timeout_s
+        self._wanted = {name: re.compile(wanted[name]) for name in ("step", "loss", "total") if name in wanted}
+        self._metrics = {name: re.compile(text) for name, text in wanted.get("metrics", {}).items()}
+        self._weight = 0  # of the form that counts
+        self._total: int | None = None  # by the user's expression
+        self._searched: dict[tuple[str, ...], int] = {}
+        self._looks = 0
+        self._base, self._last, self._epoch = 0, -1, 0  # of counts that begin anew with each epoch
+        self._bar = self._newest_bar = ("", 0)  # name and total: of the bar that counts, and of the newest
+        self._bars_s: dict[tuple[str, int], float] = {}  # how long each has run
+        self._bar_s = self._bar_told_s = 0.0
+        self._times: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+        self._is_warned = False
+        self._output_s = self._silence_s = 0.0  # when the rank has printed last, and its longest silence
+
+    def is_asked(self, line: str) -> bool:
+        """Note that the rank has printed, which shows that it lives; return whether the line may tell a step."""
+        if self._step is not None:  # a rank is judged from its first step on
+            now_s = time.monotonic()
+            self._silence_s = max(self._silence_s, now_s - self._output_s)
+            self._output_s = now_s
+            heartbeat.beat()
+        return bool(self._wanted or self._metrics) or forms.may_tell(line)
+
+    def take(self, line: str, *, is_whole: bool = True) -> tuple[str, str]:
+        """Return the machine's part of a line, and a line of ours to follow; both are empty for most lines.
+
+        Without `is_whole` the line is a state of a bar that the next one will replace.
+        """
+        if not self.is_asked(line) or len(line) > forms.MOST:
+            return "", ""
+        is_event = events.MARK in line
+        self.is_off = self.is_off or (is_event and not self._wanted)
+        told = None if is_event or self.is_off else self._read(line)
+        now_s = time.monotonic()
+        if told is not None and told.name is not None:
+            told = self._of_bars(told, now_s)
+            is_due = told is not None and (now_s - self._bar_told_s >= BAR_EVERY_S or told.step == told.total)
+            if told is None or not is_whole or not is_due or (told.step == self._step and not told.fields):
+                return "", ""
+            self._bar_told_s = now_s
+        name, fields = self._event(told, now_s) if told is not None else ("", {})
+        return (events.format_line(name, "", fields), self._warning(fields)) if name and self._is_head else ("", "")
+
+    def tell(self, step: int, total: int | None, figures: dict[str, float]) -> str:
+        """Return the line of a step that no output tells."""
+        fields = self._fields(step, total, figures, time.monotonic())
+        words = [
+            f"step {step}{f'/{total}' if total else ''}",
+            *(f"{name} {value:.4g}" for name, value in figures.items()),
+        ]
+        return f"{events.format_line('step', ' '.join(words), fields)}\n{self._warning(fields)}"
+
+    def _read(self, line: str) -> Told | None:
+        """Read a line by the user's expressions, or by the forms that are built in."""
+        found = {name: _number(pattern, line) for name, pattern in (self._wanted | self._metrics).items()}
+        extra = {name: value for name, value in found.items() if value is not None and name not in ("step", "total")}
+        if (total := found.get("total")) is not None:
+            self._total = int(total) if math.isfinite(total) else None
+        if "step" not in self._wanted:
+            told = forms.read(line)
+        else:
+            step = found["step"]
+            told = None if step is None or not math.isfinite(step) else Told(forms.FINE, int(step))
+        if told is not None:
+            return replace(told, fields=told.fields | extra) if extra else told
+        extra.pop("loss", None)
+        return Told(forms.FREE, scores=extra) if extra else None
+
+    def _of_bars(self, told: Told, now_s: float) -> Told | None:
+        """Return the bar's state, with its step counted on over all epochs; None of a bar that does not count.
+
+        Of several bars alike the one that has run the longest is training's: others prepare, or evaluate.
+        """
+        assert told.total is not None
+        assert told.step is not None
+        bar, total = (told.name or "", told.total), self.library().get("total")
+        if bar == self._newest_bar:
+            self._bars_s[bar] = self._bars_s.get(bar, 0.0) + now_s - self._bar_s
+        self._newest_bar, self._bar_s = bar, now_s
+        if told.weight < self._weight or total not in (None, told.total):
+            return None
+        if bar != self._bar:
+            is_longer = self._bars_s.get(bar, 0.0) > self._bars_s.get(self._bar, 0.0)
+            if told.weight == self._weight and not is_longer:
+                return None
+            self._bar, self._base, self._last = bar, 0, -1
+        if told.epoch is None and told.step < self._last:
+            self._base += told.total
+        self._last = told.step
+        if told.step == 0 or told.epoch is not None:
+            return told if told.step else None
+        self._seen = self._base + told.step
+        return replace(told, step=self._seen, total=None if self._base else told.total)
+
+    def _event(self, told: Told, now_s: float) -> tuple[str, dict[str, Any]]:
+        """Return the event's name and fields; no name for figures that do not count."""
+        exact = self.library()
+        if told.scores and (told.weight == forms.FREE or told.weight < self._weight):
+            return "eval", {"step": exact.get("step", told.step or self._seen), "metrics": told.scores}
+        if told.weight == forms.FREE:
+            figures = told.fields | {name: value for name, value in exact.items() if name in told.fields}
+            whole = told.epoch if told.epoch == told.fields.get("epoch") else None
+            step = exact.get("step", self._seen if self._weight else whole)
+            total = exact.get("total", self._total or (self._bar[1] if not self._base else 0) or None)
+            return ("step", self._fields(step, total, figures, now_s)) if step is not None else ("", {})
+        if told.weight < self._weight:
+            return "", {}
+        if told.weight > self._weight:  # a finer count
+            self._weight = told.weight
+            self._times.clear()
+        step, total = self._place(told)
+        epoch = {} if told.epoch is None else {"epoch": told.epoch}
+        return "step", self._fields(step, self._total or total, epoch | told.fields | told.scores, now_s)
+
+    def _place(self, told: Told) -> tuple[int, int | None]:
+        """Return the step as counted over all epochs, and the number of all steps."""
+        if told.epoch is None:
+            assert told.step is not None
+            return told.step, told.total or self._search(_ALL_STEPS, told.step)
+        epochs = told.epochs or self._search(_ALL_EPOCHS, told.epoch)
+        if told.step is None:
+            return told.epoch, epochs
+        epoch = told.epoch - 1 if told.epochs and told.epoch else told.epoch  # `Epoch 1/10` counts from 1
+        length = told.total or self._search(_LOADERS, 0)
+        if length:
+            self._base = 0 if told.step > length else epoch * length  # a count beyond an epoch's is the job's
+        elif told.epoch > self._epoch and told.step < self._last:
+            self._base += self._last + 1
+        self._last, self._epoch = told.step, told.epoch
+        return self._base + told.step, epochs * length if epochs and length else None
+
+    def _search(self, names: tuple[str, ...], least: int) -> int | None:
+        """Return the first number above `least` that a variable of the script with one of these names holds."""
+        if names not in self._searched and self._looks < _LOOKS:
+            self._looks += 1
+            values = (size for scope in _scopes() for name in names if (size := _size(_get(scope, name))) > least)
+            if (value := next(values, None)) is not None:
+                self._searched[names] = value
+        return self._searched.get(names)
+
+    def _fields(self, step: int, total: int | None, figures: dict[str, Any], now_s: float) -> dict[str, Any]:
+        """Note the step, and return the fields of its event."""
+        if self._step is None:
+            self._output_s = now_s
+            threading.Thread(target=self._beat_on, daemon=True).start()
+        if self._times and step < self._times[-1][1]:
+            self._times.clear()
+        if not self._times or step > self._times[-1][1]:
+            self._times.append((now_s, step))
+        self._step = self._seen = step
+        heartbeat.beat()
+        fields: dict[str, Any] = {"step": step} | ({"max_steps": max(total, step)} if total else {})
+        (begin_s, begin), (end_s, end) = self._times[0], self._times[-1]
+        if end > begin:
+            fields["step_s"] = step_s = float(f"{(end_s - begin_s) / (end - begin):.4g}")
+            if total:
+                fields["eta_s"] = round(max(0, total - step) * step_s, 1)
+        return figures | fields
+
+    def _warning(self, fields: dict[str, Any]) -> str:
+        loss = fields.get("loss")
+        if self._is_warned or not isinstance(loss, float) or math.isfinite(loss):
+            return ""
+        self._is_warned = True
+        return f"cloudtrain: warning: the loss is {loss} at step {fields['step']}\n"
+
+    def _beat_on(self) -> None:
+        """Beat while the rank is silent, as long as its silences before let expect."""
+        while True:
+            time.sleep(heartbeat.EVERY_S)
+            if time.monotonic() - self._output_s + self._hang_timeout_s < SILENCES * self._silence_s:
+                heartbeat.beat()
+
+
+def _number(pattern: re.Pattern[str], line: str) -> float | None:
+    match = pattern.search(line)
+    try:
+        return None if match is None else float(match[1].replace(",", ""))
+    except (AttributeError, ValueError):  # a group that took no part, or no number
+        return None
+
+
+def _scopes() -> Iterator[Any]:
+    """Yield where the script keeps variables: of each of its frames, the innermost first, and of their `args` or so."""
+    frame = sys._getframe()
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            yield frame.f_locals
+            holders = [_get(frame.f_locals, name) for name in _HOLDERS]
+            yield from holders
+            yield from (_get(holder, name) for holder in holders for name in _HOLDERS)
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _get(scope: Any, name: str) -> Any:
+    return scope.get(name) if isinstance(scope, dict) else getattr(scope, "__dict__", {}).get(name)
+
+
+def _size(value: Any) -> int:
+    """Return a whole number, or a loader's length; -1 of anything else."""
+    try:
+        return -1 if isinstance(value, bool) else value if isinstance(value, int) else len(value)
+    except Exception:  # whatever a class of the script's raises
+        return -1

@@ -1,0 +1,118 @@
+"""A script's standard output and error: every byte passes at once, and the line of a step gets the machine's part.
+
+The streams write to the same files as before. What the script writes is never changed, with two additions: the
+machine's part before the newline of such a line, and now and then a newline behind a progress bar. A bar has none
+until its end, and lines without an end reach no platform's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+import time
+
+from cloudtrain.entrypoints.scripts import forms
+from cloudtrain.entrypoints.scripts.steps import Steps
+
+__all__ = ["Stream", "say", "watch"]
+
+FIRST_BAR_S, MOST_BAR_S = 1.0, 60.0  # between two newlines in a bar: at first, and twice as long after each
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output or error in its place."""
+
+    def __init__(self, stream: io.TextIOWrapper, steps: Steps) -> None:
+        encoding, errors = stream.encoding, stream.errors
+        lines, through = stream.line_buffering, stream.write_through
+        super().__init__(stream.detach(), encoding, errors, "\n", lines, through)
+        self._steps: Steps | None = steps
+        self._write = super().write
+        os.register_at_fork(after_in_child=self._forget)  # a forked process is not the rank
+        self._line = ""  # the one under way, as far as it is read
+        self._bar_every_s, self._bar_s = FIRST_BAR_S, 0.0
+
+    def write(self, text: str) -> int:
+        """Write the text, and what is added; return the text's length."""
+        steps = self._steps
+        if steps is None or not isinstance(text, str):
+            return self._write(text)
+        added = text
+        try:
+            if text == "\n" and not steps.is_asked(self._line):  # the most frequent case: the end of a print
+                self._line = ""
+            elif "\n" in text or "\r" in text:
+                added = self._added(text, steps)
+            elif len(self._line) <= forms.MOST:
+                self._line += text
+        except Exception:  # a line that cannot be read must not end a training run
+            self._line = ""
+        self._write(added)
+        return len(text)
+
+    def _forget(self) -> None:
+        self._steps = None
+
+    def end_line(self) -> None:
+        """End a line under way, so that another one may be written."""
+        if self._line:
+            self._line = ""
+            self._write("\n")
+
+    def _added(self, text: str, steps: Steps) -> str:
+        *whole, rest = text.split("\n")
+        parts = []
+        for piece in whole:
+            tail, note = steps.take(_newest(self._line + piece))
+            parts += [piece, tail, "\n", note]
+            self._line = ""
+        self._line = (self._line + rest)[: forms.MOST + 1]
+        if "\r" in rest:
+            state = _newest(rest)
+            rest += self._bar_end(state, steps)
+            self._line = "" if rest.endswith("\n") else f"\r{state}"
+        return "".join([*parts, rest])
+
+    def _bar_end(self, state: str, steps: Steps) -> str:
+        """Return the end of a bar's line, where one is due."""
+        now_s = time.monotonic()
+        self._bar_s = self._bar_s or now_s
+        if not state or now_s - self._bar_s < self._bar_every_s:
+            steps.take(state, is_whole=False)
+            return ""
+        self._bar_s, self._bar_every_s = now_s, min(2 * self._bar_every_s, MOST_BAR_S)
+        tail, note = steps.take(state)
+        return f"{tail}\n{note}"
+
+
+def watch(steps: Steps) -> None:
+    """Put a stream in the place of both of Python's."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if type(stream) is io.TextIOWrapper:
+            made = Stream(stream, steps)
+            setattr(sys, name, made)
+            setattr(sys, f"__{name}__", made)
+
+
+def say(text: str) -> None:
+    """Write lines of our own into the rank's log, behind the line under way; a full disk must not end the script."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if isinstance(stream, Stream):
+            with contextlib.suppress(OSError, ValueError):
+                stream.end_line()
+    with contextlib.suppress(OSError):
+        os.write(1, text.encode())
+
+
+def _newest(line: str) -> str:
+    """Return the last state of a line that was written over."""
+    if "\x1b" in line:
+        line = _ESCAPE.sub("", line)
+    if "\r" not in line:
+        return line
+    return next((part for part in reversed(line.split("\r")) if part.strip()), "")

@@ -1,0 +1,202 @@
+"""Hugging Face's Trainer and Lightning's: their steps are told exactly, and `on_stop: save` saves and leaves.
+
+A callback joins every Trainer as it is made. With `on_stop: save` it takes SIGTERM over when training begins, has all
+ranks agree on the step after which they stop, saves as the library itself does, and leaves with the code for that.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.scripts import streams
+from cloudtrain.entrypoints.scripts.steps import Steps
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.agree import Agreement
+
+__all__ = ["Stopping", "hugging_face", "lightning"]
+
+EXIT_SAVED = 75
+FIRST_SAVE_S = 30.0  # how long a save is taken to last before one was timed; at most a tenth of the time that is left
+_LINE_S = 2.0  # between the lines of steps that Lightning's own output does not tell
+_FIRST_STEPS = 10  # of a training, which are all told
+_NAMES = {"learning_rate": "lr"}
+
+
+class Stopping:
+    """Agrees with the other ranks when to stop. Does nothing unless the job asks to save at a stop."""
+
+    def __init__(self, is_wanted: bool) -> None:
+        self.is_wanted = is_wanted
+        self.has_trainer = False
+        self._agreement: Agreement | None = None
+        self._group: Any = None
+        self._begin_s = 0.0  # of the step under way
+
+    def begin(self) -> None:
+        """Take SIGTERM over as a training begins, after the handlers that libraries set; all ranks call it alike."""
+        self._begin_s = 0.0
+        self._agreement = self._made() if self.is_wanted else None
+
+    def end(self) -> None:
+        """Let SIGTERM end the script again: behind the training nothing is left to save."""
+        if self._agreement is not None:
+            self._agreement = None
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def step(self) -> str | None:
+        """Count a step, and return why to stop after this one; all ranks call it alike and get the same answer."""
+        now_s = time.monotonic()
+        step_s, self._begin_s = (now_s - self._begin_s if self._begin_s else 0.0), now_s
+        if self._agreement is None or not self._agreement.is_due():
+            return None
+        self._agreement.begin(step_s)
+        return self._agreement.finish().stop
+
+    def saved(self, begin_s: float) -> None:
+        """Note how long a save took, by the monotonic clock of its beginning."""
+        if self._agreement is not None:
+            self._agreement.saved(time.monotonic() - begin_s)
+
+    def leave(self, step: int, path: str, reason: str) -> None:
+        """Tell that all is saved and end the script, once all ranks have come here."""
+        import torch.distributed as dist
+
+        if self._group is not None:
+            dist.barrier(self._group)
+        if os.environ.get("RANK", "0") == "0":
+            saved = events.format_line("checkpoint", f"saved {path}", {"step": step, "path": path})
+            text = f"stopped at step {step} ({reason}), saved; a new start goes on from there"
+            told = events.format_line("preempt", text, {"step": step, "reason": reason, "saved": True, "path": path})
+            streams.say(f"{saved}\n{told}\n")
+        raise SystemExit(EXIT_SAVED)
+
+    def _made(self) -> Agreement:
+        import torch.distributed as dist
+
+        from cloudtrain.entrypoints.agree import Agreement
+
+        deadline = os.environ.get("CLOUDTRAIN_DEADLINE")
+        meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if meets and self._group is None:
+            self._group = dist.new_group(backend="gloo")  # NCCL's sums no numbers of the CPU
+        agreement = Agreement(float(deadline) if deadline else None, self._group, is_alone=not meets)
+        agreement.start(dist.get_rank() if meets else 0, None, FIRST_SAVE_S)
+        return agreement
+
+
+def hugging_face(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
+    """Add the callback to transformers' Trainer, and so to those of TRL."""
+
+    class Callback(module.TrainerCallback):  # type: ignore[name-defined, misc]
+        """Stops a training where it has to."""
+
+        reason: str | None = None
+        save_s = 0.0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            stopping.begin()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            stopping.end()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.reason = stopping.step()
+            self.save_s = time.monotonic()
+            if self.reason:
+                control.should_save = control.should_training_stop = True
+                control.should_evaluate = False
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.save_s = time.monotonic()
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.reason:
+                path = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+                stopping.leave(state.global_step, str(path), self.reason)
+            stopping.saved(self.save_s)
+
+    def joined(trainer: Any) -> None:
+        stopping.has_trainer = True
+        trainer.add_callback(Callback())
+        steps.library = lambda: _of_state(trainer.state)
+
+    _after_init(module.Trainer, joined)
+
+
+def _of_state(state: Any) -> dict[str, Any]:
+    """Return the newest figures of a Trainer, in full precision, by the names of our events."""
+    newest = state.log_history[-1] if state.log_history else {}
+    figures = {_NAMES.get(name, name): value for name, value in newest.items()}
+    return figures | {"step": state.global_step, "total": state.max_steps or None}
+
+
+def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
+    """Add the callback to Lightning's Trainer: of either package, whose classes are not the same."""
+
+    class Callback(module.Callback):  # type: ignore[name-defined, misc]
+        """Tells steps, and stops a training where it has to."""
+
+        first = step = 0
+        due_s = 0.0
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            stopping.begin()
+            steps.is_off = True
+            self.first = self.step = trainer.global_step
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any) -> None:
+            if trainer.global_step == self.step:  # between two steps: gradients are summed up
+                return
+            self.step = trainer.global_step
+            is_due = time.monotonic() > self.due_s or self.step <= self.first + _FIRST_STEPS
+            if trainer.is_global_zero and (is_due or self.step == trainer.estimated_stepping_batches):
+                self.tell(trainer, outputs)
+            if reason := stopping.step():
+                checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
+                path = Path(checkpoints or Path(trainer.default_root_dir) / "checkpoints") / "cloudtrain-stop.ckpt"
+                trainer.save_checkpoint(path)
+                stopping.leave(self.step, str(path), reason)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            stopping.end()
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            scores = {k: float(v) for k, v in trainer.callback_metrics.items() if "val" in k}
+            if trainer.is_global_zero and not trainer.sanity_checking and scores:
+                words = " ".join(f"{name} {value:.4g}" for name, value in scores.items())
+                told = {"step": trainer.global_step, "metrics": scores}
+                streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", told) + "\n")
+
+        def tell(self, trainer: Any, outputs: Any) -> None:
+            self.due_s = time.monotonic() + _LINE_S
+            total = trainer.estimated_stepping_batches
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            figures = {"epoch": trainer.current_epoch} | ({} if loss is None else {"loss": float(loss)})
+            streams.say(steps.tell(self.step, None if total == float("inf") else int(total), figures))
+
+    def joined(trainer: Any) -> None:
+        stopping.has_trainer = True
+        trainer.callbacks.insert(0, Callback())
+
+    _after_init(module.Trainer, joined)
+
+
+def _after_init(trainer: Any, action: Callable[[Any], None]) -> None:
+    """Have every Trainer that is made, of a subclass too, go through the action."""
+    init = trainer.__init__
+
+    @functools.wraps(init)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        action(self)
+
+    trainer.__init__ = made

@@ -1,0 +1,219 @@
+"""Scripts under the real torchrun, two ranks on this machine: whether they meet, and how they save at a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import boot, events
+from cloudtrain.entrypoints.scripts import meeting
+
+pytestmark = pytest.mark.slow
+
+PLAIN = "print('step 1 loss 0.5')\n"
+MEET = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+PART = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+# A launcher of the script's own, which needs no more than its name.
+NESTED = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'pass', 'torchrun'], check=True)\n"
+LIGHTNING = """
+import os, time
+from pathlib import Path
+import lightning, torch
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(4, 1)
+    def training_step(self, batch, index):
+        time.sleep(0.02)
+        return self.line(batch[0]).pow(2).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(20000, 4)), 4)
+root = Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
+saved = root / "checkpoints/cloudtrain-stop.ckpt"
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+steps = 500 if not saved.exists() else torch.load(saved, weights_only=True)["global_step"] + 3
+trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", default_root_dir=root, **quiet)
+trainer.fit(Model(), data, ckpt_path=saved if saved.exists() else None)
+"""
+HUGGING_FACE = """
+import os, sys, time
+from pathlib import Path
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(4, 1)
+    def forward(self, x, labels=None):
+        return {"loss": (self.line(x) - labels).pow(2).mean()}
+class Slow(TrainerCallback):
+    def on_step_end(self, args, state, control, **more):
+        time.sleep(0.02)
+torch.manual_seed(0)
+data = [{"x": torch.arange(4.0) * i, "labels": torch.ones(1)} for i in range(4000)]
+root = Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
+saved = sorted(root.glob("checkpoint-*"))
+given = {"use_cpu": True, "report_to": [], "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-9}
+steps = int(sys.argv[1])
+given |= {"output_dir": str(root), "max_steps": steps}
+trainer = Trainer(Model(), TrainingArguments(**given), train_dataset=data, callbacks=[Slow()])
+trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
+"""
+
+
+class Job:
+    """A script's starts in one folder: `start` begins one, `end` waits for its code."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.checkpoints.mkdir()
+        (folder / "train.py").write_text(text)
+        self.number = 0
+
+    def start(self, *args: str, **options: Any) -> Job:
+        """Start two ranks with these options of the spec's `run`."""
+        self.number += 1
+        self.place = self.folder / str(self.number)
+        (self.place / "log").mkdir(parents=True)
+        run = {"kind": "script", "target": "train.py", "args": args, **options}
+        spec = {"job": "t", "attempt": 1, "nproc_per_node": 2, "max_restarts": 0, "run": run}
+        (self.place / "spec.json").write_text(json.dumps(spec))
+        names = {"SPEC": self.place / "spec.json", "RESULT_DIR": self.place, "LOG_DIR": self.place / "log"}
+        names |= {"CHECKPOINT_DIR": self.checkpoints, "WARN_S": "0"}
+        env = os.environ | {f"CLOUDTRAIN_{name}": str(value) for name, value in names.items()}
+        command = [sys.executable, "-m", "cloudtrain.entrypoints.boot"]
+        self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=subprocess.DEVNULL)
+        return self
+
+    def end(self) -> int:
+        """Return the exit code."""
+        return self.process.wait(240)
+
+    @property
+    def log(self) -> str:
+        """Return rank 0's log."""
+        path = self.place / "log/rank-0.log"
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Return rank 0's events."""
+        return [event for line in self.log.splitlines() if (event := events.parse(line)[1]) is not None]
+
+    def steps(self) -> dict[int, float]:
+        """Return the losses of the steps."""
+        return {each["step"]: each["loss"] for each in self.events if each["e"] == "step" and "loss" in each}
+
+    @property
+    def message(self) -> str:
+        """Return why the job failed."""
+        return str(json.loads((self.place / "result.json").read_text())["failures"][0]["message"])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    """Return a function that makes a job of a script's text; nothing of its starts is left running."""
+    made: list[Job] = []
+
+    def make(text: str) -> Job:
+        made.append(Job(tmp_path, text))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(PLAIN, "init_process_group"), (PART, "init_process_group"), (NESTED, "starts a launcher of its own (torchrun)")],
+    ids=["none", "part", "nested"],
+)
+def test_ranks_that_never_meet_fail(job: Callable[[str], Job], text: str, why: str) -> None:
+    """All of them end well, and still the job has trained everything twice: the message says how to mend that."""
+    ran = job(text).start()
+    assert (ran.end(), why in ran.message, "allow_alone" in ran.message or text == NESTED) == (
+        boot.EXIT_CONFIG,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(("text", "allowed"), [(MEET, False), (PLAIN, True)], ids=["met", "allowed"])
+def test_ranks_that_meet_or_need_not_succeed(job: Callable[[str], Job], text: str, allowed: bool) -> None:
+    """A group of all ranks is enough, and `allow_alone` needs none."""
+    assert job(text).start(allow_alone=allowed).end() == 0
+
+
+def test_lightning_meets_by_default(job: Callable[[str], Job]) -> None:
+    """Without arguments its Trainer knows the ranks; told of one node and device, it trains alone."""
+    pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
+    assert job(LIGHTNING.replace("steps = 500", "steps = 3")).start().end() == 0
+
+
+def test_lightning_told_of_one_rank_is_alone(job: Callable[[str], Job]) -> None:
+    """Explicit numbers beat the variables."""
+    pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
+    text = LIGHTNING.replace("steps = 500", "steps = 3").replace(
+        'accelerator="cpu"', 'accelerator="cpu", num_nodes=1, devices=1'
+    )
+    ran = job(text).start()
+    assert (ran.end(), "leave num_nodes and devices" in ran.message) == (boot.EXIT_CONFIG, True)
+
+
+def test_lightning_saves_at_a_stop(job: Callable[[str], Job], wait_until: Any) -> None:
+    """SIGTERM reaches the ranks at any step; they leave together with a checkpoint, and the next start goes on."""
+    pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
+    ran = job(LIGHTNING).start(on_stop="save")
+    wait_until(ran.steps, 120)
+    ran.process.send_signal(signal.SIGTERM)
+    assert ran.end() == boot.EXIT_SAVED
+    saved = ran.events[-1]["step"]
+    assert [each["e"] for each in ran.events[-2:]] == ["checkpoint", "preempt"]
+    assert (ran.start(on_stop="save").end(), min(ran.steps())) == (0, saved + 1)
+
+
+def test_hugging_face_saves_at_a_stop_and_goes_on_exactly(job: Callable[[str], Job], wait_until: Any) -> None:
+    """The losses after the resume are those of a run without a stop."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    ran = job(HUGGING_FACE).start("2000", on_stop="save")
+    wait_until(ran.steps, 120)
+    ran.process.send_signal(signal.SIGTERM)
+    assert ran.end() == boot.EXIT_SAVED
+    saved = ran.events[-1]["step"]
+    assert ran.start(str(saved + 3)).end() == 0
+    resumed = ran.steps()
+    for path in ran.checkpoints.iterdir():
+        path.rename(ran.folder / path.name)
+    assert ran.start(str(saved + 3)).end() == 0
+    assert resumed == {step: loss for step, loss in ran.steps().items() if step > saved}
+    assert sorted(resumed) == [saved + 1, saved + 2, saved + 3]
+
+
+def test_missing_trainer_is_said(job: Callable[[str], Job], wait_until: Any) -> None:
+    """`on_stop: save` does nothing for other scripts, and the log says so."""
+    ran = job(MEET + "import time\nwhile True: time.sleep(0.1)\n").start(on_stop="save")
+    wait_until(lambda: "on_stop: save has found no Trainer" in ran.log, 60)
+
+
+def test_count_of_meetings_is_the_nodes(tmp_path: Path) -> None:
+    """Each node looks at its own ranks."""
+    (tmp_path / "met-4").touch()
+    assert meeting.failure(tmp_path, 2, 8) is not None
+    (tmp_path / "met-5").touch()
+    assert meeting.failure(tmp_path, 2, 8) is None
