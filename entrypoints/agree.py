@@ -52,7 +52,7 @@ class Agreement:
     def __init__(
         self, deadline_s: float | None, group: dist.ProcessGroup | None = None, *, is_alone: bool = False
     ) -> None:
-        """The sums are those of `group`, by default of all ranks; a rank that `is_alone` has no group."""
+        """`group` makes the sums, by default all ranks; with `is_alone` the rank decides without a group."""
         self._deadline_s = deadline_s
         self._group = group
         self._is_alone = is_alone

@@ -314,7 +314,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
 
 
 def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, Any] | None:
-    """Return the failure of a script whose ranks have not met, though all of them ended well."""
+    """Return the failure of a script if the ranks have ended well but joined no common group."""
     nproc, run = spec["nproc_per_node"], spec["run"]
     if run["kind"] == "task" or run.get("allow_alone") or nproc * nodes_count == 1:
         return None

@@ -1,7 +1,7 @@
-"""The forms in which scripts print a step: a line of text in, the figures in that line out. Pure.
+"""The forms of a printed step: from a line of text to its figures. Pure.
 
-docs/steps.md lists the forms. `Told.weight` says how well a form tells a step: where a script prints several forms,
-the steps of the heaviest one count (steps.py).
+docs/steps.md lists the forms. `Told.weight` says how well a form tells a step: if a script prints several forms, the
+heaviest form counts (steps.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "Told", "may_tell",
 MOST = 4096  # characters of a line that is read
 # Weights: an epoch alone, a bar without a name, an epoch with figures, a bar of an epoch or with a loss, a step.
 EPOCH, BAR, EPOCH_FIGURES, NAMED_BAR, FINE = 1, 2, 3, 4, 5
-FREE = 0  # figures of a step that another line, or the library itself, tells
+FREE = 0  # figures without a step: another line, or the library, has the step
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
 _COUNT = r"(\d+)(?:\s*(?:/|of)\s*(\d+))?(?!\.?\d)"
@@ -44,9 +44,9 @@ _SHORT = {"learning_rate": "lr", "max_steps": "total", "total_steps": "total", "
 
 @dataclass(frozen=True)
 class Told:
-    """The figures of a line. `of_epoch`: the step and the total count within the epoch; `name`: that of a bar.
+    """The figures of a line. `of_epoch`: step and total count within the epoch; `name`: the name of a bar.
 
-    `scores` are an evaluation's; a line that has only those tells no step of its own.
+    `scores` are an evaluation's; a line with scores alone tells no step.
     """
 
     weight: int
@@ -61,13 +61,13 @@ class Told:
 
 
 def may_tell(line: str) -> bool:
-    """Return whether it is worth to read the line: of 100,000 plain lines a second each one is asked about."""
+    """Return whether the line may tell a step: a cheap test, made for each of 100,000 plain lines a second."""
     low = line.lower()
     return "step" in low or "loss" in low or "epoch" in low or "iter" in low or "%|" in low or "::ct" in low
 
 
 def read(line: str) -> Told | None:
-    """Return the figures that a line tells in a known form, None for any other line."""
+    """Return the figures of a line in a known form, else None."""
     if "%|" in line:
         return _bar(line)
     if "{" in line and (items := {name: float(value) for name, value in _ITEM.findall(line)}):
@@ -76,7 +76,7 @@ def read(line: str) -> Told | None:
 
 
 def _bar(line: str) -> Told | None:
-    """Read tqdm's bar, the newest state of the line: only training's, among the many that libraries draw."""
+    """Read the newest state of a tqdm bar, if the bar may be training's."""
     match = _BAR.match(line)
     if match is None:
         return None

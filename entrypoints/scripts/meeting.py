@@ -1,8 +1,8 @@
 """Whether a script's ranks have met: joined a process group of all ranks.
 
-Ranks that never meet each train alone on all of the data, and all of them end well. So a rank that joins such a group
-notes that in a file, and boot fails a job without (boot.py); a rank that has joined no group for a minute warns.
-The group is noted in the rank's own process; processes that the script starts are not seen.
+Ranks without a common group each train alone on all of the data, and end well. So a rank leaves a file when it joins
+such a group, and boot fails a job without these files (boot.py). After a minute without a group the rank warns.
+Only groups of the rank's own process count; processes started by the script are not seen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["WAIT_S", "alone", "expect", "failure", "say_alone", "watch_groups", 
 
 WAIT_S = 60.0
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
-_started: list[str] = []  # launchers that the script has started
+_started: list[str] = []  # launchers, started by the script
 _GENERAL = (
     "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "
     "`distributed.allow_alone: true` accepts ranks without a group"
@@ -30,7 +30,7 @@ def _file(kind: str) -> Path:
 
 
 def expect(run: dict[str, Any]) -> int:
-    """Return the number of ranks that have to meet, 0 where no group is needed."""
+    """Return the number of ranks in the group to be joined, 0 where no group is needed."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or run["kind"] == "task" or run.get("allow_alone") or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
         return 0
@@ -39,7 +39,7 @@ def expect(run: dict[str, Any]) -> int:
 
 
 def watch_launchers(event: str, args: tuple[Any, ...]) -> None:
-    """Note a launcher that the script starts: a hook for sys.addaudithook."""
+    """Note a launcher started by the script: a hook for sys.addaudithook."""
     if event == "subprocess.Popen" and not _started:
         command = args[1] if isinstance(args[1], (list, tuple)) else str(args[1]).split()
         words = [Path(os.fsdecode(word)).name for word in command[:4]]
@@ -47,7 +47,7 @@ def watch_launchers(event: str, args: tuple[Any, ...]) -> None:
 
 
 def watch_groups(module: ModuleType, ranks: int) -> None:
-    """Have torch.distributed note when this rank has joined a group of all ranks."""
+    """Have torch.distributed leave the file when the rank has joined a group of all ranks."""
     init = module.init_process_group
 
     @functools.wraps(init)
@@ -61,7 +61,7 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
 
 
 def alone(ranks: int) -> str | None:
-    """Return why this rank is alone and what to do, None once it has met the others."""
+    """Return why the rank is alone and how to mend that, None after the rank has joined a group of all."""
     if _file("met").exists():
         return None
     if _started:
@@ -78,13 +78,13 @@ def alone(ranks: int) -> str | None:
 
 
 def say_alone(ranks: int) -> None:
-    """Leave the reason for boot, at the end of a rank that has met no others."""
+    """Leave the reason for boot, at the end of a rank without a group."""
     if ranks and (why := alone(ranks)) is not None:
         _file("alone").write_text(why)
 
 
 def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:
-    """Return the failure of a job whose ranks on this node have not all met, None if they have."""
+    """Return the failure if a rank of the node has joined no group of all ranks."""
     if len(list(folder.glob("met-*"))) >= nproc:
         return None
     why = next((path.read_text() for path in sorted(folder.glob("alone-*"))), _GENERAL)

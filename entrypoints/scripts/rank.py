@@ -1,4 +1,4 @@
-"""What a rank's shell (worker.py) sets up before it runs a script or module."""
+"""The setup of a script's or module's rank, for the rank's shell (worker.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["begin"]
 
 
 def begin(kind: str) -> None:
-    """Have the steps in the script's output told, its ranks' meeting noted, and its Trainers' callbacks added."""
+    """Read steps from the script's output, note the meeting of the ranks, add callbacks to Trainers."""
     path = os.environ.get("CLOUDTRAIN_SPEC")
     spec = json.loads(Path(path).read_text()) if path else {}
     run = {**spec.get("run", {}), "kind": kind}
@@ -45,7 +45,7 @@ def begin(kind: str) -> None:
 
 
 def _tell_lightning() -> None:
-    """Tell Lightning's Trainer (PL_TRAINER_) and Fabric (LT_) how many nodes and ranks there are, by its variables."""
+    """Give Lightning's Trainer (PL_TRAINER_) and Fabric (LT_) the number of nodes and ranks in their variables."""
     for name in ("NUM_NODES", "DEVICES"):
         local = os.environ.get("LOCAL_WORLD_SIZE", "1")
         value = local if name == "DEVICES" else str(int(os.environ.get("WORLD_SIZE", "1")) // int(local))
@@ -54,7 +54,7 @@ def _tell_lightning() -> None:
 
 
 def _warn(ranks: int, stopping: Stopping) -> None:
-    """Say once what will end badly, after a minute (CLOUDTRAIN_WARN_S: other seconds)."""
+    """Warn after a minute (CLOUDTRAIN_WARN_S: other seconds) of ranks alone, and of a save without a Trainer."""
     wait_s = float(os.environ.get("CLOUDTRAIN_WARN_S", meeting.WAIT_S))
     time.sleep(wait_s)
     if ranks and (why := meeting.alone(ranks)) is not None:

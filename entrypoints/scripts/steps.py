@@ -1,7 +1,7 @@
-"""A script's steps: which of the printed figures count, and what the machine's part of a line tells of them.
+"""A script's steps: the choice among the printed figures, and the machine's part of a line.
 
-One `Steps` a rank, for both of its streams. An event has the step and, where they are known, the number of all steps,
-the time of a step and the time that is left (`eta_s`).
+One `Steps` a rank, for both streams. An event has the step and, where known, the number of all steps, the time of a
+step and the time left (`eta_s`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cloudtrain.entrypoints.scripts.forms import Told
 __all__ = ["Steps"]
 
 BAR_EVERY_S = 1.0  # between two events of a bar
-SILENCES = 20  # a rank may be silent for so many times its longest silence before
-_WINDOW = 50  # events by which the time of a step is measured
-_LOOKS = 20  # events in which the script's variables are searched for the number of steps
+SILENCES = 20  # a rank may be silent for so many times the longest silence before
+_WINDOW = 50  # events for the mean time of a step
+_LOOKS = 20  # events with a search for the number of steps in the script's variables
 _OURS = str(Path(__file__).parents[1])
 _HOLDERS = ("args", "self", "config", "cfg", "opt", "hparams")
 _ALL_STEPS = ("max_iters", "max_steps", "total_steps", "num_steps", "num_training_steps", "max_train_steps")
@@ -35,31 +35,31 @@ _LOADERS = ("train_loader", "train_dataloader", "dataloader", "loader", "data_lo
 
 
 class Steps:
-    """What a rank has told. `library`, set by trainers.py: the newest figures of a Trainer in this process."""
+    """The steps of a rank. `library`, set by trainers.py: the newest figures of a Trainer in the process."""
 
     def __init__(self, rank: int, wanted: dict[str, Any], hang_timeout_s: float = math.inf) -> None:
         self.library: Callable[[], dict[str, Any]] = dict
-        self.is_off = False  # the script prints event lines of its own, or a library tells all steps
-        self._step: int | None = None  # the newest that was told
-        self._seen: int | None = None  # the newest at all
+        self.is_off = False  # the script prints event lines, or a library tells all steps
+        self._step: int | None = None  # the newest told
+        self._seen: int | None = None  # the newest read
         self._is_head = rank == 0
         self._hang_timeout_s = hang_timeout_s
         self._wanted = {name: re.compile(wanted[name]) for name in ("step", "loss", "total") if name in wanted}
         self._metrics = {name: re.compile(text) for name, text in wanted.get("metrics", {}).items()}
-        self._weight = 0  # of the form that counts
+        self._weight = 0  # of the form in use
         self._total: int | None = None  # by the user's expression
         self._searched: dict[tuple[str, ...], int] = {}
         self._looks = 0
-        self._base, self._last, self._epoch = 0, -1, 0  # of counts that begin anew with each epoch
-        self._bar = self._newest_bar = ("", 0)  # name and total: of the bar that counts, and of the newest
+        self._base, self._last, self._epoch = 0, -1, 0  # of counts within an epoch
+        self._bar = self._newest_bar = ("", 0)  # name and total: of the bar in use, and of the newest
         self._bars_s: dict[tuple[str, int], float] = {}  # how long each has run
         self._bar_s = self._bar_told_s = 0.0
         self._times: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._is_warned = False
-        self._output_s = self._silence_s = 0.0  # when the rank has printed last, and its longest silence
+        self._output_s = self._silence_s = 0.0  # the time of the last line, and the longest silence
 
     def is_asked(self, line: str) -> bool:
-        """Note that the rank has printed, which shows that it lives; return whether the line may tell a step."""
+        """Note a printed line as a sign of life; return whether the line may tell a step."""
         if self._step is not None:  # a rank is judged from its first step on
             now_s = time.monotonic()
             self._silence_s = max(self._silence_s, now_s - self._output_s)
@@ -70,7 +70,7 @@ class Steps:
     def take(self, line: str, *, is_whole: bool = True) -> tuple[str, str]:
         """Return the machine's part of a line, and a line of ours to follow; both are empty for most lines.
 
-        Without `is_whole` the line is a state of a bar that the next one will replace.
+        Without `is_whole` the line is a state of a bar, soon replaced by the next state.
         """
         if not self.is_asked(line) or len(line) > forms.MOST:
             return "", ""
@@ -88,7 +88,7 @@ class Steps:
         return (events.format_line(name, "", fields), self._warning(fields)) if name and self._is_head else ("", "")
 
     def tell(self, step: int, total: int | None, figures: dict[str, float]) -> str:
-        """Return the line of a step that no output tells."""
+        """Return the line of a step, for a library without output of its own."""
         fields = self._fields(step, total, figures, time.monotonic())
         words = [
             f"step {step}{f'/{total}' if total else ''}",
@@ -97,7 +97,7 @@ class Steps:
         return f"{events.format_line('step', ' '.join(words), fields)}\n{self._warning(fields)}"
 
     def _read(self, line: str) -> Told | None:
-        """Read a line by the user's expressions, or by the forms that are built in."""
+        """Read a line by the user's expressions, or by the built-in forms."""
         found = {name: _number(pattern, line) for name, pattern in (self._wanted | self._metrics).items()}
         extra = {name: value for name, value in found.items() if value is not None and name not in ("step", "total")}
         if (total := found.get("total")) is not None:
@@ -113,9 +113,9 @@ class Steps:
         return Told(forms.FREE, scores=extra) if extra else None
 
     def _of_bars(self, told: Told, now_s: float) -> Told | None:
-        """Return the bar's state, with its step counted on over all epochs; None of a bar that does not count.
+        """Return the bar's state, with the step counted on over all epochs; None if the bar does not count.
 
-        Of several bars alike the one that has run the longest is training's: others prepare, or evaluate.
+        Of several bars alike the longest is training's: the rest prepare, or evaluate.
         """
         assert told.total is not None
         assert told.step is not None
@@ -139,7 +139,7 @@ class Steps:
         return replace(told, step=self._seen, total=None if self._base else told.total)
 
     def _event(self, told: Told, now_s: float) -> tuple[str, dict[str, Any]]:
-        """Return the event's name and fields; no name for figures that do not count."""
+        """Return the event's name and fields; the name is empty if the figures do not count."""
         exact = self.library()
         if told.scores and (told.weight == forms.FREE or told.weight < self._weight):
             return "eval", {"step": exact.get("step", told.step or self._seen), "metrics": told.scores}
@@ -176,7 +176,7 @@ class Steps:
         return self._base + told.step, epochs * length if epochs and length else None
 
     def _search(self, names: tuple[str, ...], least: int) -> int | None:
-        """Return the first number above `least` that a variable of the script with one of these names holds."""
+        """Return the first number above `least` in a variable of the script with a name from the list."""
         if names not in self._searched and self._looks < _LOOKS:
             self._looks += 1
             values = (size for scope in _scopes() for name in names if (size := _size(_get(scope, name))) > least)
@@ -185,7 +185,7 @@ class Steps:
         return self._searched.get(names)
 
     def _fields(self, step: int, total: int | None, figures: dict[str, Any], now_s: float) -> dict[str, Any]:
-        """Note the step, and return the fields of its event."""
+        """Note the step, and return the fields of the event."""
         if self._step is None:
             self._output_s = now_s
             threading.Thread(target=self._beat_on, daemon=True).start()
@@ -211,7 +211,7 @@ class Steps:
         return f"cloudtrain: warning: the loss is {loss} at step {fields['step']}\n"
 
     def _beat_on(self) -> None:
-        """Beat while the rank is silent, as long as its silences before let expect."""
+        """Beat in a silence of the rank, as long as earlier silences let expect."""
         while True:
             time.sleep(heartbeat.EVERY_S)
             if time.monotonic() - self._output_s + self._hang_timeout_s < SILENCES * self._silence_s:
@@ -222,12 +222,12 @@ def _number(pattern: re.Pattern[str], line: str) -> float | None:
     match = pattern.search(line)
     try:
         return None if match is None else float(match[1].replace(",", ""))
-    except (AttributeError, ValueError):  # a group that took no part, or no number
+    except (AttributeError, ValueError):  # an empty group, or text
         return None
 
 
 def _scopes() -> Iterator[Any]:
-    """Yield where the script keeps variables: of each of its frames, the innermost first, and of their `args` or so."""
+    """Yield holders of variables: the script's frames, the innermost first, and the `args` or `self` in each frame."""
     frame = sys._getframe()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OURS):
@@ -243,8 +243,8 @@ def _get(scope: Any, name: str) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return a whole number, or a loader's length; -1 of anything else."""
+    """Return a whole number, or a loader's length; -1 for all other values."""
     try:
         return -1 if isinstance(value, bool) else value if isinstance(value, int) else len(value)
-    except Exception:  # whatever a class of the script's raises
+    except Exception:  # a class of the script's may raise any
         return -1

@@ -1,8 +1,8 @@
 """A script's standard output and error: every byte passes at once, and the line of a step gets the machine's part.
 
-The streams write to the same files as before. What the script writes is never changed, with two additions: the
-machine's part before the newline of such a line, and now and then a newline behind a progress bar. A bar has none
-until its end, and lines without an end reach no platform's log.
+The streams write to the same files as before. They never change the script's text, and add two things: the machine's
+part before the newline of a step's line, and now and then a newline after a progress bar. A bar has no newline before
+the end, and lines without an end reach no platform's log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stream(io.TextIOWrapper):
         self._bar_every_s, self._bar_s = FIRST_BAR_S, 0.0
 
     def write(self, text: str) -> int:
-        """Write the text, and what is added; return the text's length."""
+        """Write the text with the additions; return the text's length."""
         steps = self._steps
         if steps is None or not isinstance(text, str):
             return self._write(text)
@@ -49,7 +49,7 @@ class Stream(io.TextIOWrapper):
                 added = self._added(text, steps)
             elif len(self._line) <= forms.MOST:
                 self._line += text
-        except Exception:  # a line that cannot be read must not end a training run
+        except Exception:  # an unreadable line must not end a training run
             self._line = ""
         self._write(added)
         return len(text)
@@ -58,7 +58,7 @@ class Stream(io.TextIOWrapper):
         self._steps = None
 
     def end_line(self) -> None:
-        """End a line under way, so that another one may be written."""
+        """End a line under way."""
         if self._line:
             self._line = ""
             self._write("\n")
@@ -78,7 +78,7 @@ class Stream(io.TextIOWrapper):
         return "".join([*parts, rest])
 
     def _bar_end(self, state: str, steps: Steps) -> str:
-        """Return the end of a bar's line, where one is due."""
+        """Return the end of a bar's line, if an end is due."""
         now_s = time.monotonic()
         self._bar_s = self._bar_s or now_s
         if not state or now_s - self._bar_s < self._bar_every_s:
@@ -110,7 +110,7 @@ def say(text: str) -> None:
 
 
 def _newest(line: str) -> str:
-    """Return the last state of a line that was written over."""
+    """Return the last state of a line after `\\r`."""
     if "\x1b" in line:
         line = _ESCAPE.sub("", line)
     if "\r" not in line:

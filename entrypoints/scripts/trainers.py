@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer and Lightning's: their steps are told exactly, and `on_stop: save` saves and leaves.
+"""Hugging Face's Trainer and Lightning's: exact steps, and the save of `on_stop: save`.
 
-A callback joins every Trainer as it is made. With `on_stop: save` it takes SIGTERM over when training begins, has all
-ranks agree on the step after which they stop, saves as the library itself does, and leaves with the code for that.
+A callback joins every new Trainer. With `on_stop: save` the callback takes SIGTERM over when training begins, has all
+ranks agree on the last step, saves by the library's own means, and leaves with the code for a saved job.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ["Stopping", "hugging_face", "lightning"]
 
 EXIT_SAVED = 75
-FIRST_SAVE_S = 30.0  # how long a save is taken to last before one was timed; at most a tenth of the time that is left
-_LINE_S = 2.0  # between the lines of steps that Lightning's own output does not tell
-_FIRST_STEPS = 10  # of a training, which are all told
+FIRST_SAVE_S = 30.0  # assumed for the first save; at most a tenth of the time left
+_LINE_S = 2.0  # between the lines of Lightning's steps
+_FIRST_STEPS = 10  # of a training: all are told
 _NAMES = {"learning_rate": "lr"}
 
 
 class Stopping:
-    """Agrees with the other ranks when to stop. Does nothing unless the job asks to save at a stop."""
+    """The ranks' agreement on the last step. Without `on_stop: save` the training never stops early."""
 
     def __init__(self, is_wanted: bool) -> None:
         self.is_wanted = is_wanted
@@ -42,18 +42,18 @@ class Stopping:
         self._begin_s = 0.0  # of the step under way
 
     def begin(self) -> None:
-        """Take SIGTERM over as a training begins, after the handlers that libraries set; all ranks call it alike."""
+        """Take SIGTERM over as a training begins, after the libraries' own handlers; collective."""
         self._begin_s = 0.0
         self._agreement = self._made() if self.is_wanted else None
 
     def end(self) -> None:
-        """Let SIGTERM end the script again: behind the training nothing is left to save."""
+        """Let SIGTERM end the script again: after the training all is saved."""
         if self._agreement is not None:
             self._agreement = None
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def step(self) -> str | None:
-        """Count a step, and return why to stop after this one; all ranks call it alike and get the same answer."""
+        """Count a step, and return the reason to stop, the same on all ranks; collective."""
         now_s = time.monotonic()
         step_s, self._begin_s = (now_s - self._begin_s if self._begin_s else 0.0), now_s
         if self._agreement is None or not self._agreement.is_due():
@@ -62,12 +62,12 @@ class Stopping:
         return self._agreement.finish().stop
 
     def saved(self, begin_s: float) -> None:
-        """Note how long a save took, by the monotonic clock of its beginning."""
+        """Note the time of a save, begun at `begin_s` of the monotonic clock."""
         if self._agreement is not None:
             self._agreement.saved(time.monotonic() - begin_s)
 
     def leave(self, step: int, path: str, reason: str) -> None:
-        """Tell that all is saved and end the script, once all ranks have come here."""
+        """Tell of the save and end the script, after all ranks have come here."""
         import torch.distributed as dist
 
         if self._group is not None:
@@ -94,10 +94,10 @@ class Stopping:
 
 
 def hugging_face(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
-    """Add the callback to transformers' Trainer, and so to those of TRL."""
+    """Add the callback to transformers' Trainer, the base of TRL's trainers."""
 
     class Callback(module.TrainerCallback):  # type: ignore[name-defined, misc]
-        """Stops a training where it has to."""
+        """Stops a training."""
 
         reason: str | None = None
         save_s = 0.0
@@ -133,17 +133,17 @@ def hugging_face(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
 
 
 def _of_state(state: Any) -> dict[str, Any]:
-    """Return the newest figures of a Trainer, in full precision, by the names of our events."""
+    """Return a Trainer's newest figures, in full precision, by the names in our events."""
     newest = state.log_history[-1] if state.log_history else {}
     figures = {_NAMES.get(name, name): value for name, value in newest.items()}
     return figures | {"step": state.global_step, "total": state.max_steps or None}
 
 
 def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
-    """Add the callback to Lightning's Trainer: of either package, whose classes are not the same."""
+    """Add the callback to Lightning's Trainer, of either package (lightning, pytorch_lightning)."""
 
     class Callback(module.Callback):  # type: ignore[name-defined, misc]
-        """Tells steps, and stops a training where it has to."""
+        """Tells steps, and stops a training."""
 
         first = step = 0
         due_s = 0.0
@@ -191,7 +191,7 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
 
 
 def _after_init(trainer: Any, action: Callable[[Any], None]) -> None:
-    """Have every Trainer that is made, of a subclass too, go through the action."""
+    """Call the action with every new Trainer, of subclasses too."""
     init = trainer.__init__
 
     @functools.wraps(init)

@@ -102,7 +102,7 @@ def _exclusive(root: Node) -> Iterator[Fault]:
 
 
 def _launchers(root: Node) -> Iterator[Fault]:
-    """Yield a launcher in the place of the program: it would start ranks of its own in each rank."""
+    """Yield a launcher in the place of the program: each rank would start further ranks."""
     module = _text(root, "module")
     if module not in _LAUNCHERS:
         return
