@@ -341,6 +341,21 @@ UNKNOWN_KEYS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("rest", "hint"),
+    [
+        ("torch.distributed.run\nargs: [--nproc-per-node, 2, train.py, --lr, 0.10]", "`args: [--lr, 0.10]`"),
+        ("accelerate.commands.launch\nargs: [train.py]", "write `script: train.py` in its place"),
+        ("deepspeed.launcher.runner\nargs: {num_gpus: 2}", "name the program that it would start"),
+    ],
+)
+def test_launcher_as_the_module_is_refused(load: Load, rest: str, hint: str) -> None:
+    """It would start ranks in each rank; the hint has the inner script where the arguments name one."""
+    fault = only_fault(load, f"name: x\nbackend: local\nmodule: {rest}")
+    assert "starts ranks of its own" in fault.message
+    assert hint in fault.hint
+
+
 @pytest.mark.parametrize(("key", "hint"), UNKNOWN_KEYS)
 def test_unknown_keys_get_a_hint(load: Load, key: str, hint: str) -> None:
     """A misspelt, misplaced or foreign key is refused, at its place, with what to write."""
