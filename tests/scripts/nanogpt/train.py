@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 settings = {"max_iters": 2000, "eval_interval": 100, "batch_size": 16, "block_size": 64, "learning_rate": 0.02}
-settings |= {"out_dir": "out", "init_from": "scratch"}
+settings |= {"log_interval": 10, "out_dir": "out", "init_from": "scratch"}
 for argument in sys.argv[1:]:
     name, _, value = argument.removeprefix("--").partition("=")
     settings[name] = type(settings[name])(value)
@@ -51,7 +51,7 @@ while True:
     optimizer.step()
     optimizer.zero_grad()
     now = time.time()
-    if master:
+    if master and iteration % settings["log_interval"] == 0:
         print(f"iter {iteration}: loss {loss.item():.4f}, time {(now - begun) * 1000:.2f}ms, mfu -100.00%")
     iteration, begun = iteration + 1, now
     if iteration > settings["max_iters"]:
