@@ -89,7 +89,7 @@ class Keeper:
         return self._thread is None or not self._thread.is_alive()
 
     def unkept(self) -> list[Unkept]:
-        """Return the new files that are not kept, grouped by their first folder, the largest group first."""
+        """Return the new files that are neither kept nor empty, by their first folder, the largest group first."""
         found: dict[str, list[int]] = {}
         if self._shipped is None:  # no rank has started
             return []
@@ -97,7 +97,8 @@ class Keeper:
         for name in _listing(self._code) - self._shipped - covered:
             first, slash, _ = name.partition("/")
             with contextlib.suppress(OSError):
-                found.setdefault(first + slash, []).append((self._code / name).stat().st_size)
+                if size := (self._code / name).stat().st_size:  # Hydra leaves an empty log behind every job
+                    found.setdefault(first + slash, []).append(size)
         grouped = [Unkept(name, len(sizes), sum(sizes)) for name, sizes in found.items()]
         return sorted(grouped, key=lambda each: (-each.bytes, each.name))
 

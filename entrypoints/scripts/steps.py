@@ -85,7 +85,11 @@ class Steps:
                 return "", ""
             self._bar_told_s = now_s
         name, fields = self._event(told, now_s) if told is not None else ("", {})
-        return (events.format_line(name, "", fields), self._warning(fields)) if name and self._is_head else ("", "")
+        if not name or not self._is_head:
+            return "", ""
+        is_evaluation = told is not None and told.weight == forms.EPOCH_FIGURES and "loss" not in fields
+        note = _evaluation(told.fields, fields["step"]) if is_evaluation and told is not None else ""
+        return events.format_line(name, "", fields), note + self._warning(fields)
 
     def tell(self, step: int, total: int | None, figures: dict[str, float]) -> str:
         """Return the line of a step, for a library without output of its own."""
@@ -216,6 +220,14 @@ class Steps:
             time.sleep(heartbeat.EVERY_S)
             if time.monotonic() - self._output_s + self._hang_timeout_s < SILENCES * self._silence_s:
                 heartbeat.beat()
+
+
+def _evaluation(scores: dict[str, float], step: int) -> str:
+    """Return the line of an epoch's figures without a loss, such as `epoch 0: {'accuracy': 0.7}`: an evaluation's."""
+    if not scores:
+        return ""
+    words = " ".join(f"{name} {value:.4g}" for name, value in scores.items())
+    return events.format_line("eval", f"evaluated at {step}: {words}", {"step": step, "metrics": scores}) + "\n"
 
 
 def _number(pattern: re.Pattern[str], line: str) -> float | None:

@@ -153,13 +153,14 @@ def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> No
 
 
 def test_new_files_that_nothing_keeps_are_named(folders: tuple[Path, Path]) -> None:
-    """Neither kept ones, nor such as may be lost, nor the interpreter's own, nor what was shipped."""
+    """Neither kept ones, nor such as may be lost, nor empty files, nor the interpreter's own, nor shipped files."""
     code, kept = folders
     keeper = started(Keeper(code, kept, ["out/", "*.pt", "!data/"]))
     for name in ("out/a", "b.pt", "data/mnist", "__pycache__/x.pyc", "runs/1/events", "runs/2/events", "stray.txt"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text("four")
     (code / "train.py").write_text("changed")
+    (code / "main.log").touch()
     ended(keeper)
     assert keeper.unkept() == [Unkept("runs/", 2, 8), Unkept("stray.txt", 1, 4)]
     words = keep.unkept_words(keeper.unkept())

@@ -155,3 +155,12 @@ def test_rank_beats_with_what_it_prints(clock: Clock, monkeypatch: pytest.Monkey
     steps = Steps(1, {})
     told(steps, clock, "loading", "step 1 loss 0.5", "evaluating")
     assert beats == [1004.0, 1006.0]
+
+
+def test_scores_of_an_epoch_are_an_evaluation_too(clock: Clock) -> None:
+    """An epoch's figures without a loss give a step, and in a further line the metrics that `status` shows."""
+    tail, note = Steps(0, {}).take("epoch 3: {'accuracy': 0.68, 'f1': 0.8}")
+    words, event = events.parse(note.removesuffix("\n"))
+    assert (events.parse(tail)[1] or {})["step"] == 3
+    assert words == "evaluated at 3: accuracy 0.68 f1 0.8"
+    assert event == {"e": "eval", "step": 3, "metrics": {"accuracy": 0.68, "f1": 0.8}}

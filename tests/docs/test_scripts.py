@@ -1,0 +1,110 @@
+"""The configs of docs/scripts.md are files of tests/scripts and serve five backends; each script survives a fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.commands.submit import command
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tests" / "scripts"
+NAMES = sorted(path.parent.name for path in SCRIPTS.glob("*/cloudtrain.yaml"))
+ON_THE_PAGE = ["nanogpt", "trainer", "sft", "accelerate", "lightning", "fsdp2"]
+BACKENDS = ["local", "ssh", "sagemaker", "azureml", "vertex"]
+BLOCK = re.compile(r"^```yaml\n(name: .*?)^```$", re.MULTILINE | re.DOTALL)
+
+# Arguments for a run that lasts until a test ends the job, and the script's words when it continues from a checkpoint.
+LONG = {
+    "nanogpt": ("[--max_iters=1000000, --eval_interval=20]", r"Resuming training from out"),
+    "multinode": ("['1000000', '1']", r"Resuming training from snapshot at Epoch [1-9]"),
+    "mingpt": ("[max_epochs=1000000, save_every=1]", r"Resuming training from snapshot at Epoch [1-9]"),
+    "imagenet": ("{epochs: 1000000}", r"loaded checkpoint 'checkpoint.pth.tar' \(epoch [1-9]"),
+    "fsdp2": ("{steps: 1000000, save-every: 20}", r"resumed from step [1-9]"),
+    "accelerate": ("{epochs: 1000000}", r"Resumed from checkpoint: .*/runs/epoch_\d"),
+}
+PACKAGES = {"accelerate": "accelerate"}
+FORMS = [
+    "nanogpt",
+    *(pytest.param(name, marks=pytest.mark.soak) for name in LONG if name != "nanogpt"),
+]
+
+
+def test_page_shows_the_files() -> None:
+    """The page holds the whole config of six scripts, each as its file has it."""
+    page = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(page)
+    assert blocks == [(SCRIPTS / name / "cloudtrain.yaml").read_text(encoding="utf-8") for name in ON_THE_PAGE]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("home")
+def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry run renders the request of each backend, and the backend carries out each key."""
+    monkeypatch.chdir(SCRIPTS / name)
+    done = CliRunner().invoke(command, ["--dry-run", "--backend", backend], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "not carried out" not in done.output
+
+
+@pytest.fixture
+def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callable[[str], str]:
+    """Return a function that starts a script for a run without end, and returns the job once a checkpoint is kept."""
+
+    def start(name: str) -> str:
+        if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
+            pytest.skip(f"{PACKAGES[name]} is not installed")
+        folder = shutil.copytree(SCRIPTS / name, tmp_path / name)
+        own = ["--set", f"args={LONG[name][0]}", "--set", "requirements=null"]
+        sent = cli("submit", "-d", "--json", *own, cwd=folder)
+        assert sent.code == 0, sent.stderr
+        job = str(sent.json["job"])
+        kept = cli.home / "local" / job / "checkpoints"
+        wait_until(lambda: any(path.is_file() for path in kept.rglob("[!.]*")), 120)
+        return job
+
+    return start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
+def test_killed_rank_goes_on_from_the_scripts_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
+    """After kill -9 of a rank both ranks start again from the file that the script has written."""
+    job = long_job(name)
+    rank = processes.with_environment(CLOUDTRAIN_JOB=job, RANK="1")
+    os.kill(max(rank), signal.SIGKILL)
+    said = LONG[name][1]
+    cli.watch(re.match(r"[\w ]+", said)[0], "logs", "-f", job)  # type: ignore[index]
+    assert cli("stop", job, "-y").code == 0
+    assert cli("wait", job).code != 0
+    assert re.search(said, cli("logs", job).stdout)
+    status = cli("status", job, "--json").json
+    assert (status["state"], status["restarts"], status["step"] is None) == ("stopped", 1, False)
+    brought = cli("artifacts", job, "-o", "brought").stdout.splitlines()
+    assert any(path.endswith((".pt", ".tar", ".distcp", ".bin", ".safetensors")) for path in brought)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp2", *(pytest.param(n, marks=pytest.mark.soak) for n in LONG if n != "fsdp2")])
+def test_resumed_script_goes_on_from_its_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
+    """After stop and resume the next attempt has the script's files in the working directory, and continues."""
+    job = long_job(name)
+    assert cli("stop", job, "-y").code == 0
+    assert cli("wait", job).code != 0
+    assert cli("resume", job, "-d", "-y", cwd=cli.cwd / name).code == 0
+    said = LONG[name][1]
+    cli.watch(re.match(r"[\w ]+", said)[0], "logs", "-f", job)  # type: ignore[index]
+    assert cli("stop", job, "-y").code == 0
+    cli("wait", job)
+    assert re.search(said, cli("logs", job).stdout)
