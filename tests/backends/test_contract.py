@@ -61,7 +61,8 @@ from pathlib import Path
 rank, folder = int(os.environ["RANK"]), Path(os.environ["CLOUDTRAIN_CHECKPOINT_DIR"])
 names = ("JOB", "ATTEMPT", "NODE_RANK", "NUM_NODES", "OUTPUT_DIR", "DEADLINE")
 print(json.dumps({"rank": rank, "world": int(os.environ["WORLD_SIZE"]), "argv": sys.argv[1:],
-                  "env": os.environ.get("GREETING"), "secret": len(os.environ.get("API_TOKEN", "")),
+                  "env": os.environ.get("GREETING"), "filled": os.environ.get("FILLED"),
+                  "secret": len(os.environ.get("API_TOKEN", "")),
                   "saved": sorted(p.name for p in folder.iterdir() if p.name.startswith("saved")),
                   "kept": sorted(str(p) for p in (Path("work.pt"), *Path("out").glob("*")) if p.exists()),
                   "resumes": os.path.exists(sys.argv[-1]),
@@ -134,8 +135,9 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, h
     """
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
     secret = "s3cr3t-value-of-the-token"
-    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib}}"
-    folder = job(f"args: [{json.dumps(hostile)}, '']\nenv: {variables}\nsecrets: [API_TOKEN]\n")
+    filled = "$CLOUDTRAIN_ATTEMPT $$CLOUDTRAIN_JOB ${CLOUDTRAIN_NUM_NODES}$$"
+    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}}}"
+    folder = job(f"args: [{json.dumps(hostile)}, '', {json.dumps(filled)}]\nenv: {variables}\nsecrets: [API_TOKEN]\n")
     (folder / "lib").mkdir()
     (folder / "lib" / "mine.py").write_text("word = 'found it'")
     (folder / "train.py").write_text(f"import mine\nprint(mine.word, flush=True)\n{SCRIPT}")
@@ -147,7 +149,8 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, h
         (0, 2, "0", "2"),
         (1, 2, "1", "2"),
     ]
-    assert {(tuple(r["argv"]), r["env"]) for r in ranks} == {((hostile, ""), hostile)}
+    filled = "1 $CLOUDTRAIN_JOB 2$$"
+    assert {(tuple(r["argv"]), r["env"], r["filled"]) for r in ranks} == {((hostile, "", filled), hostile, filled)}
     assert sum(json.loads(line)["text"] == "found it" for line in lines) == 2
     assert {r["secret"] for r in ranks} == {len(secret)}
     assert not [path for path in home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
