@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import shutil
 import threading
 import zipfile
@@ -20,8 +21,9 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.entrypoints.figures import quantity
 
-__all__ = ["Keeper", "Unkept", "is_torn", "unkept_words"]
+__all__ = ["SAVED", "Keeper", "Unkept", "is_torn", "unkept_words"]
 
+SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
@@ -194,10 +196,12 @@ def _amount(each: Unkept) -> str:
 
 
 def is_torn(path: Path) -> bool:
-    """Return whether a file of torch.save was cut off: its zip archive has no end. Raises OSError."""
+    """Return whether a save was cut off: torch.save's zip archive has no end, or the file is empty. Raises OSError."""
     with path.open("rb") as file:
-        begins_as_zip = file.read(4) == b"PK\x03\x04"
-    return begins_as_zip and not zipfile.is_zipfile(path)
+        begin = file.read(4)
+    if not begin:
+        return bool(SAVED.search(path.name))
+    return begin == b"PK\x03\x04" and not zipfile.is_zipfile(path)
 
 
 def _is_folder(name: str, place: Path) -> bool:

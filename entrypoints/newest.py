@@ -14,12 +14,12 @@ __all__ = ["newest"]
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
-_FILE = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
 )
 _BEST = re.compile(r"best", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
+_NUMBER = re.compile(r"[-_]?\d+")  # of a rank: one rank alone writes rng_state.pth, two write rng_state_0.pth
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class _Candidate:
     path: str
     rank: int
     changed_s: float
+    kinds: frozenset[str] = frozenset()  # the names of a folder's files, without numbers
 
     @property
     def family(self) -> str:
@@ -54,9 +55,9 @@ def newest(folder: Path) -> tuple[str, float] | None:
     is_plain = [each for each in found if not _BEST.search(each.path.rpartition("/")[2])] or found
     rank = max(each.rank for each in is_plain)
     series: dict[str, _Candidate] = {}
-    for each in (each for each in is_plain if each.rank == rank):
+    for each in sorted((each for each in is_plain if each.rank == rank), key=lambda each: each.numbers):
         last = series.get(each.family)
-        if last is None or each.numbers > last.numbers:
+        if last is None or last.kinds <= each.kinds:  # a save that was cut off between two files lacks a kind
             series[each.family] = each
     best = max(series.values(), key=lambda each: (each.changed_s, each.path))
     return best.path, best.changed_s
@@ -77,11 +78,12 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
                 if _FOLDER.search(entry.name) or (path / ".metadata").exists():
                     files = [each for each in path.rglob("*") if each.is_file()]
                     if files and _is_whole(path, files):
-                        yield _Candidate(name, 2, max(each.stat().st_mtime for each in files))
+                        kinds = frozenset(_NUMBER.sub("", each.relative_to(path).as_posix()) for each in files)
+                        yield _Candidate(name, 2, max(each.stat().st_mtime for each in files), kinds)
                 else:
                     yield from _candidates(root, path)
             elif not _LOG.search(entry.name) and not keep.is_torn(path):
-                yield _Candidate(name, 1 if _FILE.search(entry.name) else 0, entry.stat().st_mtime)
+                yield _Candidate(name, 1 if keep.SAVED.search(entry.name) else 0, entry.stat().st_mtime)
         except OSError:  # removed by the script meanwhile
             continue
 

@@ -68,7 +68,25 @@ def test_file_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a-2.pt", "w") as archive:
         archive.writestr("data", "x" * 1000)
     whole = (tmp_path / "a-2.pt").read_bytes()
-    (tmp_path / "a-2.pt").write_bytes(whole[:-30])
-    assert newest(tmp_path) == ("a-1.pt", 1.0)
+    for torn in (whole[:-30], b""):
+        (tmp_path / "a-2.pt").write_bytes(torn)
+        assert newest(tmp_path) == ("a-1.pt", 1.0)
     (tmp_path / "a-2.pt").write_bytes(whole)
     assert (newest(tmp_path) or ("", 0))[0] == "a-2.pt"
+
+
+@pytest.mark.parametrize(
+    "files", [("model.safetensors",), ("model.safetensors", "optimizer.bin", "random_states_0.pkl")]
+)
+def test_folder_that_was_cut_off_between_its_files_is_passed_over(tmp_path: Path, files: tuple[str, ...]) -> None:
+    """A folder with fewer kinds of files than its predecessor, or with an empty file, is no checkpoint."""
+    for name in ("model.safetensors", "optimizer.bin", "rng_0.pkl", "rng_1.pkl"):
+        save(tmp_path, f"runs/epoch_9/{name}", 1.0)
+    for name in files:
+        save(tmp_path, f"runs/epoch_10/{name}", 2.0)
+    if "optimizer.bin" in files:
+        (tmp_path / "runs/epoch_10/optimizer.bin").write_bytes(b"")
+    assert (newest(tmp_path) or ("", 0))[0] == "runs/epoch_9"
+    save(tmp_path, "runs/epoch_10/optimizer.bin", 2.0)
+    save(tmp_path, "runs/epoch_10/rng.pkl", 2.0)
+    assert (newest(tmp_path) or ("", 0))[0] == "runs/epoch_10"
