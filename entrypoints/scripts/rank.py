@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 from cloudtrain.entrypoints.scripts import meeting, streams, trainers
 from cloudtrain.entrypoints.scripts.hooks import After, after_import
@@ -36,12 +37,21 @@ def begin(kind: str) -> None:
         "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
     }
     if ranks:
+        actions["accelerate.state"] = _tell_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
         sys.addaudithook(meeting.watch_launchers)
         atexit.register(meeting.say_alone, ranks)
     after_import(actions)
     if ranks or stopping.is_wanted:
         threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
+
+
+def _tell_accelerate(module: ModuleType) -> None:
+    """Have Accelerate, and Hugging Face's Trainer with it, join all ranks on the CPU: by default each trains alone."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
 def _tell_lightning() -> None:
