@@ -1,0 +1,1 @@
+"""The shell around a user's script: steps from the output, the process group, callbacks of Trainers."""
