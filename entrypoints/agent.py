@@ -82,6 +82,7 @@ class Agent:
         self.note: str | None = None  # why the job runs on fewer nodes than it was given
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
+        self.ended_s = 0.0  # when the ranks had ended, before their files were copied
         self.killed = False  # in this generation, by ourselves: then how boot ended is no news
         door = None
         if spec.get("succeeds") and server is None:  # where the others find it, should it decide
@@ -208,7 +209,13 @@ class Agent:
             return True
         if not self.keeper.is_closing:
             self._kill_tree()
-        return self.keeper.close()
+            self.ended_s = time.monotonic()
+        if self.keeper.close():
+            return True
+        if time.monotonic() - self.ended_s < KEEP_S:
+            return False
+        print(f"agent: the kept files were not copied within {KEEP_S:.0f} s", flush=True)
+        return True
 
     def _newest(self) -> tuple[str, float] | None:
         """Return a script's newest checkpoint on this node; the trainer finds its own."""
@@ -221,12 +228,12 @@ class Agent:
         if not self.keeper.close(KEEP_S):
             print(f"agent: the kept files were not copied within {KEEP_S:.0f} s", flush=True)
         found = self.keeper.unkept()
+        names = [each.name for each in found]
         if found:
-            names = [each.name for each in found]
             with contextlib.suppress(OSError), (self.root / "log" / "boot.log").open("ab") as log:
                 line = events.format_line("unkept", unkept_words(found), {"names": names[:MOST_NAMES]})
                 log.write(f"{line}\n".encode())
-        return [each.name for each in found]
+        return names
 
     def _may_begin_anew(self) -> bool:
         """Return whether the ranks may start without what could not be brought: there is something, or never was."""
@@ -308,7 +315,7 @@ class Agent:
             fault = f"{desired.resume}, from which the job resumes, is on another node's disk alone"
         if fault is not None:
             message = f"node {self.spec['node']}: {fault}"
-            self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(message, "kept"),))
+            self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(message, "lost"),))
             return
         try:
             result.mkdir(parents=True, exist_ok=True)
@@ -404,7 +411,8 @@ class Agent:
             failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
         outcome = durable.read_json(result / "outcome.json")
         saved = outcome if code == EXIT_SAVED else None
-        told = {"failures": failures, "saved": saved, "newest": self._newest()}
+        newest = self.keeper.newest if self.keeper is not None else None
+        told = {"failures": failures, "saved": saved, "newest": newest}
         self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
 
     def _end(self, verdict: dict[str, Any]) -> None:

@@ -11,20 +11,20 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import shutil
 import threading
-import zipfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudtrain.entrypoints.figures import quantity
+from cloudtrain.entrypoints.newest import is_torn, newest
 
-__all__ = ["SAVED", "Keeper", "Unkept", "is_torn", "unkept_words"]
+__all__ = ["Keeper", "Unkept", "unkept_words"]
 
-SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
+SHARE = 20  # at most one part in so many of the time goes into looks
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
@@ -59,6 +59,7 @@ class Keeper:
         self._is_open, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self.fault: str | None = None
+        self.newest: tuple[str, float] | None = None  # the newest checkpoint after the ranks' end
 
     @property
     def tops(self) -> tuple[str, ...]:
@@ -69,12 +70,15 @@ class Keeper:
         """Begin to copy the kept files back, for a start of the ranks."""
         self._is_open.clear()
         self._is_over.clear()
+        self.fault = None
         self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
         self._thread.start()
 
     def has_opened(self) -> bool:
         """Return whether the ranks may start; the first call begins to copy the kept files back."""
         if self._thread is None or self._is_over.is_set():
+            if not self.close():  # the thread of the start before still copies
+                return False
             self.open()
         return self._is_open.wait(PATIENCE_S)
 
@@ -100,7 +104,8 @@ class Keeper:
             first, slash, _ = name.partition("/")
             with contextlib.suppress(OSError):
                 if size := (self._code / name).stat().st_size:  # Hydra leaves an empty log behind every job
-                    found.setdefault(first + slash, []).append(size)
+                    shown = (first + slash).encode(errors="replace").decode()  # a name may be any bytes
+                    found.setdefault(shown, []).append(size)
         grouped = [Unkept(name, len(sizes), sum(sizes)) for name, sizes in found.items()]
         return sorted(grouped, key=lambda each: (-each.bytes, each.name))
 
@@ -110,58 +115,79 @@ class Keeper:
                 self._shipped = _listing(self._code)
             self._link()
             self._bring()
-        except OSError as error:
+        except Exception as error:
             self.fault = f"the files that `keep` names cannot be brought: {error}"
         finally:
             self._is_open.set()
-        while self._names and not self._is_over.wait(EVERY_S):
-            self._carry(is_last=False)
+        wait_s = EVERY_S
+        while self._names and not self._is_over.wait(wait_s):
+            begin_s = time.monotonic()
+            self._try_to_carry(is_last=False)
+            wait_s = max(EVERY_S, SHARE * (time.monotonic() - begin_s))
         self._is_over.wait()
-        self._carry(is_last=True)
+        self._try_to_carry(is_last=True)
+        self.newest = newest(self._kept)
+
+    def _try_to_carry(self, *, is_last: bool) -> None:
+        try:
+            self._carry(is_last=is_last)
+        except Exception as error:  # the next look tries again
+            self._say(f"keep: {error}")
 
     def _link(self) -> None:
         """Make each kept folder a link into the checkpoint folder, with the files that were shipped in the folder."""
-        for name in self._names:
+        for name in sorted(self._names, key=len):  # a folder before the folders in it
             place, target = self._code / name, self._kept / name
-            if glob.has_magic(name) or not _is_folder(name, place) or place.is_symlink():
+            if glob.has_magic(name) or self._is_linked(name) or not _is_folder(name, place) or place.is_symlink():
                 continue
             target.mkdir(parents=True, exist_ok=True)
             if place.is_dir():
-                for each in sorted(_listing(place)):
-                    if not (target / each).exists():
-                        _copy(place / each, target / each)
+                for each in sorted(_listing(place, hidden=True)):
+                    here, there = place / each, _stamp(target / each)
+                    if there is None or (there[1] < here.stat().st_mtime_ns and not is_torn(here)):
+                        _copy(here, target / each)
                 shutil.rmtree(place)
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(target, target_is_directory=True)
             self._links.append(name)
 
+    def _is_linked(self, name: str) -> bool:
+        """Return whether the name lies below a link into the checkpoint folder: nothing is to be copied there."""
+        tops = (link.rstrip("/") for link in self._links if (self._code / link).is_symlink())
+        return any(name.startswith(f"{top}/") for top in tops)
+
+    def _found(self, root: Path) -> dict[str, _Stamp]:
+        """Return the kept files below the folder, but for the files of linked folders."""
+        return {name: stamp for name, stamp in _stamps(root, self._patterns()).items() if not self._is_linked(name)}
+
     def _bring(self) -> None:
         """Copy each kept file to the working directory, unless the file there is equal."""
-        for name, there in _stamps(self._kept, self._patterns()).items():
+        for name, there in self._found(self._kept).items():
             here = _stamp(self._code / name)
             if here is None or here != self._here.get(name) or there != self._there.get(name):
                 _copy(self._kept / name, self._code / name)
             self._there[name] = there
-        self._here = self._seen = _stamps(self._code, self._patterns())
+        self._here = self._seen = self._found(self._code)
 
     def _carry(self, *, is_last: bool) -> None:
         """Copy changed files to the checkpoint folder, and remove kept files that the script has removed."""
-        found = _stamps(self._code, self._patterns())
+        found = self._found(self._code)
         for name, stamp in found.items():
             if self._here.get(name) == stamp or not (is_last or self._seen.get(name) == stamp):
                 continue
             path = self._code / name
             try:
-                if is_torn(path):
+                is_emptied = not stamp[0] and (_stamp(self._kept / name) or stamp)[0] > 0
+                if is_emptied or is_torn(path) or not _copy(path, self._kept / name):
                     if is_last:
                         self._say(f"keep: {name} is cut off; the last whole one stays")
                     continue
-                _copy(path, self._kept / name)
                 self._here[name] = stamp
                 self._there[name] = _stamp(self._kept / name) or stamp
             except OSError as error:
                 self._say(f"keep: {name} cannot be kept: {error}")
-        for name in self._here.keys() - found.keys():
+        # Absent at two looks, and never at the last one: a kill may fall between a removal and the next save.
+        for name in () if is_last else self._here.keys() - found.keys() - self._seen.keys():
             with contextlib.suppress(OSError):
                 if _stamp(self._kept / name) == self._there.get(name):  # else another node has written the file since
                     (self._kept / name).unlink()
@@ -173,9 +199,10 @@ class Keeper:
         return [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
 
     def _files(self) -> Iterator[str]:
-        yield from _stamps(self._code, self._patterns())
+        yield from self._found(self._code)
 
     def _say(self, words: str) -> None:
+        words = words.encode(errors="replace").decode()  # a file's name may be any bytes
         if words not in self._told:
             self._told.add(words)
             print(words, flush=True)
@@ -195,15 +222,6 @@ def _amount(each: Unkept) -> str:
     return f"{files}{quantity(each.bytes)}B"
 
 
-def is_torn(path: Path) -> bool:
-    """Return whether a save was cut off: torch.save's zip archive has no end, or the file is empty. Raises OSError."""
-    with path.open("rb") as file:
-        begin = file.read(4)
-    if not begin:
-        return bool(SAVED.search(path.name))
-    return begin == b"PK\x03\x04" and not zipfile.is_zipfile(path)
-
-
 def _is_folder(name: str, place: Path) -> bool:
     """Return whether a name without a pattern means a folder: it exists as a folder, ends with `/` or has no suffix."""
     if place.exists():
@@ -217,7 +235,7 @@ def _matching(root: Path, names: Sequence[str]) -> Iterator[str]:
         for found in glob.glob(name, root_dir=root, recursive=True):  # noqa: PTH207 - Path.glob refuses some patterns
             path = root / found
             if path.is_dir() and not path.is_symlink():
-                yield from (f"{found.rstrip('/')}/{each}" for each in _listing(path))
+                yield from (f"{found.rstrip('/')}/{each}" for each in _listing(path, hidden=True))
             elif path.is_file() and not path.is_symlink() and not found.endswith((".tmp", _TMP)):
                 yield found
 
@@ -235,25 +253,29 @@ def _stamp(path: Path) -> _Stamp | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _listing(root: Path) -> set[str]:
-    """Return the regular files below the folder; links are not followed, hidden files are left out."""
+def _listing(root: Path, *, hidden: bool = False) -> set[str]:
+    """Return the regular files below the folder, `hidden` ones only if asked for; links are not followed."""
     found = set()
     for place, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _IGNORED and not name.startswith(".")]
+        folders[:] = [name for name in folders if name not in _IGNORED and (hidden or not name.startswith("."))]
         for name in files:
             path = Path(place, name)
-            if not name.startswith(".") and not name.endswith((".pyc", _TMP)) and not path.is_symlink():
+            if (hidden or not name.startswith(".")) and not name.endswith((".pyc", _TMP)) and not path.is_symlink():
                 found.add(path.relative_to(root).as_posix())
     return found
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file with its mode and times, absent or whole. Raises OSError."""
+def _copy(source: Path, target: Path) -> bool:
+    """Copy a file with its mode and times; return False, without a copy, if the file has changed. Raises OSError."""
+    before = _stamp(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.uname().nodename}-{os.getpid()}{_TMP}")
     try:
         shutil.copyfile(source, partial)
         shutil.copystat(source, partial)
+        if _stamp(source) != before:
+            return False
         partial.replace(target)
+        return True
     finally:
         partial.unlink(missing_ok=True)

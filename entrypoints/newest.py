@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import keep, places
+from cloudtrain.entrypoints import places
 
-__all__ = ["newest"]
+__all__ = ["is_torn", "newest"]
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
+_SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
 )
@@ -54,13 +56,26 @@ def newest(folder: Path) -> tuple[str, float] | None:
         return None
     is_plain = [each for each in found if not _BEST.search(each.path.rpartition("/")[2])] or found
     rank = max(each.rank for each in is_plain)
-    series: dict[str, _Candidate] = {}
+    series: dict[str, list[_Candidate]] = {}
     for each in sorted((each for each in is_plain if each.rank == rank), key=lambda each: each.numbers):
-        last = series.get(each.family)
-        if last is None or last.kinds <= each.kinds:  # a save that was cut off between two files lacks a kind
-            series[each.family] = each
-    best = max(series.values(), key=lambda each: (each.changed_s, each.path))
+        series.setdefault(each.family, []).append(each)
+    best = max((_last(each) for each in series.values()), key=lambda each: (each.changed_s, each.path))
     return best.path, best.changed_s
+
+
+def _last(series: list[_Candidate]) -> _Candidate:
+    """Return the last checkpoint of a series, or the one before if the last, cut off, lacks a kind of file."""
+    is_cut_off = len(series) > 1 and not series[-2].kinds <= series[-1].kinds
+    return series[-2] if is_cut_off else series[-1]
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether a save was cut off: torch.save's zip archive has no end, or the file is empty. Raises OSError."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if not begin:
+        return bool(_SAVED.search(path.name))
+    return begin == b"PK\x03\x04" and not zipfile.is_zipfile(path)
 
 
 def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
@@ -77,13 +92,14 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
             if entry.is_dir():
                 if _FOLDER.search(entry.name) or (path / ".metadata").exists():
                     files = [each for each in path.rglob("*") if each.is_file()]
-                    if files and _is_whole(path, files):
+                    has_data = any(not _LOG.search(each.name) or each.name == ".metadata" for each in files)
+                    if has_data and _is_whole(path, files):
                         kinds = frozenset(_NUMBER.sub("", each.relative_to(path).as_posix()) for each in files)
                         yield _Candidate(name, 2, max(each.stat().st_mtime for each in files), kinds)
                 else:
                     yield from _candidates(root, path)
-            elif not _LOG.search(entry.name) and not keep.is_torn(path):
-                yield _Candidate(name, 1 if keep.SAVED.search(entry.name) else 0, entry.stat().st_mtime)
+            elif not _LOG.search(entry.name) and not is_torn(path):
+                yield _Candidate(name, 1 if _SAVED.search(entry.name) else 0, entry.stat().st_mtime)
         except OSError:  # removed by the script meanwhile
             continue
 
@@ -95,4 +111,4 @@ def _is_whole(folder: Path, files: list[Path]) -> bool:
         return False
     if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
         return False
-    return not any(keep.is_torn(path) for path in files)
+    return not any(is_torn(path) for path in files)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["job_spec", "job_surroundings"]
+__all__ = ["default_hang_timeout_s", "job_spec", "job_surroundings"]
 
 HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the cause
 SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
@@ -29,7 +29,7 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         "max_restarts": config.distributed.max_restarts,
         "timeout_s": config.distributed.timeout_s,
         "hang_timeout_s": config.distributed.hang_timeout
-        or max(config.distributed.timeout_s + HANG_MARGIN_S, SCRIPT_HANG_S if kind != "task" else 0),
+        or default_hang_timeout_s(config.distributed.timeout_s, is_task=kind == "task"),
         "run": {
             "kind": kind,
             "target": config.task or config.script or config.module,
@@ -58,6 +58,11 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
     if any(entry.from_job for entry in config.notify):
         spec["notices"] = _notices(plan, config)
     return spec
+
+
+def default_hang_timeout_s(timeout_s: int, *, is_task: bool) -> int:
+    """Return the seconds without a step after which a rank counts as hung; `timeout_s` is a collective call's."""
+    return max(timeout_s + HANG_MARGIN_S, 0 if is_task else SCRIPT_HANG_S)
 
 
 def _script_options(config: Config) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
         finally:
             own.unlink(missing_ok=True)
         _check(code, log, "the requirements could not be installed", limit_s)
-    durable.write_json(place / MARK, {"interpreter": asdict(base), "requirements": text, "built_s": time.time()})
+    durable.write_json(place / MARK, {"interpreter": asdict(base), "built_s": time.time()})
     (place / LAST_USED).touch()
 
 

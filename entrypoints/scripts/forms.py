@@ -141,7 +141,8 @@ def _text(line: str) -> Told | None:
     if (rate := _RATE.search(line)) is not None:
         fields["lr"] = float(rate[1])
     if step is not None and (fields or total is not None):
-        return Told(FINE, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
+        weight = FINE if fields else BAR  # `Step 1/3: loading data` may be a part of the set-up
+        return Told(weight, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
     if epoch is not None and step is None and (fields or scores or _EPOCH_LINE.match(line)):
         weight = EPOCH_FIGURES if fields or scores else EPOCH
         return Told(weight, epoch=epoch, epochs=epochs, fields=fields, scores=scores)

@@ -1,4 +1,4 @@
-"""What is done to a library once the script has imported it."""
+"""Actions that run after the script imports a library."""
 
 from __future__ import annotations
 
@@ -15,25 +15,45 @@ After = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has the others find a module as ever, and adds the action behind its execution."""
+    """Finds a module as usual, and runs an action after the module's code has run."""
 
     def __init__(self, actions: dict[str, After]) -> None:
         self._actions = actions
+        self._finding: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        action = self._actions.pop(name, None)
-        spec = importlib.util.find_spec(name) if action else None
-        if action is None or spec is None or spec.loader is None:
+        if name not in self._actions or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), action(module))[0]  # type: ignore[method-assign]
+
+        def executed(module: ModuleType) -> None:
+            execute(module)
+            _run(self._actions.pop(name, None), module)
+
+        spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec
 
 
 def after_import(actions: dict[str, After]) -> None:
-    """Call each action with its module, by the module's full name; at once where that is imported already."""
+    """Call each action with its module, by the module's full name; at once if the module is already imported."""
     for name in actions.keys() & sys.modules.keys():
-        actions.pop(name)(sys.modules[name])
+        _run(actions.pop(name), sys.modules[name])
     sys.meta_path.insert(0, _Finder(actions))
+
+
+def _run(action: After | None, module: ModuleType) -> None:
+    """Run the action; a fault, as with another version of the library, must not break the script's import."""
+    try:
+        if action is not None:
+            action(module)
+    except Exception as error:
+        print(f"cloudtrain: warning: {module.__name__} is used without cloudtrain's callback: {error!r}", flush=True)

@@ -7,6 +7,7 @@ Only groups of the rank's own process count; processes started by the script are
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -48,16 +49,20 @@ def watch_launchers(event: str, args: tuple[Any, ...]) -> None:
 
 def watch_groups(module: ModuleType, ranks: int) -> None:
     """Have torch.distributed leave the file when the rank has joined a group of all ranks."""
-    init = module.init_process_group
+    init, met = module.init_process_group, _file("met")  # a script may change RANK
 
     @functools.wraps(init)
     def joined(*args: Any, **kwargs: Any) -> Any:
         result = init(*args, **kwargs)
-        if module.get_world_size() >= ranks:
-            _file("met").touch()
+        with contextlib.suppress(OSError, ValueError):  # of a full disk; of a group without this rank
+            if module.get_world_size() >= ranks:
+                met.touch()
         return result
 
     module.init_process_group = joined  # type: ignore[attr-defined]
+    package = sys.modules.get("torch.distributed")  # imported before, the package holds the function itself
+    if getattr(package, "init_process_group", None) is init:
+        package.init_process_group = joined  # type: ignore[union-attr]
 
 
 def alone(ranks: int) -> str | None:
@@ -88,5 +93,6 @@ def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:
     if len(list(folder.glob("met-*"))) >= nproc:
         return None
     why = next((path.read_text() for path in sorted(folder.glob("alone-*"))), _GENERAL)
-    message = f"the {ranks} ranks have joined no process group: each has trained alone, on all of the data; {why}"
+    message = f"the {ranks} ranks have joined no process group of torch.distributed: each has trained alone, on all of "
+    message += f"the data; the files are kept; {why}"
     return {"rank": None, "kind": "config", "message": message}

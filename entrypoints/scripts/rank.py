@@ -50,7 +50,8 @@ def _tell_accelerate(module: ModuleType) -> None:
     """Have Accelerate, and Hugging Face's Trainer with it, join all ranks on the CPU: by default each trains alone."""
     import torch
 
-    if not torch.accelerator.is_available():
+    accelerator = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is new in torch 2.6
+    if not accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 

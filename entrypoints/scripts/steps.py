@@ -6,13 +6,15 @@ step and the time left (`eta_s`).
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import re
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,9 +185,10 @@ class Steps:
         """Return the first number above `least` in a variable of the script with a name from the list."""
         if names not in self._searched and self._looks < _LOOKS:
             self._looks += 1
-            values = (size for scope in _scopes() for name in names if (size := _size(_get(scope, name))) > least)
-            if (value := next(values, None)) is not None:
-                self._searched[names] = value
+            with contextlib.closing(_scopes()) as scopes:
+                values = (size for scope in scopes for name in names if (size := _size(_get(scope, name))) > least)
+                if (value := next(values, None)) is not None:
+                    self._searched[names] = value
         return self._searched.get(names)
 
     def _fields(self, step: int, total: int | None, figures: dict[str, Any], now_s: float) -> dict[str, Any]:
@@ -238,15 +241,21 @@ def _number(pattern: re.Pattern[str], line: str) -> float | None:
         return None
 
 
-def _scopes() -> Iterator[Any]:
+def _scopes() -> Generator[Any, None, None]:
     """Yield holders of variables: the script's frames, the innermost first, and the `args` or `self` in each frame."""
     frame = sys._getframe()
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OURS):
-            yield frame.f_locals
-            holders = [_get(frame.f_locals, name) for name in _HOLDERS]
-            yield from holders
-            yield from (_get(holder, name) for holder in holders for name in _HOLDERS)
+            scope = frame.f_locals
+            try:
+                yield scope
+                holders = [_get(scope, name) for name in _HOLDERS]
+                yield from holders
+                yield from (_get(holder, name) for holder in holders for name in _HOLDERS)
+            finally:
+                # Before Python 3.13 a function's frame keeps this copy, and with it the tensors of the step.
+                if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                    scope.clear()
         frame = frame.f_back  # type: ignore[assignment]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from cloudtrain.launcher.errors import CloudtrainError, CredentialError, UnreachableError, UsageError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.options import job_argument, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, say
 
@@ -61,10 +61,12 @@ def _fetched(job: Job, folder: Path) -> list[Path]:
     for fetch in (backend.artifacts, cast("HasCheckpoints", backend).checkpoints):
         try:
             files += fetch(ref, folder)
-        except (CredentialError, UnreachableError):
+        except (ConfigError, CredentialError, UnreachableError):
             raise
         except CloudtrainError as error:  # one of the two folders may be empty
             missing.append(error)
     if not files and missing:
         raise missing[0]
+    for each in missing:
+        say(f"nothing came from one of the two folders: {each.message}")
     return files

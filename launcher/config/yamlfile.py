@@ -52,6 +52,7 @@ _LONGEST_INT = 100  # digits; Python itself refuses 4300, and nobody means it
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")  # what double-quoted escapes and odd environments can still bring in
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+_JOB_VARIABLE = re.compile(r"\$\{CLOUDTRAIN_\w*\}", re.ASCII)
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhook|_url$", re.IGNORECASE)
@@ -333,7 +334,7 @@ class _Builder:
             if match[0] == "$${":
                 is_escape = expands and event.value.startswith("CLOUDTRAIN_", match.end())  # the node reads `$$`
                 return "$${" if is_escape else "${"
-            if (expands or key == "setup") and match[0].startswith("${CLOUDTRAIN_") and match[0].endswith("}"):
+            if (expands or key == "setup") and _JOB_VARIABLE.fullmatch(match[0]):
                 return match[0]
             name = _VARIABLE.fullmatch(match[1])
             if name is None or not match[0].endswith("}"):

@@ -20,6 +20,7 @@ from cloudtrain.entrypoints.notices.message import (
 )
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
+from cloudtrain.launcher.spec import default_hang_timeout_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -151,7 +152,9 @@ def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator
     if outlook.stalled_s is None or job.attempt.state.state != "running":
         return
     asked = job.config.get("distributed") or {}
-    hang_s = _seconds(asked.get("hang_timeout")) or (asked.get("timeout_s") or 600) + 300
+    is_script = bool(job.config.get("script") or job.config.get("module"))
+    default_s = default_hang_timeout_s(asked.get("timeout_s") or 600, is_task=not is_script)
+    hang_s = _seconds(asked.get("hang_timeout")) or default_s
     progress = job.attempt.progress
     rest_s, step, last = left_s(progress), number(progress.get("step")), number(progress.get("max_steps"))
     step_s = rest_s / (last - step) if rest_s and step is not None and last and last > step else 0.0

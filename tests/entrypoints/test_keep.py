@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +129,7 @@ def test_save_that_was_cut_off_leaves_the_one_before(folders: tuple[Path, Path])
     assert (code / "s.pt").read_bytes() == whole
 
 
-def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> None:
+def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_until: Callable[..., Any]) -> None:
     """A script that keeps its last two checkpoints keeps two; a file of another node stays."""
     code, kept = folders
     (kept / "c-9.pt").write_text("of another node")
@@ -137,6 +139,7 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path]) -> No
     started(keeper)
     (code / "c-1.pt").unlink()
     (code / "c-2.pt").write_text("2")
+    wait_until(lambda: not (kept / "c-1.pt").exists())
     ended(keeper)
     assert files(kept) == {"c-2.pt": "2", "c-9.pt": "of another node"}
 
@@ -187,6 +190,55 @@ def test_full_disk_is_told_once(folders: tuple[Path, Path], capfd: pytest.Captur
     ended(keeper)
     ended(started(keeper))
     assert capfd.readouterr().out.count("No space left") == 1
+
+
+def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> None:
+    """The inner name adds nothing; no file is removed, copied onto itself, or a link to itself."""
+    code, kept = folders
+    (kept / "out" / "ckpt").mkdir(parents=True)
+    (kept / "out" / "ckpt" / "a.pt").write_text("precious")
+    keeper = started(Keeper(code, kept, ["out/ckpt/", "out/", "**/*.pt"]))
+    inode = (kept / "out" / "ckpt" / "a.pt").stat().st_ino
+    ended(keeper)
+    ended(started(keeper))
+    assert (code / "out" / "ckpt" / "a.pt").read_text() == "precious"
+    assert (kept / "out" / "ckpt" / "a.pt").stat().st_ino == inode
+
+
+def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> None:
+    """A checkpoint of torch.distributed.checkpoint is nothing without its .metadata."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["step_*"]))
+    for name in ("step_1/.metadata", "step_1/__0_0.distcp"):
+        (code / name).parent.mkdir(exist_ok=True)
+        (code / name).write_text("x")
+    ended(keeper)
+    assert set(files(kept)) == {"step_1/.metadata", "step_1/__0_0.distcp"}
+
+
+def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path]) -> None:
+    """A file that is gone at the ranks' end, or empty, does not take the kept file away."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["a.json", "b.json"]))
+    for name in ("a.json", "b.json"):
+        (code / name).write_text("whole")
+    ended(keeper)
+    started(keeper)
+    (code / "a.json").unlink()
+    (code / "b.json").write_text("")
+    ended(keeper)
+    assert files(kept) == {"a.json": "whole", "b.json": "whole"}
+
+
+def test_names_of_any_bytes_end_nothing(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither the listing of lost files nor a fault in the log."""
+    code, kept = folders
+    keeper = started(Keeper(code, kept, ["*.pt"]))
+    (code / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    (code / os.fsdecode(b"caf\xe9.pt")).write_text("x")
+    ended(keeper)
+    assert keep.unkept_words(keeper.unkept()).encode()
+    assert (kept / os.fsdecode(b"caf\xe9.pt")).exists()
 
 
 @pytest.mark.parametrize("name", ["a b", "a[1].pt", "**", "**x", "é*", "a/b/c.pt", "x/"])

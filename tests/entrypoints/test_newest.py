@@ -90,3 +90,19 @@ def test_folder_that_was_cut_off_between_its_files_is_passed_over(tmp_path: Path
     save(tmp_path, "runs/epoch_10/optimizer.bin", 2.0)
     save(tmp_path, "runs/epoch_10/rng.pkl", 2.0)
     assert (newest(tmp_path) or ("", 0))[0] == "runs/epoch_10"
+
+
+def test_older_checkpoint_with_more_kinds_of_files_does_not_stay_the_newest(tmp_path: Path) -> None:
+    """Only the last of a series may have been cut off."""
+    for number, name in enumerate(
+        ("checkpoint-1/scaler.pt", "checkpoint-1/m.pt", "checkpoint-2/m.pt", "checkpoint-3/m.pt")
+    ):
+        save(tmp_path, name, 1000.0 + number)
+    assert (newest(tmp_path) or ("", 0))[0] == "checkpoint-3"
+
+
+def test_folder_of_logs_is_no_checkpoint(tmp_path: Path) -> None:
+    """TensorBoard's runs/1 looks like a folder of a number."""
+    save(tmp_path, "runs/1/events.out.tfevents.7", 2.0)
+    save(tmp_path, "snapshot.pt", 1.0)
+    assert newest(tmp_path) == ("snapshot.pt", 1.0)
