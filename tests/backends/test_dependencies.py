@@ -92,7 +92,8 @@ def job(project: Callable[..., Path]) -> Callable[..., Path]:
     """Return a function that writes a project with wheels, its config as given."""
 
     def write(settings: str, requirements: str = REQUIREMENTS, text: str = SCRIPT) -> Path:
-        folder = project(settings, script="train.py", text=text)
+        alone = "distributed: {allow_alone: true}\n"  # a rank of the script tells of its packages, and ends
+        folder = project(alone + settings, script="train.py", text=text)
         for name, version, requires in (
             ("tiny", "1.0", ""),
             ("own", "1.0", ""),

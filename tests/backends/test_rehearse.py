@@ -118,7 +118,7 @@ def test_rehearsal_proves_that_an_interrupted_job_goes_on(
     [
         ("forgets", "losses", "the losses go another way after the resume"),
         pytest.param(
-            *("deaf", "saved", "the script has saved nothing into CLOUDTRAIN_CHECKPOINT_DIR"), marks=pytest.mark.soak
+            *("deaf", "saved", "there is no file of the script: name its checkpoints in `keep`"), marks=pytest.mark.soak
         ),
         pytest.param("anew", "resumed", "the script began anew at step 1", marks=pytest.mark.soak),
     ],

@@ -118,7 +118,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.001)\n"
     )
-    text = CONFIG.replace("task: task.py", "script: train.py")
+    text = CONFIG.replace("task: task.py", "script: train.py").replace("nproc_per_node: 1", "allow_alone: true")
     (folder / "cloudtrain.yaml").write_text(text[: text.index("training:")] + text[text.index("limits:") :])
     cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
     done = cli("logs", "-f", "lines", timeout_s=200)

@@ -322,6 +322,7 @@ SECRET_JOB = """\
 name: secret
 backend: ssh
 script: train.py
+distributed: {{allow_alone: true}}
 resources: {{instances: 2}}
 secrets: [TOKEN]
 ssh: {{hosts: [h0, h1], ssh_config: "{config}", python: "{python}"{more}}}
