@@ -223,7 +223,8 @@ def _show(
             _pack(config, overrides.file, folder / request.archive)
     if not as_json:
         click.echo(request.text, nl=False)
-        for name, text in request.decoded.items():  # standard output has the request alone
+        # Standard output has the request alone; with a folder, the decoded text is a file there.
+        for name, text in request.decoded.items() if output is None else ():
             say(f"{f'{backend}: ' if backend else ''}{name} in the request, decoded:")
             click.echo(text, nl=False, err=True)
     job_id = request.name.rpartition("-")[0]
