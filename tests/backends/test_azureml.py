@@ -233,7 +233,7 @@ def test_workspace_may_come_from_the_environment() -> None:
 
 
 def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., Path]) -> None:
-    """`-o` writes the file with the code beside it, as `az ml job create -f` uploads it."""
+    """`-o` writes the file with the code beside it, as `az ml job create -f` uploads it; else the order is decoded."""
     folder = project(f"backend: azureml\nresources: {{accelerators: 'T4:1'}}\nazureml: {{{WHERE}}}\n")
     out = folder.parent / "out"
     done = cli("submit", "--dry-run", "-o", out, cwd=folder)
@@ -246,7 +246,8 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
     assert (told["request"], told["plan"]["ranks"]) == (job, 1)
     order = json.loads(base64.b64decode(job["environment_variables"]["CLOUDTRAIN_ORDER"]))
     assert told["decoded"] == {"CLOUDTRAIN_ORDER": order}
-    heading, _, text = done.stderr.partition("CLOUDTRAIN_ORDER in the request, decoded:\n")
+    shown = cli("submit", "--dry-run", cwd=folder).stderr
+    heading, _, text = shown.partition("CLOUDTRAIN_ORDER in the request, decoded:\n")
     assert (json.loads(text), "dry run: nothing was sent" in heading) == (order, True)
 
 
