@@ -317,7 +317,7 @@ def test_values_are_there_as_a_table(page: Callable[..., Page]) -> None:
     """For whoever cannot see curves; each chart says in words what it shows."""
     opened = page()
     opened.get_by_text("Table of values").click()
-    assert opened.locator(".ct-rows tbody tr").count() > 200
+    opened.wait_for_function("document.querySelectorAll('.ct-rows tbody tr').length > 200")
     assert opened.locator(".ct-rows th").first.inner_text() == "attempt"
     assert "Training loss: from 4.064 to 0.2036, least 0.1096" in opened.locator(
         "[data-chart=loss] > svg"

@@ -96,8 +96,8 @@ def test_job_is_seen_running_stopped_and_resumed(
     expect(page.locator("#stop")).to_be_hidden()
     assert cli("status", "live", "--json").json["state"] == "running"
     page.get_by_role("button", name="Stop").click()
-    page.get_by_role("button", name="Save and stop").click()
-    expect(page.locator("#said")).to_have_text("stopping live after saving")
+    page.locator("#stop").get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator("#said")).to_have_text("stopping live with SIGTERM: only the script itself can save")
     expect(page.locator("#part-head .badge").first).to_have_text("stopped")
     expect(page.locator("#log-state")).to_contain_text("the end")
     assert cli("status", "live", "--json").json["state"] == "stopped"
