@@ -1,4 +1,4 @@
-"""Files of the code folder that hold secrets: by their names, and by what stands in them.
+"""Secret files in the code folder: found by name, and by the shape of tokens in their text.
 
 The names follow the documentation of the tools that write the files; gitrob's and GitHub's lists served as a check.
 The shapes of tokens follow gitleaks 8 (config/gitleaks.toml, MIT licence). A scanner as a dependency was no choice:
@@ -16,8 +16,8 @@ from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["faults_of", "secret_name", "token_in"]
 
-# Bytes that are searched: of a file, and of a folder, whose smallest files come first. A bound in bytes, so
-# that two submits of one folder end alike: 16 MB take 0.3 s of processor time, and gzip takes 0.8 s for them.
+# Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
+# of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
 FILE_BYTES, FOLDER_BYTES = 1_000_000, 16_000_000
 
 _FOLDERS = {".aws", ".azure", ".ssh", ".kube", ".gnupg", ".oci", ".kaggle", ".password-store"}
@@ -45,7 +45,7 @@ _HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|
 
 
 class _Shape(NamedTuple):
-    """A secret's name, a text that stands in each of the kind, and the expression that tells it from others."""
+    """The name of a kind of secret, a fixed part of its text, and its regular expression."""
 
     name: str
     mark: str
@@ -83,13 +83,10 @@ _SHAPES = (
     _Shape("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
     _Shape("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
 )
-_BEFORE, _STEP, _AFTER = (
-    80,
-    150,
-    400,
-)  # bytes around a mark: a secret that begins within a step of it ends before _AFTER
+# Bytes around a mark: a secret that begins less than _STEP bytes behind the mark ends before _AFTER.
+_BEFORE, _STEP, _AFTER = 80, 150, 400
 _PLACEHOLDER = re.compile(rb"example|placeholder|x{4}|\*{4}|\.{4}|abcdefg|1234567|dummy|fake|your", re.IGNORECASE)
-_FEWEST = 9  # different characters: fewer have less than about 3 bits each (gitleaks' bound), as `hf_aaaa...`
+_FEWEST = 9  # fewest different characters; below 9 a text has under 3 bits a character (gitleaks' bound): `hf_aaaa...`
 _SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
     re.IGNORECASE,
@@ -97,7 +94,7 @@ _SECRET_VARIABLE = re.compile(
 
 
 def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterable[str] = ()) -> Iterator[Fault]:
-    """Yield a fault for each file that looks like a secret, and for each that holds a token: never the secret itself.
+    """Yield a fault for each file with a secret's name or with a token in its text; no fault prints the secret.
 
     `sizes` are the files to ship, links among them. A line `!FILE` in `exclude` or .cloudtrainignore permits a file.
     """
@@ -116,12 +113,12 @@ def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterabl
 
 
 def token_in(text: str) -> str | None:
-    """Return the kind of secret that the text holds by its shape, `a GitHub token`; None for a text without."""
+    """Return the kind of the first secret in the text (`a GitHub token`), or None."""
     return next((name for name, _ in _found(text.encode(errors="replace"))), None)
 
 
 def secret_name(variable: str) -> bool:
-    """Return whether an environment variable of this name holds a secret: HF_TOKEN, but not TOKENIZERS_PARALLELISM."""
+    """Return whether the name is a secret variable's: HF_TOKEN is, TOKENIZERS_PARALLELISM is not."""
     return _SECRET_VARIABLE.search(variable) is not None
 
 
@@ -138,7 +135,7 @@ def _tokens(folder: Path, name: PurePosixPath) -> Iterator[Fault]:
     try:
         with (folder / name).open("rb") as file:
             data = file.read(FILE_BYTES)
-    except OSError:  # the bundle reports a file that cannot be read
+    except OSError:  # the bundle reports unreadable files
         return
     for kind, start in _found(data) if b"\0" not in data[:4096] else ():
         line, column = data.count(b"\n", 0, start) + 1, start - data.rfind(b"\n", 0, start)
@@ -147,7 +144,7 @@ def _tokens(folder: Path, name: PurePosixPath) -> Iterator[Fault]:
 
 
 def _found(data: bytes) -> Iterator[tuple[str, int]]:
-    """Yield each kind of secret in the data, with the place of the first of its kind."""
+    """Yield each kind of secret in the data, and the offset of the first match."""
     for shape in _SHAPES:
         if (start := _first(data, shape)) is not None:
             yield shape.name, start
@@ -157,7 +154,7 @@ def _first(data: bytes, shape: _Shape) -> int | None:
     mark = shape.mark.encode()
     at = data.find(mark)
     while at >= 0:
-        pattern = re.compile(rb"(?<![\w+-])" + shape.pattern.encode())  # re keeps it
+        pattern = re.compile(rb"(?<![\w+-])" + shape.pattern.encode())  # cached by re
         for match in pattern.finditer(data, max(0, at - _BEFORE), at + _AFTER):
             if len(set(match[0].replace(mark, b""))) >= _FEWEST and not _PLACEHOLDER.search(match[0]):
                 return match.start()
@@ -170,7 +167,7 @@ def _permit(name: PurePosixPath) -> str:
 
 
 def _is_permitted(folder: Path, name: PurePosixPath, exclude: set[str], read: dict[Path, set[str]]) -> bool:
-    """Return whether a line names the very file: a pattern that keeps many files in permits none of them."""
+    """Return whether a `!` line names exactly this file; a pattern such as `!*.py` permits no file."""
     if not exclude.isdisjoint({f"!{name}", f"!/{name}"}):
         return True
     for parent in name.parents:

@@ -13,7 +13,7 @@ from conftest import Cli
 from cloudtrain.launcher import secretfiles
 from cloudtrain.launcher.errors import Fault
 
-# What the attack of issue 18 got past the bundle, and names of the same kind.
+# Files that an attack got past the bundle, and names of the same kind.
 SECRET_FILES = (
     *(
         "prod.env",
@@ -48,12 +48,12 @@ PLAIN_FILES = (
 
 
 def drawn(count: int, alphabet: str = string.ascii_letters + string.digits, seed: int = 7) -> str:
-    """Return random characters, the same ones every time."""
+    """Return random characters from a fixed seed."""
     return "".join(random.Random(seed).choices(alphabet, k=count))
 
 
 UPPER, HEX = string.ascii_uppercase + "234567", "0123456789abcdef"
-BLOCK = "PRIVATE KEY-----"  # in pieces, so that this file holds no secret itself
+BLOCK = "PRIVATE KEY-----"  # in pieces: this file must not hold a secret
 TOKENS = {
     "a private key": f"-----BEGIN RSA {BLOCK}\n{drawn(64)}\n",
     "an AWS access key": f"AKIA{drawn(16, UPPER)}",
@@ -82,7 +82,7 @@ TOKENS = {
 
 @pytest.fixture
 def faults(tmp_path: Path) -> Callable[..., list[Fault]]:
-    """Return a function that writes files, and returns what is found in them."""
+    """Return a function that writes files and returns the faults."""
 
     def look(files: dict[str, str], exclude: tuple[str, ...] = ()) -> list[Fault]:
         for name, text in files.items():
@@ -103,7 +103,7 @@ def test_secret_file_is_found_by_its_name(name: str, faults: Callable[..., list[
 
 @pytest.mark.parametrize("name", PLAIN_FILES)
 def test_plain_file_is_not_refused_by_its_name(name: str, faults: Callable[..., list[Fault]]) -> None:
-    """Templates, public keys, sources and names that only sound alike are shipped."""
+    """Templates, public keys, sources and similar names are shipped."""
     assert faults({name: "x"}) == []
 
 
@@ -111,7 +111,7 @@ def test_plain_file_is_not_refused_by_its_name(name: str, faults: Callable[..., 
 def test_token_in_a_file_is_found_with_its_line_and_never_printed(
     kind: str, faults: Callable[..., list[Fault]]
 ) -> None:
-    """The fault names the file, line and column of the secret; no part of the secret stands in it."""
+    """The fault names the file, line and column; the message holds no part of the secret."""
     secret = TOKENS[kind]
     (fault,) = faults({"src/train.py": f"import os\n\nx = '{secret}'\n"})
     assert fault.message == f"`src/train.py` holds {kind}"
@@ -121,7 +121,7 @@ def test_token_in_a_file_is_found_with_its_line_and_never_printed(
 
 
 def test_secret_after_many_marks_is_found(faults: Callable[..., list[Fault]]) -> None:
-    """Placeholders and other uses of a token's first letters hide no token behind them."""
+    """Placeholders and words with a token's first letters do not hide a later token."""
     text = f"hf_hub hf_{'x' * 34} hf_model\n" * 50 + TOKENS["a Hugging Face token"]
     assert [str(fault.place) for fault in faults({"a.py": text})] == ["a.py:51:1"]
 
@@ -148,8 +148,8 @@ def test_placeholder_is_no_secret(text: str, faults: Callable[..., list[Fault]])
 
 @pytest.mark.parametrize("line", ["!certs/test.pem", "!/certs/test.pem"])
 @pytest.mark.parametrize("where", ["exclude", ".cloudtrainignore"])
-def test_one_line_that_names_the_file_permits_it(line: str, where: str, faults: Callable[..., list[Fault]]) -> None:
-    """The hint's way works for the named file alone; a pattern permits nothing."""
+def test_line_with_the_files_name_permits_the_file(line: str, where: str, faults: Callable[..., list[Fault]]) -> None:
+    """The line from the hint permits the named file alone; a pattern permits no file."""
     files = {"certs/test.pem": "x", "certs/other.pem": "x", "a.py": TOKENS["a GitHub token"]}
     lines = [line, "!*.pem", "!*.py", "!certs/"]
     if where == ".cloudtrainignore":
@@ -168,7 +168,7 @@ def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypa
 
 
 def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Path]) -> None:
-    """A dry run ends with exit code 3 and all such files at once, and prints no secret."""
+    """A dry run ends with exit code 3, names all secret files at once, and prints no secret."""
     folder = project()
     (folder / "push.py").write_text(f"login('{TOKENS['a Hugging Face token']}')\n")
     (folder / "prod.env").write_text("A=1\n")
@@ -187,5 +187,5 @@ def test_variable_of_a_secret_is_known_by_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"])
 def test_plain_variable_is_no_secret(name: str) -> None:
-    """Names that only contain such a word are plain."""
+    """A name that merely contains `token` or `key` is plain."""
     assert not secretfiles.secret_name(name)
