@@ -32,7 +32,27 @@ def test_duration_reads(text: Any, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [30, "30", 0.25, "", "h", "12 hours", "-1h", "30m1h", "1h1h", "0.5s", "4000d", True, None, -1, 0.5, float("nan"), [], "1e3"]
+    "text",
+    [
+        30,
+        "30",
+        0.25,
+        "",
+        "h",
+        "12 hours",
+        "-1h",
+        "30m1h",
+        "1h1h",
+        "0.5s",
+        "4000d",
+        True,
+        None,
+        -1,
+        0.5,
+        float("nan"),
+        [],
+        "1e3",
+    ],
 )
 def test_duration_refuses(text: Any) -> None:
     """Other values raise ValueError that names the expected form, a number without a unit too."""
