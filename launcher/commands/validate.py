@@ -10,9 +10,11 @@ import click
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config
 from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.config import clearvalues
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.options import Overrides, config_options, json_option
 from cloudtrain.launcher.prepare import DRY_SUFFIX
+from cloudtrain.launcher.terminal import say
 
 __all__ = ["command"]
 
@@ -37,8 +39,11 @@ def command(overrides: Overrides, as_json: bool) -> int:
         faults = [_as_json(fault) for fault in exc.faults]
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
+    warnings = list(clearvalues.notes_of(job, file))
+    for line in warnings:
+        say(f"warning: {line}")
     if as_json:
-        click.echo(json.dumps({"ok": True, "file": str(file), "faults": []}, indent=2))
+        click.echo(json.dumps({"ok": True, "file": str(file), "faults": [], "warnings": warnings}, indent=2))
         return 0
     instances, names = job.resources.instances, overrides.backends()
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
