@@ -78,8 +78,9 @@ def capacity(config: Config) -> Capacity:
     disk = (
         f"with a disk of {disk_gb} GB" if disk_usd is not None else f"without its disk: {disk_type} has no known price"
     )
-    usd, known = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of)
-    return Capacity(choice.count, usd, f"{offer.source}, {disk}", terms, *known, machine=choice.label)
+    usd, known, is_spot = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of), offer.kind == "spot"
+    source = f"{offer.source}, {disk}"
+    return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
 
 
 def check(request: Request) -> list[Fault]:

@@ -159,7 +159,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in compare.lines(found, width(sys.stderr)):
+    for line in [*compare.lines(found, width(sys.stderr)), *compare.unlike(found)]:
         say(line)
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
@@ -197,7 +197,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.refused(found)]:
+    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.unlike(found), *compare.refused(found)]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]

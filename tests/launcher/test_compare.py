@@ -71,15 +71,33 @@ def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., 
     assert compare.cheapest(offers(asked("ssh,azureml"))) is None
 
 
-def test_uncertain_price_counts_at_its_worst(asked: Callable[..., Overrides]) -> None:
-    """The list's price of p4d, derived and old, is above the 25.50 that somebody has typed."""
+def test_offers_are_sorted_by_the_expected_price(asked: Callable[..., Overrides]) -> None:
+    """A list price below the user's own comes first; the upper bound of the old list price has its own column."""
     text = TEXT.replace(", price_per_hour: 25 USD", "").replace("20 USD", "25.50 USD")
     found = offers(asked("sagemaker,vertex", text=text))
-    assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
-    plan = found[1].plan
+    assert [offer.backend for offer in found] == ["sagemaker", "vertex"]
+    plan = found[0].plan
     assert plan is not None
     assert plan.price_micro is not None
     assert plan.price_micro < 25_500_000 < plan.price_micro * plan.uncertainty
+    head, first, *_ = compare.lines(found)
+    assert (head.split().index("USD/h") > 0, "up to" in head) == (True, True)
+    bound = next(word for word in first.split() if word.replace(".", "").isdecimal() and float(word) > 51)
+    assert float(bound) == pytest.approx(2 * plan.price_micro * plan.uncertainty / 1e6, abs=0.011)
+
+
+def test_spot_price_is_compared_with_the_expected_prices(asked: Callable[..., Overrides]) -> None:
+    """A spot price with a high upper bound is the cheapest; a price on demand in its place is named as a bound."""
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace(", price_per_hour: 20 USD", "")
+    found = offers(asked("sagemaker,vertex", text=text.replace('"A100:8"', '"A100:8", spot: true')))
+    assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
+    first = compare.cheapest(found)
+    assert first is not None
+    assert first.backend == "vertex"
+    rows = compare.lines(found)
+    assert (" spot " in rows[1], " spot, at most " in rows[2]) == (True, True)
+    assert compare.unlike(found)[0].startswith("no spot price of sagemaker is known")
+    assert compare.unlike(offers(asked("sagemaker,vertex", text=text))) == []
 
 
 @pytest.mark.parametrize(
