@@ -137,7 +137,7 @@ class Overrides:
                 *settings,
                 price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
             )
-        return config.load(self.file, backend=chosen, overrides=settings)
+        return config.load(self.file, backend=chosen, overrides=settings, further=_further)
 
     def compares(self) -> bool:
         """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""
@@ -178,6 +178,19 @@ class Overrides:
             fault = config.placed(ConfigError([Fault("", error.where)]), self.file, self.settings).faults[0]
             error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
             raise
+
+
+def _further(config: Config) -> Sequence[Fault]:
+    """Return what the backend refuses of a config that has other faults too."""
+    from cloudtrain.launcher.prepare import require_a_plan
+
+    try:
+        require_a_plan(config)
+    except ConfigError as error:
+        return error.faults
+    except BudgetError:  # of money the user is told when the faults are fixed
+        pass
+    return ()
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

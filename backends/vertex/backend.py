@@ -44,6 +44,7 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
+_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -59,6 +60,7 @@ price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine brings, at the price of the way in which it is to be had."""
+    _require(config)
     from cloudtrain.backends.vertex import prices
     from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of
 

@@ -174,6 +174,49 @@ def test_reason_of_a_backend_that_cannot_be_planned_is_one_line(asked: Callable[
     assert found["vertex"].why == ""
 
 
+def test_faults_of_the_file_and_of_the_backend_come_together(cli: Any, tmp_path: Path) -> None:
+    """Region, role, machine type, an unknown key, a bad value and the missing script are found in one go."""
+    (tmp_path / "cloudtrain.yaml").write_text(
+        "name: x\nbackend: sagemaker\nscript: no.py\nresources: {instance_type: p4d, instances: two}\n"
+        "limits: {max_duraton: 1h}\ncheckpoint: {resume: s3://b/x}\nsagemaker: {prefix: x}\n"
+    )
+    done = cli("validate", "--json", cwd=tmp_path, env={"AWS_CONFIG_FILE": str(tmp_path / "none")})
+    keys = {fault["key"] for fault in done.json["faults"]}
+    told = {"script", "resources.instance_type", "resources.instances", "limits.max_duraton", "checkpoint.resume"}
+    assert (done.code, keys) == (3, {*told, "sagemaker.region", "sagemaker.role"})
+    for command in ("plan", "submit"):
+        done = cli(command, cwd=tmp_path, env={"AWS_CONFIG_FILE": str(tmp_path / "none")})
+        assert (done.code, done.stderr.count("error: ")) == (3, 7), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "block", "keys"),
+    [
+        ("azureml", "azureml: {datastore: x}", {"azureml.subscription", "azureml.resource_group", "azureml.workspace"}),
+        ("vertex", "vertex: {prefix: x}", {"vertex.project", "vertex.location", "vertex.staging_bucket"}),
+    ],
+)
+def test_place_and_machine_are_checked_together(
+    cli: Any, tmp_path: Path, backend: str, block: str, keys: set[str]
+) -> None:
+    """The place of the job, its machine and what a node cannot reach are told at once, the file's faults too."""
+    (tmp_path / "cloudtrain.yaml").write_text(
+        f"name: x\nbackend: {backend}\nscript: no.py\nresources: {{instance_type: '?'}}\n{block}\n"
+    )
+    environ = {"CLOUDSDK_CONFIG": str(tmp_path), "AZURE_SUBSCRIPTION_ID": ""}
+    done = cli("validate", "--json", cwd=tmp_path, env=environ)
+    assert {fault["key"] for fault in done.json["faults"]} == {*keys, "script", "resources.instance_type"}
+
+
+def test_backend_faults_that_follow_from_a_fault_of_the_file_are_left_out(cli: Any, tmp_path: Path) -> None:
+    """A misspelt section or a bad value is reported once, not also as a missing key."""
+    text = "name: x\nbackend: sagemaker\nscript: t.py\nresources: {accelerators: 8}\nsagemaker: {roll: a, region: r}\n"
+    (tmp_path / "cloudtrain.yaml").write_text(text)
+    (tmp_path / "t.py").write_text("")
+    done = cli("validate", "--json", cwd=tmp_path)
+    assert {fault["key"] for fault in done.json["faults"]} == {"resources.accelerators", "sagemaker.roll"}
+
+
 def test_faulty_file_is_refused_as_a_whole(asked: Callable[..., Overrides]) -> None:
     """A fault of the file itself is every backend's: it is told in full, with its place."""
     with pytest.raises(ConfigError, match="unknown key `role_arn`") as caught:
