@@ -217,7 +217,8 @@ class Pace:
 class HostUse:
     """One GPU of a machine, or a machine without any: `free`, `held` by a job, `busy` with others' processes.
 
-    `unreachable` or `broken` machines are told, too: `detail` says why. `since_s` in unix seconds.
+    `unreachable`, `unknown` (by name) or `broken` machines are reported too: `detail` says why. `since_s` in unix
+    seconds.
     """
 
     host: str
