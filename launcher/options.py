@@ -29,6 +29,7 @@ __all__ = [
     "examples",
     "job_argument",
     "json_option",
+    "named_job_argument",
     "price_option",
     "price_setting",
     "require_one_budget",
@@ -92,7 +93,12 @@ def examples(*lines: str) -> str:
 
 
 def job_argument(command: F) -> F:
-    """Add the JOB argument, with live completion."""
+    """Add the JOB argument, with live completion; without JOB it is the newest job."""
+    return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
+
+
+def named_job_argument(command: F) -> F:
+    """Add the JOB argument of a command that needs a choice."""
     return click.argument("job", shell_complete=completes("jobs"))(command)
 
 
