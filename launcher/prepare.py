@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import ConfigError
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare"]
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "require_a_plan"]
 
 DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
 
@@ -73,6 +73,15 @@ def prepare(
 
         prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
     return prepared
+
+
+def require_a_plan(config: Config) -> None:
+    """Raise ConfigError with all that a plan and a dry run would refuse, without a look at the code."""
+    backend = backends.load(config.backend)
+    plan = plans.make(config, backend.capacity(config))
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
+    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
+        raise ConfigError(faults)
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:

@@ -12,8 +12,8 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import (
     examples,
-    job_argument,
     json_option,
+    named_job_argument,
     price_option,
     price_setting,
     require_one_budget,
@@ -33,7 +33,7 @@ __all__ = ["budget_setting", "command", "require_ended"]
         "cloudtrain resume digits --budget +50USD",
     ),
 )
-@job_argument
+@named_job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
 @set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")

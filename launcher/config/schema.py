@@ -349,8 +349,8 @@ class Config(Section):
     args: Arguments = Field(
         (),
         description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
-        "becomes `--epochs 10 --flag --x 1 2`.",
-        examples=[["--epochs", "10"], {"epochs": 10}],
+        "becomes `--epochs 10 --flag --x 1 2`; text is split as a shell splits it.",
+        examples=[["--epochs", "10"], {"epochs": 10}, "--epochs 10"],
     )
     resume_args: Arguments = Field(
         (),
