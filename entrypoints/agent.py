@@ -354,7 +354,9 @@ class Agent:
         spec = self.spec
         # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
         saves = spec["deadline_s"] < spec["max_duration_s"]
-        deadline = {"CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}"} if saves else {}
+        # The wall clock may have been set since this agent's start: the time that is left counts.
+        end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
+        deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
         beside = {
             **deadline,
