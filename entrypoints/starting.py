@@ -52,7 +52,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         server = None
         for spec in request["nodes"]:
             if spec["node"] == 0:
-                server = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
+                server = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
         for spec in request["nodes"]:
             spec |= {"head_listens": True, **({"head": server.getsockname()[:2]} if server is not None else {})}
         pids: list[int] = []

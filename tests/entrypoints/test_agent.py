@@ -29,6 +29,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             (root / "log").mkdir(parents=True)
             server = peers.listen(HOST)
             found = Agent({**_spec(root), **more}, server, umask=0o022)
+            made.callback(lambda: found.held_port is not None and found.held_port.close())
             made.callback(found.line.close)
             return found
 
@@ -50,3 +51,26 @@ def test_deadline_of_the_ranks_is_the_time_that_is_left(make: Make, monkeypatch:
     monkeypatch.setattr(time, "time", lambda: wall_s + DAY_S)
     told = agent._environment(Desired("run", 2, nodes=(0,)), agent.root / "result")
     assert float(told["CLOUDTRAIN_DEADLINE"]) == pytest.approx(wall_s + DAY_S + 500, abs=60)
+
+
+def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
+    """Two jobs of one name in two homes share a range of three ports, before and after a restart."""
+    first, second = (make(home, ports=(23_451, 23_453)) for home in ("one", "two"))
+    ports = [first._fresh_port(), second._fresh_port()]
+    assert len(set(ports)) == 2
+    ports[0] = first._fresh_port()
+    assert len(set(ports)) == 2
+    with pytest.raises(OSError, match="no free port between"):
+        peers.reserved({"ports": (ports[1], ports[1]), "address": HOST})
+
+
+def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
+    """The agent keeps the port while torchrun uses it, so no other job finds the port."""
+    from torch.distributed import TCPStore
+
+    port = make()._fresh_port()
+    store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
+    store.set("key", "value")
+    assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
+    with pytest.raises(OSError, match="no free port"):
+        peers.reserved({"ports": (port, port), "address": HOST})
