@@ -322,8 +322,16 @@ def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, An
 
 
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
-    """Return the failure of a rank that could not speak for itself, with what it printed last."""
-    return failure if failure["rank"] is None else {**failure, "lines": lastlines.of_rank(failure["rank"])}
+    """Return the failure of a rank without an account of its own, with the lines that the rank printed last.
+
+    An exit code alone says little, as with argparse: the message names the last line too.
+    """
+    if failure["rank"] is None:
+        return failure
+    lines = lastlines.of_rank(failure["rank"])
+    if not lines or failure["kind"] != "exit":
+        return {**failure, "lines": lines}
+    return {**failure, "message": f"{failure['message']}; last line: {lines[-1]}", "lines": lines}
 
 
 def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:

@@ -159,6 +159,18 @@ def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch
     assert outcome(tmp_path, torchrun=[killed])[1][0]["lines"] == ["loading", "allocating 80 GB"]
 
 
+def test_outcome_of_an_exit_code_names_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """argparse prints the cause and leaves with code 2; a long line is cut."""
+    monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
+    (tmp_path / "rank-1.log").write_text("usage: train.py --lr LR\ntrain.py: error: argument --lr: invalid\n")
+    left = {"rank": 1, "kind": "exit", "exit_code": 2, "message": "exited with code 2"}
+    failure = outcome(tmp_path, torchrun=[left])[1][0]
+    assert failure["message"] == "exited with code 2; last line: train.py: error: argument --lr: invalid"
+    assert failure["lines"] == ["usage: train.py --lr LR", "train.py: error: argument --lr: invalid"]
+    (tmp_path / "rank-1.log").write_text("x" * 5000)
+    assert len(outcome(tmp_path, torchrun=[left])[1][0]["message"]) < 300
+
+
 @pytest.mark.parametrize(
     ("signal_name", "killed", "words"),
     [
