@@ -86,7 +86,8 @@ class Agent:
         self.killed = False  # in this generation, by ourselves: then how boot ended is no news
         door = None
         if spec.get("succeeds") and server is None:  # where the others find it, should it decide
-            door = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
+            door = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
+        self.held_port: socket.socket | None = None
         self.line = Line(spec, server, self._fresh_port, door)
         self.times = logtimes.TimeIndex(self.root / "log")
         self.stop_file = self.root / STOP
@@ -111,9 +112,7 @@ class Agent:
     def _share_checkpoints(self) -> None:
         """Offer what is saved on this node's disk to the others, and keep a copy of what the one before it saves."""
         spec, folder = self.spec, self.checkpoints
-        server = peers.on_free_port(
-            spec, "copies", lambda port: copies.serve(folder, spec["address"], port, spec["token"])
-        )
+        server = peers.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
         self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec["token"], Path(spec["copies"]))
 
@@ -241,10 +240,11 @@ class Agent:
         return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
-        """Return a port for the next generation's torchrun, free now on this node's address."""
-        listen = partial(peers.listen, self.spec["address"])
-        with peers.on_free_port(self.spec, str(self.report.generation), listen) as probe:
-            return int(probe.getsockname()[1])
+        """Return a port for the next generation's torchrun, held for this job until the generation after that."""
+        if self.held_port is not None:
+            self.held_port.close()
+        self.held_port = peers.reserved(self.spec)
+        return int(self.held_port.getsockname()[1])
 
     def _obey(self, desired: Desired) -> None:
         is_member = self.report.node in desired.nodes or not desired.nodes
@@ -354,7 +354,9 @@ class Agent:
         spec = self.spec
         # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
         saves = spec["deadline_s"] < spec["max_duration_s"]
-        deadline = {"CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}"} if saves else {}
+        # The wall clock may have been set since this agent's start: the time that is left counts.
+        end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
+        deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
         beside = {
             **deadline,

@@ -55,6 +55,7 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; what a script raises has been recorded and printed."""
     processes.die_with_parent()
+    variables.deadline_s(os.environ)  # before the seconds that an import of torch takes
     _open_log()
     heartbeat.enable()
     ending = _Ending(os.getpid(), _left_file())
