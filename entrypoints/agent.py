@@ -27,6 +27,7 @@ from cloudtrain.entrypoints import (
     durable,
     events,
     gpulocks,
+    gpumeter,
     heartbeat,
     logtimes,
     peers,
@@ -98,6 +99,8 @@ class Agent:
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
         self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
         self.told_s = 0.0  # when the state was last written
+        self.meter: gpumeter.Meter | None = None
+        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next event of the GPUs is due; of how many the last was
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
@@ -179,8 +182,23 @@ class Agent:
             self._end(desired.verdict)
             return True
         self._obey(desired)
+        self._tell_gpus(desired)
         self.line.listen(TICK_S)
         return False
+
+    def _tell_gpus(self, desired: Desired) -> None:
+        """Report how busy this node's GPUs are; on rank 0's node, write all nodes' figures into rank 0's log."""
+        if self.meter is not None and self.meter.latest != self.report.gpus:
+            self.report = replace(self.report, gpus=self.meter.latest)
+        is_first = self.report.phase == "running" and desired.nodes[:1] == (self.report.node,)
+        if not is_first:
+            return
+        reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec["spec"]["nproc_per_node"]
+        known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
+        told = [(first + local, each) for first, some in known for local, each in enumerate(some)]
+        is_due = len(told) > self.gpus_told or (told and time.monotonic() >= self.gpus_due_s)
+        if is_due and gpumeter.write(self.root / "log" / "rank-0.log", told):
+            self.gpus_due_s, self.gpus_told = time.monotonic() + gpumeter.EVENT_S, len(told)
 
     def _look(self) -> None:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
@@ -325,6 +343,8 @@ class Agent:
                 dockerrun.note(self.container, start)
                 argv, env = dockerrun.command(self.container, start, env, self.spec["secrets"], argv[1:])
             with (self.root / "log" / "boot.log").open("ab") as log:
+                if self.meter is None:
+                    self.meter = gpumeter.Meter(env.get("CUDA_VISIBLE_DEVICES"), self.spec["spec"]["nproc_per_node"])
                 self.boot = subprocess.Popen(
                     argv,
                     cwd=self.root,
@@ -420,6 +440,8 @@ class Agent:
     def _end(self, verdict: dict[str, Any]) -> None:
         if self.teller is not None:
             self.teller.end(verdict)
+        if self.meter is not None:
+            self.meter.finish()
         stuck = self._kill_ranks()
         self.times.note(time.time())
         self.line.close()

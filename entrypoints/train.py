@@ -21,6 +21,7 @@ import torch
 
 from cloudtrain.entrypoints import data, flops, heartbeat, optim, rehearsal, report, saving, variables
 from cloudtrain.entrypoints.agree import NOTHING, Agreement, Verdict
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.diagnose import diagnose
 from cloudtrain.entrypoints.evaluate import evaluate
 from cloudtrain.entrypoints.job import Job, Progress, build, connect
@@ -288,6 +289,9 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
 if __name__ == "__main__":
     try:
         code = main()
+    except (TaskError, CheckpointError) as error:  # a finding, not a fault of ours: the frames say nothing
+        sys.stderr.writelines(traceback.format_exception_only(error))
+        code = 1
     except Exception:
         traceback.print_exc()
         code = 1

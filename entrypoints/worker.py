@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, tracebacks, variables
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.scripts import rank
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
@@ -181,6 +182,8 @@ def _record(error: BaseException) -> int:
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     else:
         _flush()
+    if is_config or isinstance(error, CheckpointError):  # a finding, not a fault of ours: our frames say nothing
+        lines = _without_ours(error)
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
         os.write(2, shown.encode(errors="replace"))

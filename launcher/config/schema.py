@@ -210,6 +210,12 @@ class Checkpoint(Section):
         description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
         examples=["auto", "never", "s3://bucket/ckpt/step-200"],
     )
+    all_damaged: Literal["stop", "start-over"] = Field(
+        "stop",
+        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
+        "names them, and let `resume` ask; start-over: train from step 0.",
+        examples=["start-over"],
+    )
 
     @model_validator(mode="before")
     @classmethod
