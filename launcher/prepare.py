@@ -108,5 +108,10 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
         from cloudtrain.launcher.notices.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
+    wanted = config.resources.accelerators if config.backend == "local" else None
+    if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
+        there = plan.gpus_per_instance
+        gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
+        yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"not carried out on {config.backend} by this version: {', '.join(names)}"
