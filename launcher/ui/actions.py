@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.figures import dollars, up
-from cloudtrain.launcher import stopping
+from cloudtrain.launcher import retry, stopping
 from cloudtrain.launcher.errors import BudgetError, UsageError
-from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -45,7 +44,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
     """
     from cloudtrain.launcher import submit
 
-    job = refresh(registry, registry.find(job_id))
+    job = retry.ended(registry, job_id)
     number = job.attempt.number + 1
     try:
         prepared = _prepared(registry, job, budget)
@@ -62,7 +61,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     """Send the next attempt, if it is the one that was offered; return what to tell. Raises CloudtrainError."""
     from cloudtrain.launcher import submit
 
-    job = refresh(registry, registry.find(job_id))
+    job = retry.ended(registry, job_id)
     prepared = _prepared(registry, job, budget)
     if job.attempt.number + 1 != attempt:
         raise UsageError(f"{job.id} was resumed meanwhile", hint="look at the job")
@@ -75,13 +74,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
-    from cloudtrain.launcher.commands.resume import budget_setting, require_ended
-    from cloudtrain.launcher.retry import prepare_next
-
-    require_ended(job)
-    if registry.never_ran(job):
-        raise UsageError(f"{job.id} was never sent", hint="submit it again")
-    return prepare_next(registry, job, [budget_setting(job, budget)] if budget else [])
+    return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
 
 
 def _cost(prepared: Prepared) -> str:
