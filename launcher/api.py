@@ -10,7 +10,7 @@ The import path has three parts because `cloudtrain` is a namespace package: fou
 `logs`, whose names the functions would hide.
 
 No function prompts or prints. Messages for people go to the logger `cloudtrain` at level INFO. No question is asked
-about costs: set `budget`. The functions raise the exceptions of `cloudtrain.launcher.errors`, also named here. All
+about costs: set `budget`. The functions raise the exceptions of `cloudtrain.launcher.errors`, listed there. All
 functions block; in an asyncio loop call `await asyncio.to_thread(wait, job)`. Every call opens the registry itself, so
 threads need no lock. Ctrl-C leaves the job running.
 """
@@ -18,6 +18,7 @@ threads need no lock. Ctrl-C leaves the job running.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -26,17 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from cloudtrain.launcher.errors import (
-    BudgetError,
-    CapacityError,
-    CloudtrainError,
-    ConfigError,
-    CredentialError,
-    NoSuchJobError,
-    UnreachableError,
-    UsageError,
-)
+from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, JobState, require_name
+from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.terminal import reporting
 
@@ -45,26 +38,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = [
-    "BudgetError",
-    "CapacityError",
-    "CloudtrainError",
-    "Config",
-    "ConfigError",
-    "CredentialError",
-    "DryRun",
-    "JobLine",
-    "JobStatus",
-    "NoSuchJobError",
-    "UnreachableError",
-    "UsageError",
-    "logs",
-    "resume",
-    "status",
-    "stop",
-    "submit",
-    "wait",
-]
+__all__ = ["Config", "DryRun", "JobLine", "JobStatus", "logs", "resume", "status", "stop", "submit", "wait"]
 
 _PATIENCE_S = 60.0  # for a backend's answer, as `cloudtrain status` waits
 _log = logging.getLogger("cloudtrain")
@@ -171,25 +145,13 @@ class JobLine:
 
 
 @overload
-def submit(
-    config: Config,
-    *,
-    dry_run: Literal[False] = False,
-    name: str | None = None,
-    idempotency_key: str | None = None,
-    force: bool = False,
-) -> JobStatus: ...
+def submit(config: Config, *, dry_run: Literal[True]) -> DryRun: ...
 
 
 @overload
 def submit(
-    config: Config,
-    *,
-    dry_run: Literal[True],
-    name: str | None = None,
-    idempotency_key: str | None = None,
-    force: bool = False,
-) -> DryRun: ...
+    config: Config, *, name: str | None = None, idempotency_key: str | None = None, force: bool = False
+) -> JobStatus: ...
 
 
 def submit(
@@ -216,9 +178,8 @@ def submit(
         with reporting(_log.info):
             prepared = config._prepared(Path(), dry=True)
         request, plan = prepared.request, prepared.plan
-        files, warnings = dict(request.files), prepared.warnings
-        shown = (request.body, request.text, files, plan.dump(), plan.worst_case_usd, warnings)
-        return DryRun(config.values.backend, *shown)
+        shown = (request.body, request.text, dict(request.files), plan.dump(), plan.worst_case_usd)
+        return DryRun(config.values.backend, *shown, prepared.warnings)
     with _opened() as registry:
         prepared = config._prepared(registry.folder / "bundles", dry=False)
         with placing(config.file, config._settings):
@@ -271,8 +232,6 @@ def logs(
     `ranks` limits the lines to these ranks, `tail` to the last lines; `attempt` names an earlier attempt. Following
     sends retries and notices, as `wait` does. Raises NoSuchJobError, UnreachableError (not while following).
     """
-    from cloudtrain.launcher.refresh import refresh
-
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
         if attempt is not None and attempt != found.attempt.number:
@@ -312,7 +271,8 @@ def resume(
     from cloudtrain.launcher import submit as sending
 
     with _opened() as registry:
-        found = retry.ended(registry, _id(job))
+        found = refresh(registry, registry.find(_id(job)))
+        retry.require_ended(registry, found)
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]
         prepared = retry.prepare_next(registry, found, settings, update_code=update_code)
         sending.require_room(registry, prepared, is_first=False)
@@ -331,8 +291,6 @@ def _id(job: str | JobStatus) -> str:
 
 def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """Yield nested keywords as `a.b=value`, with the value as JSON, which is YAML."""
-    import json
-
     for key, value in keys.items():
         if isinstance(value, Mapping) and value:
             yield from _settings(value, f"{above}{key}.")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
-from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["budget_setting", "earned", "ended", "is_earned", "prepare_next"]
+__all__ = ["budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
 
 OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
 
@@ -45,12 +44,8 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
     return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
 
 
-def ended(registry: Registry, name: str) -> Job:
-    """Return a job that can be resumed.
-
-    Raises UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone.
-    """
-    job = refresh(registry, registry.find(name))
+def require_ended(registry: Registry, job: Job) -> None:
+    """Raise UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone."""
     if job.active:
         raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
     if job.attempt.state.state == "succeeded":
@@ -59,7 +54,6 @@ def ended(registry: Registry, name: str) -> Job:
         raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
     if registry.never_ran(job):
         raise UsageError(f"{job.id} was never sent", hint="submit it again")
-    return job
 
 
 def budget_setting(job: Job, text: str) -> str:

@@ -56,13 +56,15 @@ def command(
     from cloudtrain.launcher import detached, submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
+    from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.retry import budget_setting, ended, prepare_next
+    from cloudtrain.launcher.retry import budget_setting, prepare_next, require_ended
 
     if budget is not None:
         require_one_budget(settings)
     registry = Registry()
-    found = ended(registry, job)
+    found = refresh(registry, registry.find(job))
+    require_ended(registry, found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable:
         say("nothing was saved to go on from: it starts from step 0")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints.figures import dollars, up
 from cloudtrain.launcher import retry, stopping
 from cloudtrain.launcher.errors import BudgetError, UsageError
+from cloudtrain.launcher.refresh import refresh
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -44,7 +45,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
     """
     from cloudtrain.launcher import submit
 
-    job = retry.ended(registry, job_id)
+    job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
     try:
         prepared = _prepared(registry, job, budget)
@@ -61,7 +62,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     """Send the next attempt, if it is the one that was offered; return what to tell. Raises CloudtrainError."""
     from cloudtrain.launcher import submit
 
-    job = retry.ended(registry, job_id)
+    job = refresh(registry, registry.find(job_id))
     prepared = _prepared(registry, job, budget)
     if job.attempt.number + 1 != attempt:
         raise UsageError(f"{job.id} was resumed meanwhile", hint="look at the job")
@@ -74,6 +75,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
+    retry.require_ended(registry, job)
     return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from cloudtrain.launcher.api import BudgetError, Config, DryRun, JobLine, JobStatus, logs, resume, status, submit, wait
+from cloudtrain.launcher.api import Config, DryRun, JobLine, JobStatus, logs, resume, status, submit, wait
+from cloudtrain.launcher.errors import BudgetError
 
 __all__ = ["main", "train"]
 

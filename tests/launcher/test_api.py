@@ -18,7 +18,7 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher import api, terminal
+from cloudtrain.launcher import api, errors, terminal
 from cloudtrain.launcher.notices import alarm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def test_faults_are_the_same_for_files_mappings_and_keywords(project: Callable[.
         lambda: api.Config({"name": "loop", "script": "loop.py", **more}, folder=folder),
         lambda: keys(folder, **more),
     ):
-        with pytest.raises(api.ConfigError) as caught:
+        with pytest.raises(errors.ConfigError) as caught:
             make()
         found.append(caught.value.faults)
     told = [{(fault.message, fault.key, fault.hint) for fault in faults} for faults in found]
@@ -127,7 +127,7 @@ def test_notebook_can_send_watch_and_stop_jobs(
         assert (job.id, job.active, api.status(job).id) == (name, True, name)
         with pytest.raises(TimeoutError):
             await asyncio.to_thread(api.wait, job, timeout_s=0.1)
-        with pytest.raises(api.UsageError, match="has not ended"):
+        with pytest.raises(errors.UsageError, match="has not ended"):
             api.resume(name)
         api.stop(name, now=True)
         return await asyncio.to_thread(api.wait, name)
@@ -183,17 +183,17 @@ for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
 def test_errors_are_those_of_the_command_line(home: Path, project: Callable[..., Path]) -> None:
     """Unknown jobs, impossible names and a budget that is too small raise the documented exceptions."""
     folder = project()
-    with pytest.raises(api.NoSuchJobError):
+    with pytest.raises(errors.NoSuchJobError):
         api.status("nope")
-    with pytest.raises(api.NoSuchJobError):
+    with pytest.raises(errors.NoSuchJobError):
         api.logs("nope")
     for name in ("last", "No such name"):
-        with pytest.raises(api.UsageError, match="cannot name a job"):
+        with pytest.raises(errors.UsageError, match="cannot name a job"):
             api.submit(keys(folder), name=name)
     config = keys(folder, local={"price_per_hour": "100 USD"}, budget={"limit": "0.001 USD"})
-    with pytest.raises(api.BudgetError):
+    with pytest.raises(errors.BudgetError):
         api.submit(config)
-    with pytest.raises(api.ConfigError, match="SOME_TOKEN"):
+    with pytest.raises(errors.ConfigError, match="SOME_TOKEN"):
         api.submit(keys(folder, secrets=["SOME_TOKEN"]))
 
 
