@@ -184,11 +184,10 @@ class Coordinator:
         broken = [f for r in current if r.phase == "exited" for f in r.failures]
         if broken:  # a node that could not unpack what it was sent, or make ready what the ranks run in
             return self._end("failed", "error", broken[0])
-        is_preparing = any(r.phase == "preparing" for r in current)
-        if is_preparing and now_s >= self.rules.soft_deadline_s:
+        if now_s >= self.rules.soft_deadline_s:  # machines that wait are billed like machines that train
             return self._end("stopped", self.rules.limit_reason)
         if len(current) == self.rules.nodes:
-            if is_preparing:
+            if any(r.phase == "preparing" for r in current):
                 return self.desired
             return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
         if now_s > self.rules.join_timeout_s:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hmac
 import json
+import math
 import re
 import secrets
 import selectors
@@ -251,9 +252,17 @@ class Member:
     """The other nodes' end: what node 0 said last, and since when it is silent."""
 
     def __init__(
-        self, head: tuple[str, int], token: str, silence_s: float = SILENCE_S, join_timeout_s: float = SILENCE_S
+        self,
+        head: tuple[str, int],
+        token: str,
+        silence_s: float = SILENCE_S,
+        join_timeout_s: float = SILENCE_S,
+        refusal_s: float = math.inf,
     ) -> None:
+        """`refusal_s`: after so long a refusal of all connections node 0 is gone, though it was never heard."""
         self.head = head
+        self._refusal_s = refusal_s
+        self._refused_s: float | None = None  # since when, None where the last try ended otherwise
         self._silence_s = silence_s
         self._join_timeout_s = join_timeout_s
         self._token = token
@@ -261,6 +270,11 @@ class Member:
         self._heard = time.monotonic()
         self._wire: _Wire | None = None
         self._sent: tuple[float, Report | None] = (0.0, None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open, whoever may answer there."""
+        return self._wire is not None
 
     def listen(self, timeout_s: float) -> None:
         """Take in what arrives within the time."""
@@ -285,7 +299,8 @@ class Member:
     def lost(self) -> bool:
         """Return whether node 0 is gone, or was never reached within the time to join."""
         if self.desired is None:
-            return self.silent_s() > self._join_timeout_s
+            is_refused = self._refused_s is not None and time.monotonic() - self._refused_s > self._refusal_s
+            return is_refused or self.silent_s() > self._join_timeout_s
         return self.silent_s() > (self._silence_s if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
@@ -307,7 +322,9 @@ class Member:
             wire.send(asdict(report))
 
     def excuse(self) -> None:
-        """Give node 0 a moment to be heard: the silence was our own."""
+        """Give node 0 a moment to be heard: the silence was our own. The time to join goes on."""
+        if self.desired is None:
+            return
         self._heard = max(self._heard, time.monotonic() - self._silence_s + BEAT_S + STALLED_S)
 
     def release(self) -> None:
@@ -319,7 +336,9 @@ class Member:
     def _connect(self) -> bool:
         try:
             self._wire = _Wire(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
-        except OSError:
+        except OSError as error:
+            is_refusal = isinstance(error, ConnectionRefusedError)
+            self._refused_s = (self._refused_s or time.monotonic()) if is_refusal else None
             return False
-        self._sent = (0.0, None)
+        self._sent, self._refused_s = (0.0, None), None
         return True

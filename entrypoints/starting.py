@@ -53,9 +53,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         for spec in request["nodes"]:
             if spec["node"] == 0:
                 server = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
-        if server is not None:
-            for spec in request["nodes"]:
-                spec["head"] = server.getsockname()[:2]
+        for spec in request["nodes"]:
+            spec |= {"head_listens": True, **({"head": server.getsockname()[:2]} if server is not None else {})}
         pids: list[int] = []
         try:
             for spec in request["nodes"]:

@@ -173,7 +173,7 @@ def _accelerators(value: object) -> str:
     raise ValueError("a type and a count per instance, such as `A100:8`")
 
 
-_DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"type": "integer", "minimum": 0}]}
+_DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"const": 0}]}
 _MONEY = {"anyOf": [{"type": "string", "pattern": units.MONEY_PATTERN}, {"type": "number", "minimum": 0}]}
 _ABOVE_0 = units.MONEY_PATTERN.replace("^", "^(?=.*[1-9])", 1)
 _PRICE = {"anyOf": [{"type": "string", "pattern": _ABOVE_0}, {"type": "number", "exclusiveMinimum": 0}]}

@@ -287,8 +287,7 @@ class Notify(Section):
     email: MailAddress | None = Field(None, description="Mail address.", examples=["team@example.org"])
     apprise: AppriseUrl | None = Field(
         None,
-        description="An address of one of the many services that Apprise knows; needs `pip install "
-        "'cloudtrain[apprise]'`.",
+        description="An address of one of the many services that Apprise knows; needs the extra `apprise`.",
         examples=["env:NTFY_URL", "ntfys://ntfy.sh/my-topic"],
     )
     smtp: MailServer | None = Field(
