@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from cloudtrain.launcher import backend as backends
@@ -95,12 +95,9 @@ def read(
             with contextlib.closing(stream):
                 if following:
                     reader = _read_on(registry, job, stream, view, tail, aside, herald.look)
-                    while True:
-                        try:
-                            yield chosen(next(reader))
-                        except StopIteration as end:
-                            job = end.value
-                            break
+                    for job_now, lines in reader:
+                        job = job_now
+                        yield chosen(lines)
                 else:
                     yield chosen(stream.tail(tail, _wanted(view)) if tail is not None else [])
                     for lines in stream.backlog():
@@ -108,10 +105,12 @@ def read(
             yield job.attempt.number, view.chosen(printer.bars())
             again = retry.earned(registry, job) if following and job_was_active else None
             if again is None:
-                return
+                break
             job, tail = again, None
-    finally:
-        herald.close()
+    except BaseException:  # GeneratorExit too: the caller reads no further
+        herald.close(0.0)
+        raise
+    herald.close()
 
 
 def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
@@ -197,13 +196,9 @@ def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: 
         herald.look(job)
 
     try:
-        reader = _read_on(registry, job, stream, view, tail, printer.tell, look)
-        while True:
-            try:
-                printer.print(next(reader))
-            except StopIteration as end:
-                job = end.value
-                break
+        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.tell, look):
+            job = job_now
+            printer.print(lines)
         printer.finish()
         herald.look(job)
         return job
@@ -220,8 +215,8 @@ def _read_on(
     tail: int | None,
     tell: Callable[[str], None],
     look: Callable[[Job], object],
-) -> Generator[list[LogLine], None, Job]:
-    """Yield the attempt's lines to its end, and return the job; `tell` gets messages, `look` each look at the job."""
+) -> Iterator[tuple[Job, list[LogLine]]]:
+    """Yield the job and its attempt's lines, to the end; `tell` gets messages, `look` the job after each refresh."""
     begin_s, state_due = time.monotonic(), 0.0
     told, outage = None, None
     is_through = has_said = False  # what was there at the beginning
@@ -247,15 +242,16 @@ def _read_on(
                 hint = f" ({error.hint})" if error.hint else ""
                 tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
             if stream.is_over:
-                return job
+                yield job, []
+                return
             time.sleep(BACK_OFF_S)
             continue
         if outage is not None:
             outage = None
             tell("the log can be read again")
-        yield lines
+        yield job, lines
         if stream.is_over:
-            return job
+            return
         if not has_said and stream.is_waiting_s > SAY_S:
             has_said = True
             tell("the job is over; looking for its last lines")
