@@ -76,6 +76,11 @@ class Line:
         """Where the others find this node, should it take over; 0 where it never does."""
         return int(self._door.getsockname()[1]) if self._door else 0
 
+    @property
+    def reports(self) -> dict[int, Report]:
+        """The other nodes' newest reports, on the node that decides; empty on the others."""
+        return dict(self._head.reports) if self._head is not None else {}
+
     def before(self) -> tuple[str, int] | None:
         """Return the address and the port of copies of the node that decides, where this node is to follow it."""
         heirs = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]

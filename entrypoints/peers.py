@@ -19,14 +19,13 @@ import selectors
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port"]
+__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port", "reserved"]
 
 PORTS = (20000, 27999)  # below the ephemeral range, where outgoing connections come and go
 BEAT_S = 1.0
@@ -48,20 +47,33 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return server
 
 
-def on_free_port(spec: dict[str, Any], seed: str, listen: Callable[[int], _T]) -> _T:
-    """Return what listens on a port of the job's range; the same first candidate for the same node and seed.
+def on_free_port(spec: dict[str, Any], listen: Callable[[int], _T]) -> _T:
+    """Return what `listen` makes of a free port of the job's range. Raises OSError as `reserved` and `listen` do."""
+    with reserved(spec) as held:
+        return listen(held.getsockname()[1])
 
-    Raises OSError where none is free, or for what else `listen` meets.
+
+def reserved(spec: dict[str, Any]) -> socket.socket:
+    """Return a socket that holds a free port of the job's range on all addresses, without listening there.
+
+    Until the socket is closed, no other call finds that port, in whatever job. torch's store can still listen there:
+    Linux lets a socket with SO_REUSEADDR bind where all others have the option too, and do not listen. The first
+    candidate is random, so jobs of one name do not look for the same port. Raises OSError where no port is free.
     """
     lowest, highest = spec.get("ports", PORTS)
     count = highest - lowest + 1
-    first = zlib.crc32(f"{spec['job']}-{spec['attempt']}-{spec['node']}-{seed}".encode()) % count
+    first = secrets.randbelow(count)
     for step in range(count):
+        held = socket.socket()
         try:
-            return listen(lowest + (first + step) % count)
+            held.bind(("", lowest + (first + step) % count))
         except OSError as error:
+            held.close()
             if error.errno != errno.EADDRINUSE:
                 raise
+        else:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return held
     raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec['address']}")
 
 

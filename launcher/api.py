@@ -69,14 +69,15 @@ class Config:
         **keys: Any,
     ) -> None:
         from cloudtrain.launcher import config
+        from cloudtrain.launcher.prepare import refused
 
         if source is None or isinstance(source, Mapping):
             self.file, self._settings = Path(folder) / "Config(...)", tuple(overrides)
             data = {**(source or {}), **keys}
-            self.values = config.from_data(data, self.file, backend=backend, overrides=self._settings)
+            self.values = config.from_data(data, self.file, backend=backend, overrides=overrides, further=refused)
         else:
             self.file, self._settings = Path(source), (*_settings(keys), *overrides)
-            self.values = config.load(self.file, backend=backend, overrides=self._settings)
+            self.values = config.load(self.file, backend=backend, overrides=self._settings, further=refused)
 
     def _prepared(self, cache: Path, *, dry: bool) -> Prepared:
         from cloudtrain.launcher.config import placing
@@ -260,12 +261,14 @@ def resume(
     budget: str | None = None,
     overrides: Sequence[str] = (),
     update_code: bool = False,
+    start_over: bool = False,
     **keys: Any,
 ) -> JobStatus:
     """Send the next attempt of an ended job, from the newest checkpoint; return the status at once.
 
     Code and config are the submitted ones, but for `overrides`, keywords (`resources={"instances": 4}`) and `budget`
-    ("+50USD" or "200USD"); `update_code` packs the code folder again. Raises what `submit` raises.
+    ("+50USD" or "200USD"); `update_code` packs the code folder again. If all checkpoints are damaged, the job trains
+    from step 0 with `start_over`, else UsageError is raised. Raises what `submit` raises.
     """
     from cloudtrain.launcher import retry
     from cloudtrain.launcher import submit as sending
@@ -273,10 +276,12 @@ def resume(
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
         retry.require_ended(registry, found)
+        if (all_damaged := found.attempt.state.all_damaged) and not start_over:
+            raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]
         prepared = retry.prepare_next(registry, found, settings, update_code=update_code)
         sending.require_room(registry, prepared, is_first=False)
-        return _status_of(registry, sending.resend(registry, found, prepared))
+        return _status_of(registry, sending.resend(registry, found, prepared, start_over=all_damaged))
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ __all__ = [
     "examples",
     "job_argument",
     "json_option",
+    "named_job_argument",
     "price_option",
     "price_setting",
     "require_one_budget",
@@ -92,7 +93,12 @@ def examples(*lines: str) -> str:
 
 
 def job_argument(command: F) -> F:
-    """Add the JOB argument, with live completion."""
+    """Add the JOB argument, with live completion; without JOB it is the newest job."""
+    return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
+
+
+def named_job_argument(command: F) -> F:
+    """Add the JOB argument of a command that needs a choice."""
     return click.argument("job", shell_complete=completes("jobs"))(command)
 
 
@@ -129,6 +135,7 @@ class Overrides:
     def load(self, backend: str | None = None) -> Config:
         """Return the config for one backend. Raises ConfigError with every fault, and where several are meant."""
         from cloudtrain.launcher import config
+        from cloudtrain.launcher.prepare import refused
 
         chosen = backend or self.backend
         settings = self.settings
@@ -137,7 +144,7 @@ class Overrides:
                 *settings,
                 price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
             )
-        return config.load(self.file, backend=chosen, overrides=settings)
+        return config.load(self.file, backend=chosen, overrides=settings, further=refused)
 
     def compares(self) -> bool:
         """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import tracebacks
 from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
-from cloudtrain.launcher import causes, spark
+from cloudtrain.launcher import causes, gpufigures, spark
 from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.job import Attempt, Job
@@ -35,6 +35,11 @@ _ATTEMPTS = 5  # the newest
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
 _STILL_S = 120.0  # without a step, and nothing foretold, from where on it is told
 _HANG = " " * 14  # where a section's text begins
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (  # how Python joins tracebacks
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
 
 
 def as_lines(
@@ -73,7 +78,9 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     A platform may pass on few lines of an account, or none. No backend is asked.
     """
     error = job.attempt.state.error or {}
-    told: list[str] = list(error.get("lines") or ())
+    # A rank that was started again has printed the traceback of its first start.
+    repeated = {line.strip() for line in str(error.get("traceback") or "").splitlines()}
+    told: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
     rank = error.get("rank")
     if job.active or rank is None:
         return told
@@ -92,8 +99,10 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
         text = "\n".join(line.text for line in stream.tail(300))
     finally:
         stream.close()
-    before, mark, _ = text.rpartition("Traceback (most recent call last):")
-    found = lastlines.of_text(before if mark else text)
+    before, mark, _ = text.rpartition(_TRACEBACK)
+    while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
+        before = before.rpartition(_TRACEBACK)[0]
+    found = [line for line in lastlines.of_text(before if mark else text) if line.strip() not in repeated]
     return found if len(found) > len(told) else told
 
 
@@ -137,6 +146,10 @@ def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
         lines.append(f"  progress    {told}")
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
+    if gpus := gpufigures.words(progress):
+        lines.append(f"  GPUs        {gpus}")
+    if job.active and (warning := gpufigures.warning(progress)):
+        lines.append(f"{_HANG}warning: {warning}")
     if trend:
         lines.append(f"  loss        {trend}")
     if metrics := progress.get("metrics"):
@@ -199,8 +212,10 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     """Return the newest checkpoint, its age, and how much work would be lost, or was."""
     step = money.checkpoint_step
     if step is None:
+        if job.attempt.state.resumable:  # a script that reports no steps
+            return ["  checkpoint  saved, step not reported"]
         is_running = job.attempt.state.state == "running" and "step" in job.attempt.progress
-        return ["  checkpoint  none told of yet"] if is_running else []
+        return ["  checkpoint  no checkpoint yet"] if is_running else []
     progress, state = job.attempt.progress, job.attempt.state
     saved_s, at = progress.get("saved_s"), progress.get("step")
     age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""

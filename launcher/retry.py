@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
 
+ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
 
 

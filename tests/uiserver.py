@@ -104,15 +104,16 @@ class Served:
 
 
 @contextmanager
-def serving(home: Path, *options: str, **env: str) -> Iterator[Served]:
-    """Have the page of this home served on a free port; at the end it is ended as a user would."""
+def serving(home: Path, *options: str, setup: str = "", **env: str) -> Iterator[Served]:
+    """Serve the page of this home on a free port; end the process as a user does. `setup`: code that runs first."""
+    command = [sys.executable, "-c", f"import sys\n{setup}\nfrom cloudtrain.launcher.cli import main\nsys.exit(main())"]
     clean = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("CLOUDTRAIN_", "PYTEST_", "SSH_")) and name not in ("DISPLAY", "WAYLAND_DISPLAY")
     }
     process = subprocess.Popen(
-        [str(COMMAND), "ui", "--no-open", *options],
+        [*(command if setup else [str(COMMAND)]), "ui", "--no-open", *options],
         env={**clean, "CLOUDTRAIN_HOME": str(home), **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

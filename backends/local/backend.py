@@ -316,7 +316,9 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
     told = json.loads(answer)
     if not told["started"]:
-        raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
+        is_full = "no space is left" in told["why"]
+        hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
+        raise ConfigError(f"the agents did not start: {told['why']}", where=folder, hint=hint)
 
 
 def _roots(ref: JobRef) -> list[Path]:

@@ -7,13 +7,10 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import config
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.config import clearvalues
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.prepare import DRY_SUFFIX
+from cloudtrain.launcher.prepare import require_a_plan
 from cloudtrain.launcher.terminal import say
 
 __all__ = ["command"]
@@ -32,7 +29,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         for name in overrides.backends():
             job = overrides.load(name if overrides.compares() else None)
             with overrides.placing():
-                _require_a_plan(job)
+                require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise
@@ -49,15 +46,6 @@ def command(overrides: Overrides, as_json: bool) -> int:
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
     click.echo(f"{file}: ok ({on}, {instances} instance{'s' * (instances != 1)})")
     return 0
-
-
-def _require_a_plan(job: config.Config) -> None:
-    """Raise what `plan` and a dry run would."""
-    backend = backends.load(job.backend)
-    plan = plans.make(job, backend.capacity(job))
-    request = backend.request(plan, job, f"{job.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
-        raise ConfigError(faults)
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

@@ -212,6 +212,12 @@ class Checkpoint(Section):
         description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
         examples=["auto", "never", "s3://bucket/ckpt/step-200"],
     )
+    all_damaged: Literal["stop", "start-over"] = Field(
+        "stop",
+        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
+        "names them, and let `resume` ask; start-over: train from step 0.",
+        examples=["start-over"],
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -351,8 +357,8 @@ class Config(Section):
     args: Arguments = Field(
         (),
         description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
-        "becomes `--epochs 10 --flag --x 1 2`.",
-        examples=[["--epochs", "10"], {"epochs": 10}],
+        "becomes `--epochs 10 --flag --x 1 2`; text is split as a shell splits it.",
+        examples=[["--epochs", "10"], {"epochs": 10}, "--epochs 10"],
     )
     resume_args: Arguments = Field(
         (),

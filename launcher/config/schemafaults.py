@@ -128,7 +128,7 @@ def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> s
         if isinstance(node.value, float) and node.value.is_integer():
             return f"write {int(node.value)}"
     if kind == "tuple_type" and node is not None and isinstance(node.value, str | int | float):
-        return f"write `[{', '.join(named(node).split()) if path == ('args',) else named(node)}]`"
+        return f"write `[{named(node)}]`"
     if kind in {"tuple_type", "dict_type", "model_type"}:
         return _shape_hint(node, path)
     return ""

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobEr
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.terminal import say
 from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
-from cloudtrain.launcher.ui.download import lines_of
+from cloudtrain.launcher.ui.download import Download
 from cloudtrain.launcher.ui.feeds import Wanted
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
 from cloudtrain.launcher.ui.streams import Shown, stream
@@ -85,7 +85,7 @@ class _Handlers:
         def work() -> str:
             with self.site.pool.one() as registry:
                 values = joblist.choices(registry)
-                table = self._table(choice).parts["jobs"]
+            table = self._table(choice).parts["jobs"]
             return self.site.pages.render(
                 "jobs.html",
                 choice=choice,
@@ -159,7 +159,7 @@ class _Handlers:
     async def download(self, request: Request) -> Response:
         """All lines that are wanted, as a file."""
         wanted = await self.site.thread(self._wanted, request)
-        return await self.site.thread(lines_of, self.site.pool, wanted)
+        return Download(self.site, wanted)
 
     async def report(self, request: Request) -> Response:
         """The page that `cloudtrain report` writes."""

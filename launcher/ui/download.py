@@ -1,32 +1,64 @@
-"""A job's lines as a file: all of them that are wanted, as they are read."""
+"""A job's lines as a file: all lines that the address asks for, read while the client takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from anyio import CancelScope, to_thread
 from starlette.responses import StreamingResponse
 
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.errors import CapacityError, UnreachableError
 from cloudtrain.launcher.logs import plain
 from cloudtrain.launcher.ui.feeds import Wanted
 from cloudtrain.launcher.ui.pool import Pool
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from cloudtrain.launcher.backend import LogLine
+    from cloudtrain.launcher.ui.site import Site
 
-__all__ = ["lines_of"]
+__all__ = ["Download"]
 
+MOST_DOWNLOADS = 4  # at once; each holds a page of lines and some open files
 
-def lines_of(pool: Pool, wanted: Wanted) -> StreamingResponse:
-    """Return the lines that are there now, of a job that runs up to this moment. Raises UsageError for a pattern."""
-    wanted.test()
-    name = f"{wanted.job}-attempt-{wanted.attempt}.log"
-    headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(_text(pool, wanted), media_type="text/plain; charset=utf-8", headers=headers)
+PIECE_BYTES = 1 << 18  # of text that waits for the client
 
 
-def _text(pool: Pool, wanted: Wanted) -> Iterator[bytes]:
+class Download(StreamingResponse):
+    """The lines that exist now; of a running job, the lines up to this moment.
+
+    Raises UsageError for an invalid pattern, and CapacityError while too many downloads are under way.
+    """
+
+    def __init__(self, site: Site, wanted: Wanted) -> None:
+        wanted.test()
+        self._site, self._text = site, _text(site.pool, wanted)
+        name = f"{wanted.job}-attempt-{wanted.attempt}.log"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        super().__init__(self._text, media_type="text/plain; charset=utf-8", headers=headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines; close the log's files also when the client leaves early."""
+        if self._site.downloads >= MOST_DOWNLOADS:
+            raise CapacityError(f"{MOST_DOWNLOADS} downloads are under way already", hint="cancel a download, or wait")
+        self._site.downloads += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._site.downloads -= 1
+            with CancelScope(shield=True):
+                await to_thread.run_sync(self._close)
+
+    def _close(self) -> None:
+        self._text.close()
+        if not self._site.downloads:
+            gc.collect()  # a connection that has ended is a cycle of objects, with all that was not sent
+
+
+def _text(pool: Pool, wanted: Wanted) -> Generator[bytes, None, None]:
     from cloudtrain.launcher.logs.stream import Stream
 
     wants, find = wanted.test(), wanted.pattern()
@@ -37,8 +69,13 @@ def _text(pool: Pool, wanted: Wanted) -> Iterator[bytes]:
         stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
         try:
             while True:
-                lines = [line for line in stream.read() if wants(line) and not line.text.endswith("\r")]
-                yield "".join(_line(line, is_alone=is_alone) for line in lines).encode("utf-8", "replace")
+                text = "".join(
+                    _line(line, is_alone=is_alone)
+                    for line in stream.read()
+                    if wants(line) and not line.text.endswith("\r")
+                ).encode("utf-8", "replace")
+                for start in range(0, len(text), PIECE_BYTES):
+                    yield text[start : start + PIECE_BYTES]
                 if stream.is_over or not stream.is_behind:
                     return
         except UnreachableError as error:

@@ -117,7 +117,7 @@ class Guard:
         token = next((value for name, value in query if name == "token"), None)
         if scope["method"] == "GET" and token is not None:
             return self._exchanged(scope, headers, token, query)
-        if not self._is_known(headers):
+        if not self.is_known(headers):
             is_visit = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
             if scope["method"] == "GET" and is_visit and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
                 return Response(_AGAIN, 200, media_type="text/html")
@@ -129,7 +129,7 @@ class Guard:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         place = scope["path"] if scope["path"].startswith("/") and not scope["path"].startswith("//") else "/"
         is_right = self.keys.exchange(token)
-        if not is_right and not self._is_known(headers):
+        if not is_right and not self.is_known(headers):
             return PlainTextResponse(_NO_KEY, 403)
         answer = RedirectResponse(place + (f"?{rest}" if rest else ""), 303)
         if is_right:
@@ -137,8 +137,8 @@ class Guard:
             self.used()
         return answer
 
-    def _is_known(self, headers: Headers) -> bool:
-        """Return whether our cookie is among those that came; others of this host may be in any form."""
+    def is_known(self, headers: Headers) -> bool:
+        """Return whether our cookie is among the cookies of the request; cookies of other programs have any form."""
         pairs = (pair.partition("=") for text in headers.getlist("cookie") for pair in text.split(";"))
         values = [value.strip() for name, _, value in pairs if name.strip() == self.cookie]
         return any(hmac.compare_digest(value.encode(), self.keys.session.encode()) for value in values)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["has_desktop", "serve", "tunnel"]
 
 HOST = "127.0.0.1"
-MOST_CONNECTIONS = 200
 END_S = 1  # that an answer under way has, once the server ends
 
 
@@ -32,6 +31,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
     import uvicorn
 
     from cloudtrain.launcher.ui.app import make
+    from cloudtrain.launcher.ui.connections import MOST_CONNECTIONS, limited
     from cloudtrain.launcher.ui.guard import MOST_HEAD_BYTES, Keys
     from cloudtrain.launcher.ui.site import Site
 
@@ -57,10 +57,11 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
         say(f"opened; for another browser: {_address(place, keys.token)}")
 
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what goes wrong is said by the app
+    app = make(site, listening.getsockname()[1], used)
     config = uvicorn.Config(
-        make(site, listening.getsockname()[1], used),
+        app,
         loop="asyncio",
-        http="h11",
+        http=limited(app),
         ws="none",
         log_config=None,
         access_log=False,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from cloudtrain.launcher.ui.feeds import Feed, Feeds
 from cloudtrain.launcher.ui.guard import Keys
@@ -23,6 +23,7 @@ __all__ = ["Site"]
 
 T = TypeVar("T")
 SEEN_S = 20.0  # after the last page was asked for
+MOST_THREADS = 12  # each opens a registry: SQLite keeps a closed file's descriptor for the next connection
 
 
 class Site:
@@ -31,6 +32,7 @@ class Site:
     def __init__(self, keys: Keys, *, is_read_only: bool, folder: Path | None = None) -> None:
         self.keys = keys
         self.is_read_only = is_read_only
+        self.downloads = 0  # under way
         self.pool = Pool(folder)
         self.pulse = Pulse(folder)
         self.assets = assets()
@@ -38,12 +40,13 @@ class Site:
         self.feeds = Feeds(self._lines_came, folder)
         self.refresher = Refresher(self._is_seen, is_quiet=is_read_only, folder=folder)
         self._asked_s = -SEEN_S
+        self._threads = CapacityLimiter(MOST_THREADS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: set[asyncio.Event] = set()
 
     async def thread(self, work: Callable[..., T], *args: Any) -> T:
         """Return what the work returns that reads, writes or asks: the loop never waits for that."""
-        return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True)
+        return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True, limiter=self._threads)
 
     def asked(self) -> None:
         """A page was asked for: backends are asked at their own pace from now on."""

@@ -153,6 +153,16 @@ def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
     assert load(script(f"args: {args}")).args == argv
 
 
+def test_args_as_text_are_split_as_a_shell_does(load: Load) -> None:
+    """`args: --lr 0.1 --name "a b"` is a command line; one with an open quote is refused with its place."""
+    assert load(script("args: --lr 0.10 --name \"a b\" '$CLOUDTRAIN_OUTPUT_DIR'")).args == (
+        "--lr", "0.10", "--name", "a b", "$CLOUDTRAIN_OUTPUT_DIR"
+    )  # fmt: skip
+    assert load(script("resume_args: --resume")).resume_args == ("--resume",)
+    (fault,) = faults(load, script("args: --name 'a"))
+    assert (fault.key, "as a shell would split them (no closing quotation)" in fault.message) == ("args", True)
+
+
 BAD_VALUES = [
     ("resources: {instances: two}", "expected a whole number, found the text `two`", ""),
     ("resources: {instances: '2'}", "expected a whole number, found the text `2`", "write 2"),

@@ -253,6 +253,23 @@ def test_lines_before_are_none_where_the_traceback_is_the_whole_log(seed: Callab
     assert lines_before(registry, job) == []
 
 
+def test_lines_before_hold_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
+    """A rank that was started again, and a chain of exceptions: the traceback is shown once, below."""
+    from cloudtrain.launcher.logs import keeping
+
+    frame = '  File "a.py", line 3, in f\n    return 1 / x\n           ~~^~~'
+    trace = f"Traceback (most recent call last):\n{frame}\nValueError: y"
+    chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+    first = "Traceback (most recent call last):\n  File z\n    ^^^\nKeyError: z"
+    log = f"hello\n{trace}\nonce more\n{first}{chain}{trace}\n"
+    error = {**ERROR, "traceback": trace, "lines": ["           ~~^~~", "ValueError: y", "once more"]}
+    job = seed("e", State("failed", "error", error=error, started_s=1.0, ended_s=2.0), {"1": log})
+    registry = Registry()
+    assert lines_before(registry, job) == ["once more"]
+    assert keeping.keep(registry, job)
+    assert lines_before(registry, job) == ["hello", "once more"]
+
+
 def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -304,3 +304,21 @@ def test_resume_of_what_was_not_offered_is_refused(
     with pytest.raises(UsageError, match="more than was shown"):
         actions.resume(registry, "job", attempt=2, worst_micro=3_000_000)
     registry.close()
+
+
+@pytest.mark.parametrize(("is_resumable", "words"), [(True, "saved, step not reported"), (False, "no checkpoint yet")])
+def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
+    home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
+) -> None:
+    """A job that can be resumed has a checkpoint, and `status` says the same."""
+    from cloudtrain.launcher import overview
+    from cloudtrain.launcher.ui import jobpage
+    from cloudtrain.launcher.ui.words import Pages, assets
+
+    job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
+    registry = Registry(home)
+    facts = jobpage.shown(Pages(assets(), csrf="", is_read_only=True), registry, "job", "").parts["facts"]
+    assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
+    shown = "\n".join(overview.as_lines(job, registry.attempts(job)))
+    assert ("checkpoint  saved, step not reported" in shown) == is_resumable
+    registry.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from uiserver import Served, serving
+from uiserver import PATIENCE_S, Served, serving
 
 from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.job import Attempt, Job, State
@@ -333,3 +333,79 @@ def test_browser_is_led_by_a_file_of_the_user_s_own(
     assert "url=http://127.0.0.1:1/?token=secret&amp;x=1" in page.read_text()
     server._forget_page()
     assert not page.exists()
+
+
+def connect(served: Served, text: str = "") -> socket.socket:
+    """Return a connection that has sent this text."""
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S)
+    connection.sendall(text.encode())
+    return connection
+
+
+def begin_download(served: Served) -> socket.socket:
+    """Return the connection of a client that has the first bytes of a log, and reads no more."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENCE_S)
+    connection.connect(("127.0.0.1", served.port))
+    host = f"127.0.0.1:{served.port}"
+    connection.sendall(f"GET /jobs/big/log HTTP/1.1\r\nhost: {host}\r\ncookie: {served.cookie}\r\n\r\n".encode())
+    assert connection.recv(1000).startswith(b"HTTP/1.1 ")
+    return connection
+
+
+def usage(served: Served) -> tuple[int, int]:
+    """Return the server's descriptors and its resident MiB."""
+    status = Path(f"/proc/{served.process.pid}/status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0]) // 1024
+    return len(os.listdir(f"/proc/{served.process.pid}/fd")), resident
+
+
+def wait(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+    """Return once the condition holds."""
+    until_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def test_idle_strangers_leave_room_for_the_holder_of_the_cookie(tmp_path: Path) -> None:
+    """The page answers while 250 connections of another user send no request."""
+    with serving(tmp_path, setup="from cloudtrain.launcher.ui import connections; connections.HEAD_S = 600") as served:
+        served.enter()
+        idle = [connect(served) for _ in range(250)]
+        assert [served.get("/").status for _ in range(5)] == [200] * 5
+        for connection in idle:
+            connection.close()
+
+
+def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
+    """A connection ends if its head is unfinished after the limit, also after an answer, and with more bytes."""
+    with serving(tmp_path, setup="from cloudtrain.launcher.ui import connections; connections.HEAD_S = 0.3") as served:
+        served.enter()
+        whole = f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{served.port}\r\n\r\n"
+        for text in ("", "GET / HTTP/1.1\r\nhost:", whole, whole + "GET /"):
+            connection = connect(served, text)
+            while connection.recv(1 << 16):
+                pass
+            connection.close()
+        assert served.get("/").status == 200
+
+
+def test_downloads_that_clients_leave_are_released(tmp_path: Path) -> None:
+    """After 20 cancelled downloads the descriptors of the log are closed, and memory does not grow with each."""
+    put(tmp_path, "big")
+    log = tmp_path / "local" / "big" / "attempt-1" / "node-0" / "log" / "rank-0.log"
+    log.write_text("a line of a log that is long enough to fill the buffers\n" * 300_000)
+    with serving(tmp_path) as served:
+        served.enter()
+        assert served.get("/jobs/big/log").status == 200
+        descriptors, resident = usage(served)
+        for _ in range(2):
+            open_ones = [begin_download(served) for _ in range(20)]
+            for connection in open_ones:
+                connection.close()
+            # SQLite keeps the descriptors of closed connections to the registry: at most one for each thread.
+            wait(lambda: usage(served)[0] <= descriptors + 16, 10)
+        assert usage(served)[1] < resident + 50
+        assert served.get("/jobs/big/log").status == 200
