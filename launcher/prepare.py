@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import bundle as bundles
 from cloudtrain.launcher import plan as plans
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.errors import BudgetError, ConfigError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.errors import Fault
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "require_a_plan"]
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
 
 DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
 
@@ -82,6 +83,17 @@ def require_a_plan(config: Config) -> None:
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
         raise ConfigError(faults)
+
+
+def refused(config: Config) -> Sequence[Fault]:
+    """Return what the backend refuses of a config that has other faults too."""
+    try:
+        require_a_plan(config)
+    except ConfigError as error:
+        return error.faults
+    except BudgetError:  # about money the user is informed when the faults are fixed
+        pass
+    return ()
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:

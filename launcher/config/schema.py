@@ -100,7 +100,9 @@ class Code(Section):
         examples=["src"],
     )
     exclude: Many[Text] = Field(
-        (), description="More to leave out, as .gitignore patterns.", examples=[["*.ipynb", "data/"]]
+        (),
+        description="More to leave out, as .gitignore patterns; `!FILE` ships a file that looks like a secret.",
+        examples=[["*.ipynb", "data/"]],
     )
     max_size_mb: int = Field(
         500, ge=1, description="Largest upload, in MB; a bigger one is refused and its big files named.", examples=[500]
