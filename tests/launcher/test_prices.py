@@ -175,7 +175,7 @@ def test_old_price_is_told_in_the_plan(cli: Any, project: Callable[..., Path]) -
     folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
     done = cli("plan", cwd=folder)
     assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
-    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] == 1.1025
+    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025  # more each half year
 
 
 def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: Callable[..., Path]) -> None:
