@@ -15,8 +15,8 @@ KINDS: tuple[Kind, ...] = ("on_demand", "spot", "flex_start", "reservation")
 
 # A list price that was read from the vendor lately is what the bill says: 1.00. The others' factors are multiplied.
 # A list price older than OLD_DAYS counts 5 % more for each half year that has begun since it was read, at most 45 %: an
-# allowance, not a measured figure. The largest change seen at once is 44 % (p5, June 2025). A price without a day has the
-# share of the oldest.
+# allowance, not a measured figure. The largest change seen at once is 44 % (p5, June 2025). A price without a day has
+# the share of the oldest.
 OLD_DAYS = 90
 OLD_STEP, OLD_STEP_DAYS, OLD_MOST = 0.05, 180, 0.45
 # By a rule from another figure. SageMaker's, EC2's price x 1.15 to 1.40 by the size: no exception in 54 comparisons of
