@@ -37,6 +37,7 @@ from cloudtrain.launcher.config.kinds import (
     RelativePath,
     Shorthand,
     SizeGb,
+    TagName,
     Text,
     Written,
 )
@@ -449,7 +450,7 @@ class Config(Section):
     retry: Retry = Field(
         Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]
     )
-    tags: dict[str, Written] = Field(
+    tags: dict[TagName, Written] = Field(
         {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]
     )
     local: Local | None = Field(None, description="This machine.", examples=[{"python": "/opt/venv/bin/python"}])
