@@ -104,7 +104,11 @@ def _require_ready(registry: Registry, prepared: Prepared) -> None:
     """Raise what a send would raise for a missing library or for missing credentials, before a job is written down."""
     if (ready := getattr(prepared.backend, "ready", None)) is not None:
         base = prepared.config_file.absolute().parent
-        ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
+        try:
+            ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
+        except UnreachableError as error:
+            error.message += f"; {NOTHING}"
+            raise
 
 
 def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> None:
