@@ -56,7 +56,10 @@ class State:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sending of a job. `phase`: intent (journalled), sent, or never_sent; `ref` is the backend's handle."""
+    """One sending of a job. `ref` is the backend's handle.
+
+    `phase`: intent (journalled), sent, never_sent, or damaged: its row in the registry cannot be read.
+    """
 
     job_id: str
     number: int
@@ -74,6 +77,11 @@ class Attempt:
     def name(self) -> str:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
+
+    @property
+    def word(self) -> str:
+        """The state as people see it."""
+        return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)
 
     @property
     def hourly_usd(self) -> float | None:

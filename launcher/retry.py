@@ -115,10 +115,11 @@ def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
         return submit.resend(registry, job, prepare_next(registry, job), environ)
-    except UnreachableError as error:
-        say(f"whether attempt {number} was sent is not known yet: {error}")
-        return registry.find(job.id)
     except (CloudtrainError, OSError) as error:
+        known = registry.find(job.id)
+        if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:
+            say(f"whether attempt {number} was sent is not known yet: {error}")
+            return known
         found = _of_another(registry, job)
         if found is None:
             say(f"no further attempt: {error}")

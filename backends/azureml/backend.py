@@ -26,11 +26,13 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "ready",
     "rehearsal",
     "request",
     "send",
     "state",
     "stop",
+    "where_to_look",
 ]
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
@@ -73,6 +75,7 @@ def check(request: Request) -> list[Fault]:
 
 request = lazily.of("cloudtrain.backends.azureml.request", "build")
 _require = lazily.of("cloudtrain.backends.azureml.request", "require")
+ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -85,3 +88,9 @@ doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
 price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")
 rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
+
+
+def where_to_look(request: Request) -> str:
+    """Return Azure's own command that shows the job."""
+    place = request.beside["workspace"]
+    return f"az ml job show -n {request.name} -w {place['name']} -g {place['resource_group']}"

@@ -146,24 +146,23 @@ def _submit(
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    config = overrides.load()
-    with overrides.placing():
-        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-    registry = Registry(folder)
-
-    def check() -> None:
-        with overrides.placing():
-            lines = require_allowed(registry, prepared, key=key, force=force)
-        for line in lines:
-            say(line)
-
-    if not approved(prepared, yes=yes, check=check):
-        return 1
     try:
+        config = overrides.load()
+        with overrides.placing():
+            prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+        registry = Registry(folder)
+
+        def check() -> None:
+            with overrides.placing():
+                lines = require_allowed(registry, prepared, key=key, force=force)
+            for line in lines:
+                say(line)
+
+        if not approved(prepared, yes=yes, check=check):
+            return 1
         job, is_new = submit.send(registry, prepared, name=name, key=key)
-    except KeyboardInterrupt:
-        say("\ninterrupted while sending: `cloudtrain list` tells whether the job runs; it is never sent twice")
-        return 130
+    except (click.Abort, KeyboardInterrupt) as error:
+        raise KeyboardInterrupt(*(error.args or (submit.NOTHING,))) from None
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})

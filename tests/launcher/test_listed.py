@@ -69,7 +69,7 @@ def test_listed_drops_what_it_kept_as_soon_as_the_job_changes(registry: Registry
     registry.add_attempt(replace(job.attempt, number=2, phase="intent", state=State("pending")), {}, {})
     assert chosen(registry, Choice()).lines[0].outcome == "pending"
     registry.mark_never_sent(registry.attempt(job, 2), State("failed", "error", detail="refused"))
-    assert chosen(registry, Choice()).lines[0].outcome == "failed (error)"
+    assert chosen(registry, Choice()).lines[0].outcome == "not sent"
 
 
 def test_listed_makes_all_anew_where_their_form_has_changed(
