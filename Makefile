@@ -4,9 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH_VENV ?= .venv-bench
 SDK_VENV ?= .venv-sdk
+DOCS_VENV ?= .venv-docs
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint parity bench bench-trainer soak clean
+.PHONY: demo test lint docs parity bench bench-trainer soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +34,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(DOCS_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS_VENV)/.ready  ## The documentation as a site in build/site; a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
 $(SDK_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SDK_VENV)
 	$(SDK_VENV)/bin/pip install --quiet -c constraints.txt -e '.[sagemaker,sagemaker-sdk]' 'pytest>=8' pytest-timeout
@@ -57,4 +66,4 @@ soak: $(READY)  ## The benchmarks' counts, larger, and the tests that repeat on 
 	$(BIN)/python benchmarks/soak.py
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SDK_VENV) .demo build dist *.egg-info
+	rm -rf $(VENV) $(BENCH_VENV) $(SDK_VENV) $(DOCS_VENV) .demo build dist *.egg-info

@@ -27,6 +27,7 @@ from cloudtrain.entrypoints import (
     durable,
     events,
     gpulocks,
+    gpumeter,
     heartbeat,
     logtimes,
     peers,
@@ -86,7 +87,8 @@ class Agent:
         self.killed = False  # in this generation, by ourselves: then how boot ended is no news
         door = None
         if spec.get("succeeds") and server is None:  # where the others find it, should it decide
-            door = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
+            door = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
+        self.held_port: socket.socket | None = None
         self.line = Line(spec, server, self._fresh_port, door)
         self.times = logtimes.TimeIndex(self.root / "log")
         self.stop_file = self.root / STOP
@@ -97,6 +99,8 @@ class Agent:
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
         self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
         self.told_s = 0.0  # when the state was last written
+        self.meter: gpumeter.Meter | None = None
+        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next event of the GPUs is due; of how many the last was
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
@@ -111,9 +115,7 @@ class Agent:
     def _share_checkpoints(self) -> None:
         """Offer what is saved on this node's disk to the others, and keep a copy of what the one before it saves."""
         spec, folder = self.spec, self.checkpoints
-        server = peers.on_free_port(
-            spec, "copies", lambda port: copies.serve(folder, spec["address"], port, spec["token"])
-        )
+        server = peers.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
         self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec["token"], Path(spec["copies"]))
 
@@ -180,8 +182,23 @@ class Agent:
             self._end(desired.verdict)
             return True
         self._obey(desired)
+        self._tell_gpus(desired)
         self.line.listen(TICK_S)
         return False
+
+    def _tell_gpus(self, desired: Desired) -> None:
+        """Report how busy this node's GPUs are; on rank 0's node, write all nodes' figures into rank 0's log."""
+        if self.meter is not None and self.meter.latest != self.report.gpus:
+            self.report = replace(self.report, gpus=self.meter.latest)
+        is_first = self.report.phase == "running" and desired.nodes[:1] == (self.report.node,)
+        if not is_first:
+            return
+        reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec["spec"]["nproc_per_node"]
+        known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
+        told = [(first + local, each) for first, some in known for local, each in enumerate(some)]
+        is_due = len(told) > self.gpus_told or (told and time.monotonic() >= self.gpus_due_s)
+        if is_due and gpumeter.write(self.root / "log" / "rank-0.log", told):
+            self.gpus_due_s, self.gpus_told = time.monotonic() + gpumeter.EVENT_S, len(told)
 
     def _look(self) -> None:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
@@ -241,10 +258,11 @@ class Agent:
         return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
-        """Return a port for the next generation's torchrun, free now on this node's address."""
-        listen = partial(peers.listen, self.spec["address"])
-        with peers.on_free_port(self.spec, str(self.report.generation), listen) as probe:
-            return int(probe.getsockname()[1])
+        """Return a port for the next generation's torchrun, held for this job until the generation after that."""
+        if self.held_port is not None:
+            self.held_port.close()
+        self.held_port = peers.reserved(self.spec)
+        return int(self.held_port.getsockname()[1])
 
     def _obey(self, desired: Desired) -> None:
         is_member = self.report.node in desired.nodes or not desired.nodes
@@ -325,6 +343,8 @@ class Agent:
                 dockerrun.note(self.container, start)
                 argv, env = dockerrun.command(self.container, start, env, self.spec["secrets"], argv[1:])
             with (self.root / "log" / "boot.log").open("ab") as log:
+                if self.meter is None:
+                    self.meter = gpumeter.Meter(env.get("CUDA_VISIBLE_DEVICES"), self.spec["spec"]["nproc_per_node"])
                 self.boot = subprocess.Popen(
                     argv,
                     cwd=self.root,
@@ -354,7 +374,9 @@ class Agent:
         spec = self.spec
         # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
         saves = spec["deadline_s"] < spec["max_duration_s"]
-        deadline = {"CLOUDTRAIN_DEADLINE": f"{self.started_s + spec['max_duration_s']:.0f}"} if saves else {}
+        # The wall clock may have been set since this agent's start: the time that is left counts.
+        end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
+        deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
         beside = {
             **deadline,
@@ -418,6 +440,8 @@ class Agent:
     def _end(self, verdict: dict[str, Any]) -> None:
         if self.teller is not None:
             self.teller.end(verdict)
+        if self.meter is not None:
+            self.meter.finish()
         stuck = self._kill_ranks()
         self.times.note(time.time())
         self.line.close()

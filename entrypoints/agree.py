@@ -52,7 +52,10 @@ class Agreement:
     def __init__(
         self, deadline_s: float | None, group: dist.ProcessGroup | None = None, *, is_alone: bool = False
     ) -> None:
-        """`group` makes the sums, by default all ranks; with `is_alone` the rank decides without a group."""
+        """`deadline_s`: the job's end on the monotonic clock. `group` makes the sums, by default all ranks.
+
+        With `is_alone` the rank decides without a group.
+        """
         self._deadline_s = deadline_s
         self._group = group
         self._is_alone = is_alone
@@ -88,7 +91,7 @@ class Agreement:
         self._saved_s = time.monotonic()
         self._save_s = save_s
         if self._deadline_s is not None:  # a guess must not eat the time it is to protect
-            most_s = max(0.0, 0.1 * (self._deadline_s - time.time()))
+            most_s = max(0.0, 0.1 * (self._deadline_s - time.monotonic()))
             self._save_s, self._upload_s = min(save_s, most_s), min(upload_s, most_s)
 
     def hurry(self) -> None:
@@ -138,7 +141,7 @@ class Agreement:
         votes += [loss, 0.0, 0.0]
         if self._keeps_time:
             margin = margin_s(self._save_s, self._upload_s, step_s, saving=saving)
-            votes[2] = float(self._deadline_s is not None and time.time() > self._deadline_s - margin)
+            votes[2] = float(self._deadline_s is not None and time.monotonic() > self._deadline_s - margin)
             votes[3] = float(self._save_is_due())
             votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from cloudtrain.entrypoints import durable, events, heartbeat, lastlines, processes
+from cloudtrain.entrypoints import durable, events, heartbeat, lastlines, processes, variables
 from cloudtrain.entrypoints import node as nodes
 from cloudtrain.entrypoints.scripts import meeting
 
@@ -61,6 +61,7 @@ def main() -> int:
     """Run this node's part of the job; return its exit code."""
     processes.die_with_parent()
     processes.become_subreaper()
+    variables.deadline_s(os.environ)  # before the wait for node 0's name
     try:
         spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
         node = nodes.identify(os.environ)
@@ -220,13 +221,12 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
 def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
     """Return when boot itself ends the job, on the monotonic clock that shows `now_s`; infinity without a deadline.
 
-    Long after the supervisor would have: that one stops, saves and ends it in good order. The wall clock, which may be
-    set meanwhile, is looked at once.
+    Long after the supervisor would have: that one stops, saves and ends it in good order.
     """
-    if "CLOUDTRAIN_DEADLINE" not in environ:
+    deadline_s = variables.deadline_s(environ)
+    if deadline_s is None:
         return math.inf
-    left_s = max(0.0, float(environ["CLOUDTRAIN_DEADLINE"]) - time.time())
-    return now_s + left_s + float(environ.get("CLOUDTRAIN_GRACE", GRACE_S)) + SLACK_S
+    return max(now_s, deadline_s) + float(environ.get("CLOUDTRAIN_GRACE", GRACE_S)) + SLACK_S
 
 
 def _overdue() -> dict[str, Any]:
@@ -322,8 +322,16 @@ def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, An
 
 
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
-    """Return the failure of a rank that could not speak for itself, with what it printed last."""
-    return failure if failure["rank"] is None else {**failure, "lines": lastlines.of_rank(failure["rank"])}
+    """Return the failure of a rank without an account of its own, with the lines that the rank printed last.
+
+    An exit code alone says little, as with argparse: the message names the last line too.
+    """
+    if failure["rank"] is None:
+        return failure
+    lines = lastlines.of_rank(failure["rank"])
+    if not lines or failure["kind"] != "exit":
+        return {**failure, "lines": lines}
+    return {**failure, "message": f"{failure['message']}; last line: {lines[-1]}", "lines": lines}
 
 
 def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@ class Report:
     """What a node says of itself. `phase`: preparing idle running exited; `stop`: why somebody asks it to stop.
 
     `address` and `ports` (of the line, of copies): where the others find it, should they need to. `newest`: a script's
-    newest checkpoint on this node, by its path in the checkpoint folder, and its time in unix seconds.
+    newest checkpoint on this node, by its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
+    of each local rank's GPU (gpumeter.py).
     """
 
     node: int
@@ -38,6 +39,7 @@ class Report:
     address: str = ""
     ports: tuple[int, int] = (0, 0)
     newest: tuple[str, float] | None = None
+    gpus: tuple[tuple[float | None, ...], ...] = ()
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Report:
@@ -45,6 +47,7 @@ class Report:
         line, copies = data.get("ports", (0, 0))
         newest = data.get("newest") and (data["newest"][0], data["newest"][1])
         told = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
+        told["gpus"] = tuple(tuple(each) for each in data.get("gpus", ()))
         return cls(**{**data, **told})
 
 
@@ -184,11 +187,10 @@ class Coordinator:
         broken = [f for r in current if r.phase == "exited" for f in r.failures]
         if broken:  # a node that could not unpack what it was sent, or make ready what the ranks run in
             return self._end("failed", "error", broken[0])
-        is_preparing = any(r.phase == "preparing" for r in current)
-        if is_preparing and now_s >= self.rules.soft_deadline_s:
+        if now_s >= self.rules.soft_deadline_s:  # machines that wait are billed like machines that train
             return self._end("stopped", self.rules.limit_reason)
         if len(current) == self.rules.nodes:
-            if is_preparing:
+            if any(r.phase == "preparing" for r in current):
                 return self.desired
             return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
         if now_s > self.rules.join_timeout_s:

@@ -2,7 +2,7 @@
 
     step 120/2000 loss 1.234 8.1k samples/s eta 12m  ::ct {"e":"step","step":120,"loss":1.2339999675750732}
 
-Events: boot start step eval checkpoint preempt restart error done. Numbers keep full precision (`repr` of the
+Events: boot start step eval checkpoint preempt restart error done gpu. Numbers keep full precision (`repr` of the
 float), so that two runs can be compared bit for bit. A line is written by one `os.write` and stays under 4096
 bytes (PIPE_BUF): `print(flush=True)` under `python -u` is two writes, which tear when ranks share a pipe
 (1,112 of 12,000 lines, measured with torch 2.13 torchrun, 4 ranks).
@@ -20,7 +20,7 @@ __all__ = ["MARK", "MAX_BYTES", "NAMES", "emit", "format_line", "parse"]
 MARK = "  ::ct "
 MAX_BYTES = 4096
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would make one a line
-NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done")
+NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done", "gpu")
 
 
 def format_line(event: str, text: str, fields: dict[str, Any]) -> str:

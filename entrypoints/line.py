@@ -54,7 +54,10 @@ class Line:
         self._head = peers.Head(server, spec["token"], self._silence_s) if server else None
         self._member: peers.Member | None = None
         if server is None:
-            self._member = peers.Member(tuple(spec["head"]), spec["token"], self._silence_s, self._join_timeout_s)
+            # The starter begins with node 0's agent, so a refused connection means that node 0 has ended.
+            refusal_s = peers.BEAT_S + peers.CLOSED_S if spec.get("head_listens") else self._join_timeout_s
+            patience_s = (self._silence_s, self._join_timeout_s, refusal_s)
+            self._member = peers.Member(tuple(spec["head"]), spec["token"], *patience_s)
         self._decider = 0
         self._lost_heads: set[int] = set()
         self._last = Desired()  # what was to be, when a node that decided was lost
@@ -72,6 +75,11 @@ class Line:
     def port(self) -> int:
         """Where the others find this node, should it take over; 0 where it never does."""
         return int(self._door.getsockname()[1]) if self._door else 0
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        """The other nodes' newest reports, on the node that decides; empty on the others."""
+        return dict(self._head.reports) if self._head is not None else {}
 
     def before(self) -> tuple[str, int] | None:
         """Return the address and the port of copies of the node that decides, where this node is to follow it."""
@@ -98,6 +106,8 @@ class Line:
         self._catch_up()
         if self._member is not None:
             self._member.tell(report)
+            if (alone := self._alone(self._member, report)) is not None:
+                return alone
             if self._member.lost():
                 return self._without_head(report)
             found = self._member.desired or self._last
@@ -171,6 +181,20 @@ class Line:
             print(f"waiting for node {missing} to start, for {now_s:.0f} s by now", flush=True)
         return desired
 
+    def _alone(self, member: peers.Member, report: Report) -> Desired | None:
+        """Return the end of a node that has never heard node 0 and was asked to stop, or whose time is over.
+
+        Such a node has nothing to save. An open connection gets a moment: node 0's answer may be on its way.
+        """
+        if member.desired is not None or self._lost_heads:
+            return None
+        coordinator, now_s = self._coordinator, self.now_s()
+        desired = coordinator.decide({self.node: replace(report, failures=())}, set(), now_s, self._fresh_port)
+        is_answered_soon = member.is_connected and now_s - coordinator.since_s < peers.CLOSED_S
+        if desired.verdict is None or desired.verdict["state"] != "stopped" or is_answered_soon:
+            return None
+        return replace(desired, verdict={**desired.verdict, "fenced": True})
+
     def _without_head(self, report: Report) -> Desired:
         """Return what should be where nobody decides: that the ranks end, while the next node is looked for."""
         assert self._member is not None
@@ -181,7 +205,9 @@ class Line:
         heirs = [node for node in last.nodes if node not in self._lost_heads]
         is_torn = 2 * len(heirs) <= len(last.nodes) or len(self._lost_heads) > MOST_HEIRS
         if not self._may_succeed or last.want in ("wait", "end") or is_torn:
-            raise Cut(f"lost contact with node {self._decider} for {silent_s:.0f} s")
+            was_heard = bool(self._member.desired or self._last.generation)
+            what = "lost contact with node {} for" if was_heard else "node {} was not reached within"
+            raise Cut(f"{what.format(self._decider)} {silent_s:.0f} s")
         self._last = last if last.want == "stop" else replace(last, want="kill")
         self._decider = heirs[0]
         place = next(place for place in last.places if place[0] == self._decider)

@@ -12,20 +12,20 @@ import contextlib
 import errno
 import hmac
 import json
+import math
 import re
 import secrets
 import selectors
 import socket
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port"]
+__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port", "reserved"]
 
 PORTS = (20000, 27999)  # below the ephemeral range, where outgoing connections come and go
 BEAT_S = 1.0
@@ -47,20 +47,33 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return server
 
 
-def on_free_port(spec: dict[str, Any], seed: str, listen: Callable[[int], _T]) -> _T:
-    """Return what listens on a port of the job's range; the same first candidate for the same node and seed.
+def on_free_port(spec: dict[str, Any], listen: Callable[[int], _T]) -> _T:
+    """Return what `listen` makes of a free port of the job's range. Raises OSError as `reserved` and `listen` do."""
+    with reserved(spec) as held:
+        return listen(held.getsockname()[1])
 
-    Raises OSError where none is free, or for what else `listen` meets.
+
+def reserved(spec: dict[str, Any]) -> socket.socket:
+    """Return a socket that holds a free port of the job's range on all addresses, without listening there.
+
+    Until the socket is closed, no other call finds that port, in whatever job. torch's store can still listen there:
+    Linux lets a socket with SO_REUSEADDR bind where all others have the option too, and do not listen. The first
+    candidate is random, so jobs of one name do not look for the same port. Raises OSError where no port is free.
     """
     lowest, highest = spec.get("ports", PORTS)
     count = highest - lowest + 1
-    first = zlib.crc32(f"{spec['job']}-{spec['attempt']}-{spec['node']}-{seed}".encode()) % count
+    first = secrets.randbelow(count)
     for step in range(count):
+        held = socket.socket()
         try:
-            return listen(lowest + (first + step) % count)
+            held.bind(("", lowest + (first + step) % count))
         except OSError as error:
+            held.close()
             if error.errno != errno.EADDRINUSE:
                 raise
+        else:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return held
     raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec['address']}")
 
 
@@ -251,9 +264,17 @@ class Member:
     """The other nodes' end: what node 0 said last, and since when it is silent."""
 
     def __init__(
-        self, head: tuple[str, int], token: str, silence_s: float = SILENCE_S, join_timeout_s: float = SILENCE_S
+        self,
+        head: tuple[str, int],
+        token: str,
+        silence_s: float = SILENCE_S,
+        join_timeout_s: float = SILENCE_S,
+        refusal_s: float = math.inf,
     ) -> None:
+        """`refusal_s`: after so long a refusal of all connections node 0 is gone, though it was never heard."""
         self.head = head
+        self._refusal_s = refusal_s
+        self._refused_s: float | None = None  # since when, None where the last try ended otherwise
         self._silence_s = silence_s
         self._join_timeout_s = join_timeout_s
         self._token = token
@@ -261,6 +282,11 @@ class Member:
         self._heard = time.monotonic()
         self._wire: _Wire | None = None
         self._sent: tuple[float, Report | None] = (0.0, None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open, whoever may answer there."""
+        return self._wire is not None
 
     def listen(self, timeout_s: float) -> None:
         """Take in what arrives within the time."""
@@ -285,7 +311,8 @@ class Member:
     def lost(self) -> bool:
         """Return whether node 0 is gone, or was never reached within the time to join."""
         if self.desired is None:
-            return self.silent_s() > self._join_timeout_s
+            is_refused = self._refused_s is not None and time.monotonic() - self._refused_s > self._refusal_s
+            return is_refused or self.silent_s() > self._join_timeout_s
         return self.silent_s() > (self._silence_s if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
@@ -307,7 +334,9 @@ class Member:
             wire.send(asdict(report))
 
     def excuse(self) -> None:
-        """Give node 0 a moment to be heard: the silence was our own."""
+        """Give node 0 a moment to be heard: the silence was our own. The time to join goes on."""
+        if self.desired is None:
+            return
         self._heard = max(self._heard, time.monotonic() - self._silence_s + BEAT_S + STALLED_S)
 
     def release(self) -> None:
@@ -319,7 +348,9 @@ class Member:
     def _connect(self) -> bool:
         try:
             self._wire = _Wire(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
-        except OSError:
+        except OSError as error:
+            is_refusal = isinstance(error, ConnectionRefusedError)
+            self._refused_s = (self._refused_s or time.monotonic()) if is_refusal else None
             return False
-        self._sent = (0.0, None)
+        self._sent, self._refused_s = (0.0, None), None
         return True

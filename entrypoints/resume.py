@@ -40,14 +40,19 @@ _COMPARED = {
     "code_sha256": "the task file differs; the new one holds",
 }
 
+MOST_NAMED = 3  # damaged checkpoints in one message
+_PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # what plain.pt holds
+_Intact = tuple[folders.Found, loader.Reader]  # a checkpoint that is intact, and open
+
 
 def resume(job: Job) -> Progress:
     """Load what the settings say to resume from, if it is there; say what changed; return how far the job has come."""
     begin_s = time.perf_counter()
-    found, damaged = _agree(job)
+    chosen, damaged = _agree(job)
+    found, reader = chosen or (None, None)
     progress = Progress()
-    if found is not None:
-        _load(job, found)
+    if found is not None and reader is not None:
+        _load(job, found, reader)
         progress.step = progress.resumed_from = found.step
         progress.path = found.path
         for name in saving.CARRIED:
@@ -91,8 +96,8 @@ def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
 
 def _job_of(path: Path) -> str | None:
     """Return whose checkpoint it is, None where that cannot be told."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(json.loads((path / folders.TRAINER).read_text())["job"])
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(folders.read(path / folders.TRAINER))["job"])
     return None
 
 
@@ -140,7 +145,7 @@ def _at(path: Path) -> list[Path]:
     return [found for _, found in folders.list_steps(path)]
 
 
-def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
+def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
     """Let rank 0 choose and all ranks check; return the first that is intact, and the damaged ones before it."""
     paths: list[str] = []
     fault = None
@@ -159,33 +164,70 @@ def _agree(job: Job) -> tuple[folders.Found | None, list[tuple[Path, str]]]:
         raise TaskError(fault)
     damaged: list[tuple[Path, str]] = []
     for path in map(Path, paths):
-        wrong = loader.check(path)
-        if wrong is None:
-            found = _opened(job, path)
-            _require_own(job, found)
+        found = _intact(job, path)
+        if not isinstance(found, str):
+            _set_aside(job, [each for each, _ in damaged])
             if job.place.is_head:
-                _set_aside_later(job.folder, found.step)
+                _set_aside_later(job.folder, found[0].step)
             return found, damaged
-        damaged.append((path, wrong))
-        if job.place.is_head and path.parent == job.folder:
-            folders.set_aside(path, "damaged")
-    if damaged and job.mirror is not None:
-        fetched, fault = None, None
-        if job.place.is_head:
-            try:
-                fetched = mirror.fetch(job.mirror, job.folder)
-            except OSError as error:
-                fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
-        job.saver.meet()
-        fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
-        if fault:  # to begin anew would put younger steps in place of what may be intact there
-            raise folders.Unreadable(fault)
-        if fetched and loader.check(Path(fetched)) is None:
-            return _opened(job, Path(fetched)), damaged
+        damaged.append((path, found))
+    if damaged and job.mirror is not None and (fetched := _from_mirror(job)) is not None:
+        _set_aside(job, [path for path, _ in damaged if path.name != fetched[0].path.name])  # its name is in use again
+        return fetched, damaged
     if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:
         path, wrong = damaged[0]
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
+    if damaged and job.spec.checkpoint.all_damaged != "start-over":
+        # They keep their names: without them, the next start would know of nothing that is lost.
+        each = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged[:MOST_NAMED])
+        raise folders.AllDamagedError(
+            f"all checkpoints in {job.folder} are damaged ({each}); nothing starts from step 0 without your consent: "
+            "`cloudtrain resume` asks, or set checkpoint.all_damaged to start-over"
+        )
+    _set_aside(job, [path for path, _ in damaged])
     return None, damaged
+
+
+def _intact(job: Job, path: Path) -> _Intact | str:
+    """Return the open checkpoint, or what is wrong with it. All ranks call it. Raises Unreadable, TaskError."""
+    wrong = loader.check(path)
+    if wrong is not None:
+        return wrong
+    found = _opened(job, path)
+    if lacking := [name for name in ("job", "optimizer", "world_size") if name not in found.trainer]:
+        return f"{folders.TRAINER} has no {lacking[0]}"
+    _require_own(job, found)
+    try:
+        reader = loader.open_reader(found, whole=job.spec.training.strategy == "ddp")
+    except folders.CheckpointError as error:
+        return str(error)
+    plain = reader.plain if isinstance(reader.plain, dict) else {}
+    if wrong := next((name for name, kind in _PLAIN.items() if not isinstance(plain.get(name), kind)), None):
+        return f"{folders.PLAIN} has no {wrong}"
+    return found, reader
+
+
+def _from_mirror(job: Job) -> _Intact | None:
+    """Return the mirror's checkpoint in place of the damaged ones, None if it has none that is intact."""
+    fetched, fault = None, None
+    if job.place.is_head and job.mirror is not None:
+        try:
+            fetched = mirror.fetch(job.mirror, job.folder, replace=True)
+        except OSError as error:
+            fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
+    job.saver.meet()
+    fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
+    if fault:  # to start over would put younger steps in the place of an intact checkpoint there
+        raise folders.Unreadable(fault)
+    found = _intact(job, Path(fetched)) if fetched else None
+    return None if isinstance(found, str) else found
+
+
+def _set_aside(job: Job, damaged: list[Path]) -> None:
+    """Rename the damaged checkpoints of this job: under their names they would outrank the next ones."""
+    for path in damaged:
+        if job.place.is_head and path.parent == job.folder:
+            folders.set_aside(path, "damaged")
 
 
 def _opened(job: Job, path: Path) -> folders.Found:
@@ -244,9 +286,8 @@ def _set_aside_later(folder: Path, step: int) -> None:
             folders.set_aside(path, "old")
 
 
-def _load(job: Job, found: folders.Found) -> None:
+def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
     """Fill the live state from the checkpoint. Raises TaskError, on all ranks, where it is another model's."""
-    reader = loader.open_reader(found, whole=job.spec.training.strategy == "ddp")
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})

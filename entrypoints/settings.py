@@ -116,6 +116,7 @@ class CheckpointSettings:
     mirror: str | None = None  # a second place, by its uri, to which finished checkpoints are copied
     export: str = "torch"  # the form of the weights in the output folder: torch or safetensors
     resume: str = "auto"
+    all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ python -m cloudtrain.entrypoints.starting < specs.json      answers when they li
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +24,8 @@ from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
 
 __all__ = ["main", "start"]
 
+MOST_WORDS = 400  # characters
+
 
 def main() -> int:
     """Start the agents that standard input describes; print their pids as JSON."""
@@ -34,8 +38,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
     All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
     never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so, with `"busy": true` where
-    somebody else holds what `request["locks"]` names: then it may be tried again. Raises RuntimeError where an agent
-    cannot live; the mark is left then, and those before it are killed.
+    somebody else holds what `request["locks"]` names: then it may be tried again. Where an agent cannot start, as on a
+    full disk, `why` is that agent's own account; the mark is left then, and the agents before that one are killed.
     """
     umask = os.umask(0o077)
     folder = Path(request["folder"])
@@ -52,19 +56,18 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         server = None
         for spec in request["nodes"]:
             if spec["node"] == 0:
-                server = peers.on_free_port(spec, "line", partial(peers.listen, spec["address"]))
-        if server is not None:
-            for spec in request["nodes"]:
-                spec["head"] = server.getsockname()[:2]
+                server = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
+        for spec in request["nodes"]:
+            spec |= {"head_listens": True, **({"head": server.getsockname()[:2]} if server is not None else {})}
         pids: list[int] = []
         try:
             for spec in request["nodes"]:
                 pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
-        except (OSError, RuntimeError):
-            (folder / NEVER_SENT).touch()
+        except (OSError, RuntimeError) as error:
             for pid in pids:  # they wait for the missing one, and have started nothing
                 processes.kill(pid, signal.SIGKILL)
-            raise
+            (folder / NEVER_SENT).touch()
+            return {"started": False, "why": str(error)}
         if taken is not None:
             taken.hand_over()
         head = server.getsockname()[:2] if server else None
@@ -91,8 +94,9 @@ def _fork_agent(
         with os.fdopen(ready) as pipe:
             line = pipe.readline()
         os.waitpid(child, 0)
-        if not line:
-            raise RuntimeError(f"the agent of node {spec['node']} did not start; see {spec['root']}/log/agent.txt")
+        if not line.strip().isdigit():
+            why = line.strip() or f"see {spec['root']}/log/agent.txt"
+            raise RuntimeError(f"node {spec['node']}: {why}")
         return int(line)
     os.setsid()
     if os.fork():
@@ -101,19 +105,28 @@ def _fork_agent(
     os.close(lock)
     if spec["node"] != 0 and server is not None:
         server.close()
-    code = 1
+    code, account = 1, os.dup(announce)
     try:
         _detach(Path(spec["root"]))
         if taken is not None:
             taken.tell()
         Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
         code = 0
-    except BaseException:
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # once the agent has begun, nobody reads there
+            os.write(account, f"{_words(error, spec)}\n".encode())
         traceback.print_exc()
     finally:
         processes.kill_descendants()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _words(error: BaseException, spec: dict[str, Any]) -> str:
+    """Return in one line why the agent could not start."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space is left on the disk of {spec['root']} ({error.strerror})"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]
 
 
 def _detach(root: Path) -> None:

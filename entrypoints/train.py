@@ -19,8 +19,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from cloudtrain.entrypoints import data, flops, heartbeat, optim, rehearsal, report, saving
+from cloudtrain.entrypoints import data, flops, heartbeat, optim, rehearsal, report, saving, variables
 from cloudtrain.entrypoints.agree import NOTHING, Agreement, Verdict
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.diagnose import diagnose
 from cloudtrain.entrypoints.evaluate import evaluate
 from cloudtrain.entrypoints.job import Job, Progress, build, connect
@@ -40,8 +41,7 @@ MAX_SKIPPED = 100  # steps in a row with on_nan: skip; then the model itself is 
 
 def main() -> int:
     """Train what CLOUDTRAIN_SPEC describes and return the exit code, with everything durable. Raises TaskError."""
-    deadline = os.environ.get("CLOUDTRAIN_DEADLINE")
-    agreement = Agreement(float(deadline) if deadline else None)  # first: a signal may come while the data are read
+    agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may come while the data are read
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else rehearsal.shortened(spec)
     task = load_task(spec.target)
@@ -289,6 +289,9 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
 if __name__ == "__main__":
     try:
         code = main()
+    except (TaskError, CheckpointError) as error:  # a finding, not a fault of ours: the frames say nothing
+        sys.stderr.writelines(traceback.format_exception_only(error))
+        code = 1
     except Exception:
         traceback.print_exc()
         code = 1

@@ -7,9 +7,11 @@ other `$` stays unchanged.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 
-__all__ = ["NAMES", "PREFIX", "expanded", "references"]
+__all__ = ["NAMES", "PREFIX", "deadline_s", "expanded", "references"]
 
 PREFIX = "CLOUDTRAIN_"
 # Besides these a job has CLOUDTRAIN_INPUT_<NAME> for each entry of `inputs`.
@@ -28,6 +30,22 @@ NAMES = tuple(
     )
 )
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
+
+
+def deadline_s(environ: Mapping[str, str]) -> float | None:
+    """Return the job's end on this process's monotonic clock, None without CLOUDTRAIN_DEADLINE.
+
+    The first call reads the wall clock, and later calls do not: NTP may step that clock by hours. CLOCK_MONOTONIC, as
+    in the agent, stands still while the machine sleeps. CLOCK_BOOTTIME would count the sleep as time of training, and
+    end a job as soon as the machine wakes up.
+    """
+    told = environ.get("CLOUDTRAIN_DEADLINE")
+    return _on_monotonic_clock(told) if told else None
+
+
+@cache
+def _on_monotonic_clock(unix_s: str) -> float:
+    return time.monotonic() + float(unix_s) - time.time()
 
 
 def references(text: str) -> Iterator[str]:

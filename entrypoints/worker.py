@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from cloudtrain.entrypoints import durable, heartbeat, lastlines, processes, tracebacks, variables
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.scripts import rank
 
 __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
@@ -55,6 +56,7 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; what a script raises has been recorded and printed."""
     processes.die_with_parent()
+    variables.deadline_s(os.environ)  # before the seconds that an import of torch takes
     _open_log()
     heartbeat.enable()
     ending = _Ending(os.getpid(), _left_file())
@@ -180,6 +182,8 @@ def _record(error: BaseException) -> int:
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     else:
         _flush()
+    if is_config or isinstance(error, CheckpointError):  # a finding, not a fault of ours: our frames say nothing
+        lines = _without_ours(error)
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
         os.write(2, shown.encode(errors="replace"))

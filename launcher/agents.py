@@ -40,8 +40,7 @@ def fold(
             return State("stopping", **facts)
         if any(state["generation"] for state in states):
             return State("running", **facts)
-        # What waits for its nodes is not stored anew at each look: from its start on they are taken.
-        return State("pending", **{**facts, "billed_s": None})
+        return State("pending", **facts)
     others_may_go_on = verdict is None or (verdict.get("fenced") and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:

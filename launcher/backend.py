@@ -89,6 +89,7 @@ class Capacity:
     `price_source` says where the price is from, with its date, which is `price_as_of` too where it is known (ISO).
     `uncertainty`, from 1 up, is how much more than the price it may cost. `is_own`: a machine of the user's, which
     costs nothing that a bill shows, unless a price was set. `machine` is what an instance is called there.
+    `is_spot_price`: the price is of spot machines; else a spot job counts with the price on demand, an upper bound.
     """
 
     gpus: int
@@ -99,6 +100,7 @@ class Capacity:
     price_as_of: str | None = None
     is_own: bool = False
     machine: str = ""
+    is_spot_price: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,8 @@ class Pace:
 class HostUse:
     """One GPU of a machine, or a machine without any: `free`, `held` by a job, `busy` with others' processes.
 
-    `unreachable` or `broken` machines are told, too: `detail` says why. `since_s` in unix seconds.
+    `unreachable`, `unknown` (by name) or `broken` machines are reported too: `detail` says why. `since_s` in unix
+    seconds.
     """
 
     host: str

@@ -26,6 +26,7 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
+from cloudtrain.launcher import secretfiles
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -40,15 +41,6 @@ ALWAYS_IGNORED = (
     *(".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
 ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
-# Names that hold secrets often enough to ask first, and their endings; templates of them and public keys are fine.
-SECRET_NAMES = (
-    *(".env", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", ".netrc", ".pypirc", ".npmrc", ".git-credentials"),
-    *("credentials.json", "token.json", "secrets.yaml", "secrets.yml", ".htpasswd"),
-)
-SECRET_FOLDERS = (".aws", ".azure", ".ssh", ".kube", ".gnupg")
-SECRET_BEGINNINGS = (".env.", "service-account", "service_account")
-SECRET_ENDINGS = (".pem", ".key", ".p12", ".pfx", ".keytab", ".kdbx", ".jks")
-NOT_SECRET_ENDINGS = (".example", ".sample", ".template", ".dist", ".pub", ".py", ".md")
 MB = 1_000_000
 # Where gzip begins anew: at a file of so many bytes, at so many bytes of one, at one in so many of the others.
 # It costs 0.3 % in size, 1 % of what is small; at every small file it would be 4 to 20 %.
@@ -121,7 +113,7 @@ def pack(
         raise ConfigError(
             f"the code folder cannot be read: {error.strerror}", where=error.filename, hint=hint
         ) from error
-    sizes = _check(folder, names, max_bytes)
+    sizes = _check(folder, names, exclude, max_bytes)
     own = None if config_file is None else config_file.parent.resolve() / config_file.name
     apart = next((name for name in names if folder / name == own), None)
     try:
@@ -187,15 +179,6 @@ def _matcher(lines: list[str]) -> GitIgnoreSpec | None:
     return GitIgnoreSpec.from_lines(lines)
 
 
-def _looks_secret(path: PurePosixPath) -> bool:
-    name = path.name
-    if any(folder in SECRET_FOLDERS for folder in path.parts[:-1]):
-        return True
-    if name.endswith(NOT_SECRET_ENDINGS):
-        return False
-    return name in SECRET_NAMES or name.startswith(SECRET_BEGINNINGS) or name.endswith(SECRET_ENDINGS)
-
-
 def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosixPath]:
     with os.scandir(root / below) as entries:
         for entry in entries:
@@ -221,19 +204,11 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str, int]:
+def _check(folder: Path, names: list[PurePosixPath], exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
     """Return each file's size. Raises ConfigError with every fault found."""
     if not names:
         raise ConfigError("there is nothing to ship: every file is ignored", where=folder)
-    faults = [
-        Fault(
-            f"`{name}` looks like a secret, and would be uploaded with the code",
-            key="code.exclude",
-            hint=f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`",
-        )
-        for name in names
-        if _looks_secret(name)
-    ]
+    faults: list[Fault] = []
     sizes: dict[str, int] = {}
     shipped = {parent for name in names for parent in (name, *name.parents)}
     for name in names:
@@ -245,6 +220,7 @@ def _check(folder: Path, names: list[PurePosixPath], max_bytes: int) -> dict[str
         sizes[str(name)] = path.lstat().st_size
         if not os.access(path, os.R_OK, follow_symlinks=not path.is_symlink()):
             faults.append(Fault(f"`{name}` cannot be read", key="code.dir", hint="change its mode, or exclude it"))
+    faults += secretfiles.faults_of(folder, {PurePosixPath(name): size for name, size in sizes.items()}, exclude)
     total = sum(sizes.values())
     if total > max_bytes:
         top = sorted(sizes.items(), key=lambda item: -item[1])[:5]

@@ -14,11 +14,15 @@ from typing import Any
 __all__ = ["CAUSES", "Cause", "likely"]
 
 
+SIZED_DISKS = ("sagemaker", "vertex")  # whose requests have a field for the disk's size
+
+
 @dataclass(frozen=True)
 class Cause:
     """A pattern of the failure's text, what it means, and what to try.
 
-    `{name}` in the words is the pattern's group; `of_task` is said where the trainer is ours, and its keys are there.
+    `{name}` in the words is the pattern's group; `of_task` is said where the trainer is ours, and its keys are there;
+    `of_sized_disk` on backends that have `resources.disk_gb`.
     The pattern is compiled where there is a failure: most screens show none.
     """
 
@@ -26,6 +30,7 @@ class Cause:
     means: str
     do: str
     of_task: str = ""
+    of_sized_disk: str = ""
 
     def found_in(self, text: str) -> re.Match[str] | None:
         """Return where the text speaks of it."""
@@ -56,7 +61,8 @@ CAUSES = (
     Cause(
         r"No space left on device|Disk quota exceeded|Errno 28|the disk of \S+ is full",
         "a disk is full",
-        "raise resources.disk_gb, or lower checkpoint.keep",
+        "free space there, or lower checkpoint.keep",
+        of_sized_disk="raise resources.disk_gb, or lower checkpoint.keep",
     ),
     Cause(
         r"No module named '(?P<module>[^']+)'",
@@ -118,6 +124,7 @@ def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | 
         for cause in CAUSES:
             if found := cause.found_in(text):
                 do = cause.of_task if config.get("task") and cause.of_task else cause.do
+                do = cause.of_sized_disk if config.get("backend") in SIZED_DISKS and cause.of_sized_disk else do
                 return f"{cause.means}; {do}".format(**found.groupdict())
     if error.get("signal") == "SIGKILL":
         return "something killed it from outside; where the machine's memory was full, its kernel log says so (dmesg)"

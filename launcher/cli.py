@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -141,7 +142,9 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         say(f"error: {error}")
         return _ended(error.as_json(), as_json)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip("\n"))
         told = CloudtrainError(error.format_message()).as_json()
         return _ended({**told, "exit_code": error.exit_code}, as_json)
     except (click.Abort, KeyboardInterrupt):
@@ -157,7 +160,7 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         if debug:
             traceback.print_exc()
         else:
-            click.echo(f"error: {what}\n  hint: {hint}", err=True)
+            say(f"error: {what}\n  hint: {hint}")
         return _ended(CloudtrainError(what, hint=hint).as_json(), as_json)
     return result if isinstance(result, int) else 0
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher import causes
+from cloudtrain.launcher import causes, gpufigures
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.money import meter
@@ -59,6 +59,9 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "tokens_per_s": progress.get("tokens_per_s"),
         "mfu": progress.get("mfu"),
         "data_share": data_share(progress),
+        "gpus": gpufigures.as_list(progress),
+        "gpu_words": gpufigures.words(progress),
+        "gpu_warning": gpufigures.warning(progress) if job.active else "",
         "eta_s": None if money.finish_at_s is None else max(0.0, money.finish_at_s - now_s),
         "checkpoint_step": money.checkpoint_step,
         "checkpoint_at_s": progress.get("saved_s"),

@@ -15,7 +15,7 @@ error as one JSON object too, `{"error": {...}}`, where its data would have stoo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "Place",
     "UnreachableError",
     "UsageError",
+    "require_all",
 ]
 
 
@@ -132,6 +133,20 @@ class ConfigError(CloudtrainError):
         where = self.where or str(first.place or first.key)
         found = {**super().as_json(), "where": where, "hint": self.hint or first.hint}
         return {**found, "faults": [fault.as_json() for fault in self.faults]}
+
+
+def require_all(*asks: Callable[[], object]) -> None:
+    """Call each function, and raise one ConfigError with the faults of all that raise it, each fault once."""
+    errors: list[ConfigError] = []
+    for ask in asks:
+        try:
+            ask()
+        except ConfigError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigError(list(dict.fromkeys(fault for error in errors for fault in error.faults)))
 
 
 class CredentialError(CloudtrainError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,8 +17,16 @@ PRICES = "prices.csv"  # the user's own, below the home
 
 
 def where() -> Path:
-    """Return the folder's path, whether it is there or not. Raises RuntimeError for `~nobody`, who has no home."""
-    return Path(os.environ.get("CLOUDTRAIN_HOME") or _default()).expanduser().absolute()
+    """Return the folder's path, whether it is there or not.
+
+    Raises RuntimeError for `~nobody`, who has no home, and ConfigError for a relative path, which would name another
+    folder in each directory: jobs that were sent from one directory would be unknown in the next.
+    """
+    path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default()).expanduser()
+    if not path.is_absolute():
+        hint = f"export CLOUDTRAIN_HOME={shlex.quote(str(path.absolute()))}"
+        raise ConfigError(f"the state folder `{path}` is a relative path: each directory has another", hint=hint)
+    return path
 
 
 def home() -> Path:

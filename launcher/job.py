@@ -44,6 +44,11 @@ class State:
     gone_s: dict[str, float] | None = None
     billed_by: str | None = None
 
+    @property
+    def all_damaged(self) -> bool:
+        """Whether the attempt refused to start from step 0 because all checkpoints are damaged."""
+        return (self.error or {}).get("type") == "AllDamagedError"  # entrypoints/checkpoints/folder.py raises it
+
 
 @dataclass(frozen=True)
 class Attempt:

@@ -29,6 +29,7 @@ __all__ = [
     "examples",
     "job_argument",
     "json_option",
+    "named_job_argument",
     "price_option",
     "price_setting",
     "require_one_budget",
@@ -92,7 +93,12 @@ def examples(*lines: str) -> str:
 
 
 def job_argument(command: F) -> F:
-    """Add the JOB argument, with live completion."""
+    """Add the JOB argument, with live completion; without JOB it is the newest job."""
+    return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
+
+
+def named_job_argument(command: F) -> F:
+    """Add the JOB argument of a command that needs a choice."""
     return click.argument("job", shell_complete=completes("jobs"))(command)
 
 
@@ -137,7 +143,7 @@ class Overrides:
                 *settings,
                 price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
             )
-        return config.load(self.file, backend=chosen, overrides=settings)
+        return config.load(self.file, backend=chosen, overrides=settings, further=_further)
 
     def compares(self) -> bool:
         """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""
@@ -178,6 +184,19 @@ class Overrides:
             fault = config.placed(ConfigError([Fault("", error.where)]), self.file, self.settings).faults[0]
             error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
             raise
+
+
+def _further(config: Config) -> Sequence[Fault]:
+    """Return what the backend refuses of a config that has other faults too."""
+    from cloudtrain.launcher.prepare import require_a_plan
+
+    try:
+        require_a_plan(config)
+    except ConfigError as error:
+        return error.faults
+    except BudgetError:  # of money the user is told when the faults are fixed
+        pass
+    return ()
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

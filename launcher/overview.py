@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import tracebacks
 from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
-from cloudtrain.launcher import causes, spark
+from cloudtrain.launcher import causes, gpufigures, spark
 from cloudtrain.launcher.columns import table, wrapped
 from cloudtrain.launcher.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.job import Attempt, Job
@@ -146,6 +146,10 @@ def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
         lines.append(f"  progress    {told}")
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
+    if gpus := gpufigures.words(progress):
+        lines.append(f"  GPUs        {gpus}")
+    if job.active and (warning := gpufigures.warning(progress)):
+        lines.append(f"{_HANG}warning: {warning}")
     if trend:
         lines.append(f"  loss        {trend}")
     if metrics := progress.get("metrics"):

@@ -70,6 +70,7 @@ class Plan:
     alert_micro: tuple[int, ...] = ()
     unpriced_budget_micro: int | None = None
     saves: bool = True
+    is_spot_price: bool = False
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -131,6 +132,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         alert_micro=_thresholds(budget),
         unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
         saves=config.task is not None or config.on_stop == "save",
+        is_spot_price=capacity.is_spot_price,
     )
 
 

@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import ConfigError
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare"]
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "require_a_plan"]
 
 DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
 
@@ -51,6 +51,7 @@ def prepare(
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
     `spent_micro` is what earlier attempts have cost at worst, which the budget covers too.
     """
+    from cloudtrain.launcher.config import clearvalues
     from cloudtrain.launcher.config.codenotes import notes_of
 
     backend = backends.load(config.backend)
@@ -64,7 +65,7 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"{fault.key}: {fault.message}" for fault in found]
-    noticed = () if shipped else notes_of(config, folder)
+    noticed = () if shipped else (*clearvalues.notes_of(config, config_file), *notes_of(config, folder))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, and says the same
@@ -72,6 +73,15 @@ def prepare(
 
         prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
     return prepared
+
+
+def require_a_plan(config: Config) -> None:
+    """Raise ConfigError with all that a plan and a dry run would refuse, without a look at the code."""
+    backend = backends.load(config.backend)
+    plan = plans.make(config, backend.capacity(config))
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
+    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
+        raise ConfigError(faults)
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:

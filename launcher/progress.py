@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher import hearsay
+from cloudtrain.launcher import gpufigures, hearsay
 from cloudtrain.launcher.money import curve
 
 __all__ = ["data_share", "finite", "fold", "shown"]
@@ -22,7 +22,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
 
     JSON, of which every value is what its name promises (`hearsay`), whatever was printed: a loss that is not finite
     becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
-    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`).
+    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`),
+    `gpus` the GPUs' figures by rank (`gpufigures`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -53,6 +54,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["checkpoint_step"] = step
             if kind == "checkpoint" and time_s is not None:
                 now["saved_s"] = time_s
+        elif kind == "gpu" and time_s is not None:
+            now["gpus"] = gpufigures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = hearsay.numbers(event["metrics"])
         elif kind == "notice" and (key := hearsay.text(event.get("key"))):  # what the job has told by itself

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["earned", "is_earned", "prepare_next"]
+__all__ = ["ALL_DAMAGED", "earned", "is_earned", "prepare_next"]
 
+ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
 
 

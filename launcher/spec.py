@@ -45,6 +45,7 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
             "export": checkpoint.export,
             "mirror": checkpoint.mirror,
             "resume": checkpoint.resume,
+            **({} if checkpoint.all_damaged == "stop" else {"all_damaged": checkpoint.all_damaged}),
         },
     }
     if kind == "task":

@@ -74,12 +74,23 @@ def send(
     return _send(registry, job, prepared, secrets), True
 
 
-def resend(registry: Registry, job: Job, prepared: Prepared, environ: Mapping[str, str] = os.environ) -> Job:
+def resend(
+    registry: Registry,
+    job: Job,
+    prepared: Prepared,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    start_over: bool = False,
+) -> Job:
     """Journal and send the job's next attempt, which goes on from its newest checkpoint.
 
+    `start_over`: this attempt, and no later one, may train from step 0 if all checkpoints are damaged.
     It does not wait for an address that only notices need (`from_job`): whoever follows tells in its place.
     """
     sent = _without_unknown_addresses(prepared.config, environ)
+    if start_over:
+        checkpoint = sent.checkpoint.model_copy(update={"all_damaged": "start-over"})
+        sent = sent.model_copy(update={"checkpoint": checkpoint})
     secrets = _secrets(sent, environ)
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)

@@ -20,6 +20,7 @@ __all__ = [
     "aside",
     "coloured",
     "confirm",
+    "escaped",
     "is_terminal",
     "json_line",
     "print_json",
@@ -31,17 +32,32 @@ __all__ = [
 ]
 
 _MARK = "cloudtrain: "
+# Characters that a terminal obeys, that end a line, or that turn the direction of the text; all but tab and newline.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LINE_END = re.compile("[\r\u2028\u2029]")
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
 def say(message: str) -> None:
     """Tell the user something: on standard error, its lines broken at words where it is a terminal."""
-    click.echo("\n".join(_tame(columns.wrapped([message], columns.width(sys.stderr)))), err=True)
+    click.echo("\n".join(columns.wrapped([escaped(message)], columns.width(sys.stderr))), err=True)
+
+
+def escaped(text: str) -> str:
+    """Return the text with each control character and line separator as its escape (`\\r`, `\\u2028`).
+
+    Newlines and tabs stay: messages have lines. Every message is printed through this function.
+    """
+    return text if text.isprintable() else _CONTROL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 def aside(message: str) -> None:
     """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
-    lines = _tame(columns.wrapped([message], _beside(len(_MARK))))
+    lines = columns.wrapped([escaped(message)], _beside(len(_MARK)))
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     marked = [f"{_MARK}{line}" for line in lines]
     click.echo("\n".join([click.style(line, dim=True) for line in marked] if dim else marked), err=True)
@@ -82,7 +98,7 @@ def _tame(lines: Sequence[str]) -> Sequence[str]:
         return lines
     from cloudtrain.launcher.logs.plain import tame
 
-    return ["\n".join(map(tame, line.split("\n"))) for line in lines]
+    return [_LINE_END.sub(_escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
 
 
 class ReaderGoneError(Exception):
@@ -122,7 +138,7 @@ def confirm(question: str, *, yes: bool) -> bool:
         from cloudtrain.launcher.errors import UsageError
 
         raise UsageError(f"there is nobody here to ask: {question}", hint="add --yes")
-    return click.confirm(question, err=True)
+    return click.confirm(escaped(question), err=True)
 
 
 def when(time_s: float | None, now_s: float | None = None) -> str:

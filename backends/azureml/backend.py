@@ -42,6 +42,7 @@ MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: what spot machines cost is not in our table."""
+    _require(config)
     from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
     from cloudtrain.launcher.units import format_duration
 
@@ -71,6 +72,7 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.azureml.request", "build")
+_require = lazily.of("cloudtrain.backends.azureml.request", "require")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")

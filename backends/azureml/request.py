@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.spec import job_spec
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["BUNDLE", "SENT", "build", "encoded"]
+__all__ = ["BUNDLE", "SENT", "build", "require", "encoded"]
 
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
@@ -63,6 +63,11 @@ _PLANNED = {
     ("tags", "cloudtrain.attempt"): "tags",
     ("tags", "cloudtrain.project"): "project",
 }
+
+
+def require(config: Config) -> None:
+    """Raise ConfigError with all that the config lacks for a request."""
+    require_all(lambda: workspace_of(block_of(config)), lambda: choose(config), lambda: _require_reachable(config))
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

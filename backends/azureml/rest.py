@@ -25,6 +25,7 @@ from cloudtrain.launcher.errors import (
     Fault,
     UnreachableError,
 )
+from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.words import NO_NAME, cause, one_line
 
 __all__ = [
@@ -255,18 +256,18 @@ def _session() -> tuple[Any, Any]:
 
 def not_installed(error: ImportError) -> ConfigError:
     """Return what to say where a library of Azure's is missing."""
-    hint = "pip install 'cloudtrain[azureml]'"
-    return ConfigError(f"the Azure libraries are not installed here: {error}", hint=hint)
+    return ConfigError(f"the Azure libraries are not installed here: {error}", hint=install("azureml"))
 
 
 def token(cloud: str, audience: str) -> str:
     """Return a token for the service. Raises AzureError where there are no credentials."""
     held = _tokens.get((cloud, audience))
     if held is None or held.expires_on - time.time() < MARGIN_S:
+        source = credential(cloud)  # raises ConfigError without the library, which brings the next import
         from azure.core import exceptions as core
 
         try:
-            held = credential(cloud).get_token(f"{audience}/.default")
+            held = source.get_token(f"{audience}/.default")
         except core.ClientAuthenticationError as error:
             words = _credentials_words(str(error))
             if _NO_CERTIFICATES.search(words):

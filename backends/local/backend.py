@@ -34,6 +34,7 @@ from cloudtrain.launcher.backend import (
     Terms,
 )
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
+from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.job import State
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def doctor(config: Config | None) -> list[Check]:
             "torch",
             "ok" if torch else "fail",
             f"{told}{sys.executable}",
-            "" if torch else "pip install 'cloudtrain[local]'",
+            "" if torch else install("local"),
         ),
         Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
     ]
@@ -243,7 +244,7 @@ def interpreter(wanted: str | None, base: Path) -> str:
     if find_spec("torch") is None:
         raise ConfigError(
             "torch is not installed here, and the local backend trains with it",
-            hint="pip install 'cloudtrain[local]', or name an interpreter that has it: local.python",
+            hint=f"{install('local')}, or name an interpreter that has it: local.python",
         )
     return sys.executable
 
@@ -315,7 +316,9 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
     told = json.loads(answer)
     if not told["started"]:
-        raise ConfigError(f"the agents did not start: {told['why']}", where=folder)
+        is_full = "no space is left" in told["why"]
+        hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
+        raise ConfigError(f"the agents did not start: {told['why']}", where=folder, hint=hint)
 
 
 def _roots(ref: JobRef) -> list[Path]:

@@ -18,6 +18,7 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
+from cloudtrain.launcher.extras import install
 
 __all__ = ["Access", "answers", "client", "code_of", "is_expired", "is_refusal", "polls", "renew"]
 
@@ -106,8 +107,7 @@ def _sdk() -> tuple[Any, Any]:
         import botocore.parsers
         import botocore.session
     except ImportError as error:
-        hint = "pip install 'cloudtrain[sagemaker]'"
-        raise ConfigError(f"the AWS SDK is not installed here: {error}", hint=hint) from error
+        raise ConfigError(f"the AWS SDK is not installed here: {error}", hint=install("sagemaker")) from error
     return boto3, botocore
 
 

@@ -48,6 +48,7 @@ LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 M
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine type brings, at its price on demand: spot bills fewer seconds at the same rate."""
+    _require(config)
     machine = choose(config)
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
     # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
@@ -74,6 +75,7 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
+_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")

@@ -15,7 +15,7 @@ from cloudtrain.backends.sagemaker import images
 from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of, region_of
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.regions import doubts
 from cloudtrain.launcher.spec import job_spec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["ENTRYPOINT", "build"]
+__all__ = ["ENTRYPOINT", "build", "require"]
 
 MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
 WAIT_S = 86_400  # for spot machines, where the config does not say
@@ -72,6 +72,11 @@ _EVENT_FIELDS = {
     "mfu": ("step", "mfu"),
     "eval:loss": ("eval", "loss"),
 }
+
+
+def require(config: Config) -> None:
+    """Raise ConfigError with all that the config lacks for a request."""
+    require_all(lambda: place_of(config), lambda: choose(config), lambda: _require_reachable(config))
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

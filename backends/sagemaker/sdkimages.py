@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.extras import install
 
 __all__ = ["newest"]
 
@@ -24,7 +25,7 @@ def newest(region: str, instance_type: str) -> str | None:
             "sagemaker.core",
         ):  # version 2 has none
             return None
-        hint = "pip install --upgrade 'cloudtrain[sagemaker-sdk]'"
+        hint = f"{install('sagemaker-sdk')} --upgrade"
         raise ConfigError(f"the sagemaker SDK does not work here: {error}", hint=hint) from error
     for framework in FRAMEWORKS:
         for version in reversed(image_uris.list_versions(framework, "training")):

@@ -10,6 +10,7 @@ from cloudtrain.backends.ssh import hosts as config_hosts
 from cloudtrain.backends.ssh.crew import examine
 from cloudtrain.backends.ssh.fleet import Call, fleet
 from cloudtrain.launcher.backend import Check, HostUse
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -46,9 +47,14 @@ def hosts(config: Config) -> list[HostUse]:
         for use in (
             _uses(host.name, answer.told)
             if answer.error is None
-            else [HostUse(host.name, "-", "", "unreachable", detail=answer.error.message)]
+            else [HostUse(host.name, "-", "", _absence(answer.error), detail=answer.error.message)]
         )
     ]
+
+
+def _absence(error: CloudtrainError) -> str:
+    """Return "unknown" for a host that the config names wrongly, as a submit calls the fault, else "unreachable"."""
+    return "unknown" if error.exit_code == ConfigError.exit_code else "unreachable"
 
 
 def _uses(host: str, told: dict[str, Any]) -> list[HostUse]:

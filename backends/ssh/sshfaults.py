@@ -36,6 +36,12 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
         "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`",
     ),
     (
+        "Temporary failure in name resolution",
+        UnreachableError,
+        "its name cannot be looked up now",
+        "is this machine on the network?",
+    ),
+    (
         "Could not resolve hostname",
         ConfigError,
         "nobody knows this name",

@@ -44,6 +44,7 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
+_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -59,6 +60,7 @@ price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 
 def capacity(config: Config) -> Capacity:
     """Return what the machine brings, at the price of the way in which it is to be had."""
+    _require(config)
     from cloudtrain.backends.vertex import prices
     from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of
 
@@ -78,8 +80,9 @@ def capacity(config: Config) -> Capacity:
     disk = (
         f"with a disk of {disk_gb} GB" if disk_usd is not None else f"without its disk: {disk_type} has no known price"
     )
-    usd, known = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of)
-    return Capacity(choice.count, usd, f"{offer.source}, {disk}", terms, *known, machine=choice.label)
+    usd, known, is_spot = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of), offer.kind == "spot"
+    source = f"{offer.source}, {disk}"
+    return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
 
 
 def check(request: Request) -> list[Fault]:

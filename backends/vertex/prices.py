@@ -50,13 +50,14 @@ def disk_hourly(disk_type: str, size_gb: float) -> float | None:
 class Offer(NamedTuple):
     """What one replica and an hour cost, without its disk; `usd` is None where it is not known, `source` says why.
 
-    `uncertainty`, from 1 up, is how much more it may cost; `as_of` the ISO day of the price.
+    `uncertainty`, from 1 up, is how much more it may cost; `as_of` the ISO day of the price; `kind` what it is for.
     """
 
     usd: float | None
     source: str
     uncertainty: float = 1.0
     as_of: str | None = None
+    kind: RateKind = "on_demand"
 
 
 def hourly(machine: Machine, kind: Kind) -> Offer:
@@ -78,7 +79,7 @@ def hourly(machine: Machine, kind: Kind) -> Offer:
         "reservation": ": a reservation costs as much, used or not",
     }
     source = f"{name}, {_words(rate, used)}{why.get(kind, '') if used != own else ''}"
-    return Offer(rate.usd, source, machine.uncertainty_of(used), machine.iso_day(used))
+    return Offer(rate.usd, source, machine.uncertainty_of(used), machine.iso_day(used), used)
 
 
 def rate_kind(kind: Kind) -> RateKind:

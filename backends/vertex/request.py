@@ -19,7 +19,7 @@ from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, d
 from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.regions import doubts
 from cloudtrain.launcher.spec import job_spec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "with_fence"]
+__all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "require", "with_fence"]
 
 BOOT_MODULE = "cloudtrain_boot"  # of bootwheel.py
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
@@ -60,6 +60,11 @@ _PLANNED = {
     ("jobSpec", "persistentResourceId"): "vertex.persistent_resource",
 }
 _RETRIES = ("jobSpec", "scheduling", "disableRetries")
+
+
+def require(config: Config) -> None:
+    """Raise ConfigError with all that the config lacks for a request."""
+    require_all(lambda: place_of(config), lambda: kind_of(config), lambda: _require_possible(config, choose(config)))
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:

@@ -24,6 +24,7 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
+from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.words import NO_NAME, cause, one_line
 
 __all__ = [
@@ -262,10 +263,12 @@ def no_quota(words: str) -> CapacityError:
 
 def _session(project: str) -> tuple[Any, Any, Any]:
     found = credentials(project)
-    import requests
-    from google.auth import exceptions as refused
-    from google.auth.transport.requests import AuthorizedSession
-
+    try:
+        import requests
+        from google.auth import exceptions as refused
+        from google.auth.transport.requests import AuthorizedSession
+    except ImportError as error:
+        raise not_installed(error) from error
     if project not in _sessions:
         _sessions[project] = AuthorizedSession(found)  # type: ignore[no-untyped-call]
     return _sessions[project], requests.exceptions, refused
@@ -273,8 +276,7 @@ def _session(project: str) -> tuple[Any, Any, Any]:
 
 def not_installed(error: ImportError) -> ConfigError:
     """Return what to say where a library of Google's is missing."""
-    hint = "pip install 'cloudtrain[vertex]'"
-    return ConfigError(f"the Google Cloud libraries are not installed here: {error}", hint=hint)
+    return ConfigError(f"the Google Cloud libraries are not installed here: {error}", hint=install("vertex"))
 
 
 def no_token(error: Exception) -> GoogleError:

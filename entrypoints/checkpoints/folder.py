@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from typing import Any
 from cloudtrain.entrypoints import durable
 
 __all__ = [
+    "AllDamagedError",
     "CheckpointError",
     "Found",
     "Unreadable",
@@ -31,7 +33,9 @@ __all__ = [
     "mark_best",
     "open_found",
     "prepare",
+    "read",
     "read_manifest",
+    "read_trainer",
     "retain",
     "set_aside",
     "step_name",
@@ -45,10 +49,32 @@ PLAIN, TRAINER, MANIFEST, BEST = "plain.pt", "trainer.json", "manifest.json", "b
 FORMAT = 2
 
 _NAME = re.compile(r"step-(\d{8,})")
+_SHARD = re.compile(r"shard-(\d+)-of-(\d+)\.safetensors")
+_MAYBE_INT, _MAYBE_NUMBER = (int, type(None)), (int, float, type(None))
+# The types of trainer.json's fields. `step` is required; the other fields may be absent.
+_TRAINER: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("step", "samples", "skipped", "stale", "world_size"), (int,)),
+    **dict.fromkeys(("evaluated_step", "best_step"), _MAYBE_INT),
+    **dict.fromkeys(("loss", "best"), _MAYBE_NUMBER),
+    "save_s": (int, float),
+    "best_of": (str, type(None)),
+    "metrics": (dict,),
+    **dict.fromkeys(("job", "optimizer"), (str,)),
+}
+# Errors of a path that say what is wrong with the checkpoint. Any other OSError may be the disk's.
+_BROKEN_PATH = {
+    errno.ENOTDIR: "is a file in the place of a folder",
+    errno.ELOOP: "is a link to itself",
+    errno.ENAMETOOLONG: "is a name that no file can have",
+}
 
 
 class CheckpointError(Exception):
     """A checkpoint could not be written or read; the message says which older one is intact."""
+
+
+class AllDamagedError(CheckpointError):
+    """The job has checkpoints, and all are damaged. The launcher knows this error by its name."""
 
 
 class Unreadable(CheckpointError):
@@ -120,39 +146,89 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     return _write(path, data)
 
 
+def read(path: Path) -> bytes:
+    """Return the file's bytes. Raises OSError, ValueError if the path is no regular file: a pipe never ends."""
+    _size(path)
+    return path.read_bytes()
+
+
 def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the files that the checkpoint must have. Raises ValueError where the manifest is not as it was written."""
-    text, _, checksum = (path / MANIFEST).read_text().partition("\n")
+    """Return the files that the checkpoint must have. Raises OSError, ValueError if the manifest is damaged."""
+    text, _, checksum = read(path / MANIFEST).decode().partition("\n")
     if checksum != f"{zlib.crc32(text.encode()):08x}\n":
-        raise ValueError("another checksum than when it was written")
-    manifest = json.loads(text)
-    if manifest["format"] != FORMAT:
-        raise Unreadable(f"{path} has format {manifest['format']}, this trainer's is {FORMAT}: it is another version's")
-    files: dict[str, dict[str, Any]] = manifest["files"]
+        raise ValueError(f"{MANIFEST} is not readable: another checksum than when it was written")
+    try:
+        manifest = json.loads(text)
+        if manifest["format"] != FORMAT:
+            here = f"this trainer's is {FORMAT}: it is another version's"
+            raise Unreadable(f"{path} has format {manifest['format']}, {here}")
+        files: dict[str, dict[str, Any]] = {
+            name: {"size": entry["size"], "crc32": entry["crc32"]} for name, entry in manifest["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{MANIFEST} is not readable: {error}") from error
+    shards = [match.groups() for match in map(_SHARD.fullmatch, files) if match]
+    whole = [(f"{number:05d}", f"{len(shards):05d}") for number in range(len(shards))]
+    if not shards or sorted(shards) != whole or not {TRAINER, PLAIN} <= set(files):
+        raise ValueError(f"{MANIFEST} does not list all files of a checkpoint, but {', '.join(sorted(files))[:200]}")
+    if outside := [name for name in files if "/" in name or "\0" in name]:
+        raise ValueError(f"{MANIFEST} lists {outside[0]!r:.80}, which is no file of this folder")
     return files
+
+
+def read_trainer(path: Path, name: str | None = None) -> dict[str, Any]:
+    """Return trainer.json. Raises OSError, ValueError if its fields contradict each other or the folder's name.
+
+    `name`: the folder's name, if `path` does not have it yet.
+    """
+    try:
+        trainer = json.loads(read(path / TRAINER))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{TRAINER} is not readable: {error}") from error
+    if not isinstance(trainer, dict):
+        raise ValueError(f"{TRAINER} holds no object")
+    for field, kinds in _TRAINER.items():
+        value = trainer.get(field)
+        is_wrong = type(value) not in kinds or (type(value) is int and value < 0 and kinds != _MAYBE_NUMBER)
+        if is_wrong and (field in trainer or field == "step"):
+            raise ValueError(f"{TRAINER} has {value!r:.80} as its {field}")
+    step = trainer["step"]
+    for field in ("evaluated_step", "best_step"):
+        if (trainer.get(field) or 0) > step:
+            raise ValueError(f"{TRAINER} is of step {step}, and its {field} is {trainer[field]}")
+    name = name or path.name
+    if _NAME.fullmatch(name) and name != step_name(step):
+        raise ValueError(f"{TRAINER} is of step {step}, which contradicts the folder's name {name}")
+    return trainer
 
 
 def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     """Return what is wrong with the checkpoint in a few words, or None where every byte is as it was written.
 
     Raises Unreadable where it cannot be read for a reason that is not the checkpoint's.
-    `only`: the files whose bytes are read; of the others, only presence and size are looked at.
+    `only`: the files whose bytes are read; of the others, only presence and size are looked at. The contents of
+    trainer.json are always looked at.
     """
     try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return f"{path.name} {_BROKEN_PATH[errno.ENOTDIR]}"
         files = read_manifest(path)
         for name, entry in files.items():
-            size = (path / name).stat().st_size
+            size = _size(path / name)
             if size != entry["size"]:
                 return f"{name} has {size} bytes of {entry['size']}"
         for name in files if only is None else only:
             if _crc32(path / name) != files[name]["crc32"]:
                 return f"{name} has another checksum than when it was written"
+        read_trainer(path)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except OSError as error:
+        if error.errno in _BROKEN_PATH:
+            return f"{Path(error.filename or path).name} {_BROKEN_PATH[error.errno]}"
         raise Unreadable(f"{path} cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} is not readable: {error}"
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -161,8 +237,8 @@ def open_found(path: Path) -> Found:
     fault = verify(path, only=(TRAINER, PLAIN))
     if fault:
         raise CheckpointError(f"checkpoint {path} is damaged: {fault}")
-    trainer = json.loads((path / TRAINER).read_text())
-    return Found(path, int(trainer["step"]), trainer, read_manifest(path))
+    trainer = read_trainer(path)
+    return Found(path, trainer["step"], trainer, read_manifest(path))
 
 
 def retain(folder: Path, keep: int, spared: int | None = None) -> None:
@@ -184,7 +260,7 @@ def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
 
 def best_step(folder: Path) -> int | None:
     """Return the step that `mark_best` noted last, None without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((folder / BEST).read_text())["step"])
     return None
 
@@ -200,7 +276,7 @@ def why_not(folder: Path, step: int, error: Exception) -> str:
     """Return in a sentence why the step could not be saved, and what there is to go on from."""
     try:
         kept = [path for _, path in list_steps(folder) if verify(path) is None][:1]
-    except OSError:
+    except (OSError, CheckpointError):
         kept = []
     older = f"the checkpoint of step {int(kept[0].name[5:])} is intact ({kept[0]})" if kept else "there is no older one"
     cause: object = error
@@ -216,6 +292,13 @@ def _write(path: Path, data: bytes) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"size": len(data), "crc32": f"{zlib.crc32(data):08x}"}
+
+
+def _size(path: Path) -> int:
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(f"{path.name} is no regular file")
+    return about.st_size
 
 
 def _crc32(path: Path) -> str:

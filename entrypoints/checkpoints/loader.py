@@ -69,35 +69,42 @@ class Reader:
 
 
 def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
-    """Open the checkpoint on all ranks; all call it. Raises CheckpointError where the files do not make a whole.
+    """Open the checkpoint on all ranks; all call it. Raises CheckpointError, on all ranks, if it contradicts itself.
 
     `whole`: this rank will read most of it, so the pages are fetched at once.
     """
     sees = _seen_by(found.path)
     seen, everybody = sees[dist.get_rank()], all(sees)
     parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
-    plain = b""
+    plain, fault = b"", None
     if seen and (everybody or dist.get_rank() == 0):
-        for name in found.files:
-            if name.startswith("shard-"):
-                shard = shards.open_shard(found.path / name, whole=whole)
-                for box, begin in shard.boxes:
-                    parts.setdefault(box.name, []).append((shard, box, begin))
-        plain = (found.path / folders.PLAIN).read_bytes()
+        try:
+            for name in found.files:
+                if name.startswith("shard-"):
+                    shard = shards.open_shard(found.path / name, whole=whole)
+                    for box, begin in shard.boxes:
+                        parts.setdefault(box.name, []).append((shard, box, begin))
+            plain = folders.read(found.path / folders.PLAIN)
+            fault = _gap(parts)
+        except (OSError, ValueError) as error:
+            fault = str(error)
+    if fault := next(filter(None, exchange.gather(fault)), None):
+        raise folders.CheckpointError(fault)
     table: dict[str, Any] = {name: [b[0][1].whole, str(b[0][1].dtype)] for name, b in parts.items()}
     if not everybody:
         table = exchange.share(table)
         plain = bytes.fromhex(exchange.share(plain.hex()))
-    fault = _gap(parts)
-    if fault:
-        raise folders.CheckpointError(f"checkpoint {found.path} is not whole: {fault}")
+    try:
+        loaded = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
+    except Exception as error:  # of any kind: torch names no type
+        raise folders.CheckpointError(f"{folders.PLAIN} is not readable: {type(error).__name__}") from error
     return Reader(
         path=found.path,
         shapes={name: tuple(entry[0]) for name, entry in table.items()},
         parts=parts,
         dtypes={name: getattr(torch, entry[1].removeprefix("torch.")) for name, entry in table.items()},
         is_seen_by_all=everybody,
-        plain=torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True),
+        plain=loaded,
     )
 
 
@@ -127,7 +134,7 @@ def _share_of_files(path: Path, readers: list[int]) -> list[str] | None:
     """Return the files whose bytes this rank reads; None, which is all, where the manifest does not tell."""
     try:
         names = sorted(folders.read_manifest(path))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     return names[readers.index(dist.get_rank()) :: len(readers)]
 
@@ -135,8 +142,8 @@ def _share_of_files(path: Path, readers: list[int]) -> list[str] | None:
 def _seen_by(path: Path) -> list[bool]:
     """Return which ranks see rank 0's checkpoint, and not another of that name on a disk of their own."""
     own = None
-    with contextlib.suppress(OSError):
-        own = zlib.crc32((path / folders.MANIFEST).read_bytes())
+    with contextlib.suppress(OSError, ValueError):
+        own = zlib.crc32(folders.read(path / folders.MANIFEST))
     found = exchange.gather(own)
     return [mark is not None and mark == found[0] for mark in found]
 
@@ -154,9 +161,11 @@ def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tu
 
 
 def _gap(parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]) -> str | None:
-    """Return which tensor's boxes do not add up to the whole."""
+    """Return which tensor's boxes do not add up to the whole, or are not of one tensor."""
     for name, boxes in parts.items():
+        if len({(box.whole, box.dtype) for _, box, _ in boxes}) > 1:
+            return f"the shards contradict each other about {name}"
         whole = shards.Box(name, boxes[0][1].dtype, boxes[0][1].whole, (), boxes[0][1].whole).nbytes
         if sum(box.nbytes for _, box, _ in boxes) != whole:
-            return f"{name} lacks a part"
+            return f"the shards lack a part of {name}"
     return None

@@ -99,22 +99,25 @@ def latest(source: Mirror, folder: Path) -> int | None:
         source.get(LATEST, notice)
     except FileNotFoundError:
         return None
-    told = json.loads(notice.read_text())
-    notice.unlink()
-    return int(told["step"])
+    try:
+        return int(json.loads(notice.read_text())["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"the mirror's {LATEST} is damaged: {error!r}") from error
+    finally:
+        notice.unlink()
 
 
-def fetch(source: Mirror, folder: Path) -> Path | None:
+def fetch(source: Mirror, folder: Path, *, replace: bool = False) -> Path | None:
     """Copy the published checkpoint into the folder, unless it is there; return its path, None where there is none.
 
-    Raises OSError.
+    `replace`: what is there is damaged; it is set aside once the copy is complete. Raises OSError.
     """
     found = latest(source, folder)
     if found is None:
         return None
     name = folders.step_name(found)
     target = folder / name
-    if (target / folders.MANIFEST).exists():
+    if not replace and (target / folders.MANIFEST).exists():
         return target
     partial = folder / f"{name}.tmp"
     items = source.names(f"{name}/")
@@ -122,5 +125,7 @@ def fetch(source: Mirror, folder: Path) -> Path | None:
         raise FileNotFoundError(f"{LATEST} names {name}, which is not there")
     for item in items:
         source.get(item, partial / item.partition("/")[2])
+    if os.path.lexists(target):
+        folders.set_aside(target, "damaged")
     partial.rename(target)
     return target

@@ -60,7 +60,7 @@ def mirror(uri: str) -> S3Mirror:
             raise
         raise TaskError(
             f"checkpoint.mirror {uri!r} needs boto3, which is not installed here; `pip install boto3` "
-            "(or 'cloudtrain[sagemaker]') on the machines of the job, or add it to the image"
+            "on the machines of the job, or add it to the image"
         ) from error
     # By hand: to urlsplit a `#` or a `?` would end the prefix.
     bucket, _, prefix = uri.partition("://")[2].partition("/")

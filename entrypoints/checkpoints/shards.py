@@ -131,15 +131,27 @@ def open_shard(path: Path, *, whole: bool = True) -> Shard:
     length = int.from_bytes(bytes(data[:8].tolist()), "little")
     if not 0 < length <= len(data) - 8:
         raise ValueError(f"{path.name} has no header")
-    header = json.loads(bytes(data[8 : 8 + length].tolist()))
-    parts = json.loads(header.pop("__metadata__")["boxes"])
     boxes = []
-    for key, entry in header.items():
-        shape = tuple(entry["shape"])
-        part = parts.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
-        box = Box(part["name"], DTYPES[entry["dtype"]], tuple(part["whole"]), tuple(part["offset"]), shape)
-        boxes.append((box, 8 + length + entry["data_offsets"][0]))
+    try:
+        header = json.loads(bytes(data[8 : 8 + length].tolist()))
+        parts = json.loads(header.pop("__metadata__")["boxes"])
+        for key, entry in header.items():
+            shape = tuple(entry["shape"])
+            part = parts.get(key) or {"name": key, "whole": shape, "offset": (0,) * len(shape)}
+            box = Box(part["name"], DTYPES[entry["dtype"]], tuple(part["whole"]), tuple(part["offset"]), shape)
+            begin, end = entry["data_offsets"]
+            if not _fits(box) or end - begin != box.nbytes or not 0 <= begin <= end <= len(data) - 8 - length:
+                raise ValueError(f"{key} does not fit")
+            boxes.append((box, 8 + length + begin))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path.name} has a header that contradicts itself: {error}") from error
     return Shard(path, data, tuple(boxes))
+
+
+def _fits(box: Box) -> bool:
+    """Return whether the block lies inside its tensor."""
+    sides = zip(box.offset, box.shape, box.whole, strict=True)
+    return all(offset >= 0 and size >= 0 and offset + size <= whole for offset, size, whole in sides)
 
 
 def _mapped(path: Path, whole: bool) -> torch.Tensor:

@@ -48,7 +48,7 @@ class Sweeper:
         while store is not None and not self._is_over.wait(SWEEP_S):
             try:
                 sweep(self._folder, store)
-            except (OSError, ValueError, KeyError, folders.CheckpointError) as error:
+            except (OSError, ValueError, folders.CheckpointError) as error:
                 if not told:
                     print(f"checkpoints that are removed here stay in the bucket for now: {error}", flush=True)
                 told = True

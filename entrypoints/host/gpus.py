@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
-__all__ = ["found", "in_use"]
+__all__ = ["found", "in_use", "query"]
 
 PATIENCE_S = 4.0  # without persistence mode the driver starts each GPU anew; one that hangs never answers
 
@@ -65,6 +65,14 @@ def in_use() -> list[dict[str, Any]]:
         return []
     lines = _run(command, f"--query-compute-apps={_APPS}", "--format=csv,noheader,nounits").stdout.splitlines()
     return [process for line in lines if (process := _process(line)) is not None]
+
+
+def query(*fields: str) -> list[list[str]]:
+    """Return the values of the fields for each GPU; empty without nvidia-smi. Raises as `in_use`."""
+    command = _tool()
+    text = _run(command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits").stdout if command else ""
+    rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
+    return [row for row in rows if len(row) == len(fields)]
 
 
 def _tool() -> str | None:

@@ -321,7 +321,7 @@ def _receive(wire: Wire, entry: Entry, partial: Path) -> list[Path]:
     if left or not made == entry.fingerprint == _next(wire, "end")["end"]:
         raise WireError("what it sent is not what it announced")
     if manifest is not None:
-        _check_sums(partial, files, crcs)
+        _check_sums(partial, entry.name, files, crcs)
     return [partial / path for path in files]
 
 
@@ -340,15 +340,16 @@ def _receive_bytes(wire: Wire, target: FileIO, size: int, sums: Sums) -> None:
                 os.posix_fadvise(target.fileno(), done - _EARLY_BYTES, _EARLY_BYTES, os.POSIX_FADV_DONTNEED)
 
 
-def _check_sums(partial: Path, files: dict[str, File], crcs: dict[str, str]) -> None:
+def _check_sums(partial: Path, name: str, files: dict[str, File], crcs: dict[str, str]) -> None:
     """Raise WireError where a checkpoint is not as its manifest says: it is damaged there, and an older one may do."""
     with contextlib.suppress(checkpoints.Unreadable):  # another version's: whoever reads it will know
         try:
             told = checkpoints.read_manifest(partial)
+            checkpoints.read_trainer(partial, name)
             whole = {path: (file.size, crcs[path]) for path, file in files.items()}
             damaged = [path for path, each in told.items() if whole.get(path) != (each["size"], each["crc32"])]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WireError(f"it is damaged there: its manifest is not readable: {error}") from error
+        except (OSError, ValueError) as error:
+            raise WireError(f"it is damaged there: {error}") from error
         if damaged:
             raise WireError(f"it is damaged there: {damaged[0]} is not as it was when it was saved")
 

@@ -118,9 +118,14 @@ def look(folder: Path, name: str) -> Entry | None:
         return None
 
 
-def newest(folder: Path) -> Entry | None:
-    """Return the newest entry that has all its files, None without one; their bytes are not read. Raises OSError."""
+def newest(folder: Path, *, ours: bool = False) -> Entry | None:
+    """Return the newest entry that has all its files, None without one; their bytes are not read. Raises OSError.
+
+    `ours`: only checkpoints of the trainer count.
+    """
     for entry in list_entries(folder):
+        if ours and not entry.is_ours:
+            continue
         with contextlib.suppress(checkpoints.Unreadable):  # another version's
             if entry.is_ours and checkpoints.verify(folder / entry.name, only=()) is not None:
                 continue

@@ -144,7 +144,7 @@ class Gathering:
     def _needs(self, entry: Entry) -> bool:
         """Return whether neither the entry is here, nor another of its name of this node's own, nor a newer one."""
         note = fetchednote.read(self._note)
-        best = listing.newest(self._folder) if self._newest_alone else listing.look(self._folder, entry.name)
+        best = listing.newest(self._folder, ours=True) if self._newest_alone else listing.look(self._folder, entry.name)
         if best is None:
             return True
         is_mine = best.name == entry.name and not is_own(best, note)

@@ -15,14 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["WAIT_S", "alone", "expect", "failure", "say_alone", "watch_groups", "watch_launchers"]
+__all__ = ["WAIT_S", "alone", "expect", "failure", "say_alone", "watch_groups"]
 
 WAIT_S = 60.0
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
-_started: list[str] = []  # launchers, started by the script
 _GENERAL = (
     "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "
-    "`distributed.allow_alone: true` accepts ranks without a group"
+    "a script that starts torchrun or another launcher: run its inner script instead, since one rank for "
+    "each GPU is started already; `distributed.allow_alone: true` accepts ranks without a group"
 )
 
 
@@ -37,14 +36,6 @@ def expect(run: dict[str, Any]) -> int:
         return 0
     _file("met").unlink(missing_ok=True)  # a predecessor's, where torchrun restarts ranks in place
     return ranks
-
-
-def watch_launchers(event: str, args: tuple[Any, ...]) -> None:
-    """Note a launcher started by the script: a hook for sys.addaudithook."""
-    if event == "subprocess.Popen" and not _started:
-        command = args[1] if isinstance(args[1], (list, tuple)) else str(args[1]).split()
-        words = [Path(os.fsdecode(word)).name for word in command[:4]]
-        _started.extend(word for word in words if word in _LAUNCHERS)
 
 
 def watch_groups(module: ModuleType, ranks: int) -> None:
@@ -69,11 +60,6 @@ def alone(ranks: int) -> str | None:
     """Return why the rank is alone and how to mend that, None after the rank has joined a group of all."""
     if _file("met").exists():
         return None
-    if _started:
-        return (
-            f"the script starts a launcher of its own ({_started[0]}), but cloudtrain starts one rank for each GPU "
-            "already: run the inner script instead"
-        )
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():
         return (
             f"Lightning was told of fewer: leave num_nodes and devices of the Trainer out, or set them ({ranks} ranks "

@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -39,7 +38,6 @@ def begin(kind: str) -> None:
     if ranks:
         actions["accelerate.state"] = _tell_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
-        sys.addaudithook(meeting.watch_launchers)
         atexit.register(meeting.say_alone, ranks)
     after_import(actions)
     if ranks or stopping.is_wanted:

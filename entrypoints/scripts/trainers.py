@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints import events, variables
 from cloudtrain.entrypoints.scripts import streams
 from cloudtrain.entrypoints.scripts.steps import Steps
 
@@ -84,11 +84,10 @@ class Stopping:
 
         from cloudtrain.entrypoints.agree import Agreement
 
-        deadline = os.environ.get("CLOUDTRAIN_DEADLINE")
         meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if meets and self._group is None:
             self._group = dist.new_group(backend="gloo")  # NCCL's sums no numbers of the CPU
-        agreement = Agreement(float(deadline) if deadline else None, self._group, is_alone=not meets)
+        agreement = Agreement(variables.deadline_s(os.environ), self._group, is_alone=not meets)
         agreement.start(dist.get_rank() if meets else 0, None, FIRST_SAVE_S)
         return agreement
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CloudtrainError
@@ -12,6 +14,8 @@ from cloudtrain.launcher.errors import CloudtrainError
 __all__ = ["LIMIT_S", "Ask", "answers"]
 
 LIMIT_S = 60.0  # for a backend's checks together; ssh and the clouds' clients give up on a call long before
+
+_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the check's name and its verdict say so already
 
 Ask = Callable[[], list[Check]]
 
@@ -38,7 +42,7 @@ def answers(asks: Mapping[str, Ask], limit_s: float = LIMIT_S) -> Iterator[tuple
 
 def _asked(name: str, ask: Ask, found: dict[str, list[Check]]) -> None:
     try:
-        found[name] = ask()
+        found[name] = [replace(check, found=_AGAIN.sub("", check.found)) for check in ask()]
     except CloudtrainError as error:
         found[name] = [Check("answer", "fail", error.message, error.hint)]
     except Exception as error:  # a fault of ours, or of a plug-in, in one backend says nothing of the others

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.home import where
 
 __all__ = ["checks"]
@@ -41,6 +42,9 @@ def _home() -> Iterator[Check]:
         path = where()
     except RuntimeError as error:  # `~nobody` has no home
         yield Check("home", "fail", str(error), "set CLOUDTRAIN_HOME to a folder that you can write")
+        return
+    except ConfigError as error:
+        yield Check("home", "fail", error.message, error.hint)
         return
     there = next(folder for folder in (path, *path.parents) if folder.exists())
     is_new = there != path

@@ -28,7 +28,14 @@ _ledger = click.option(
 _here = click.option("--here", is_flag=True, help="On this machine alone, though the project's budget is shared.")
 
 
-@click.group("budget", invoke_without_command=True)
+class _Budget(click.Group):
+    """Knows other words for `remove`: the closest by letters to `unset` is its opposite."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, "remove" if cmd_name in ("unset", "rm", "delete") else cmd_name)
+
+
+@click.group("budget", cls=_Budget, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
     """Limit what all jobs together, or a project's, may cost.
@@ -162,8 +169,21 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     where = f" at {place}" if place else ""
     if not is_gone:
         hint = "cloudtrain budget show lists those there are"
+        if _has_other(database, place, name, period):
+            other = "" if monthly else " --month"
+            hint = f"a budget {'for ever' if monthly else 'by month'} is set: cloudtrain budget remove"
+            hint += f"{f' {project}' if project else ''}{other}"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
+
+
+def _has_other(database: Database, place: str | None, project: str, period: Period) -> bool:
+    """Return whether the project has a budget of the other period."""
+    from cloudtrain.launcher.money import ledger as ledgers
+
+    rows = _shared_rows(place, project) if place else _own_rows(database, project)
+    found = [row.standing.budget for row in rows if row.is_limited] if place else ledgers.budgets(database)
+    return any(each.project == project and each.period != period for each in found)
 
 
 @command.command("close", short_help="Free what a lost machine's job holds in a shared ledger.")

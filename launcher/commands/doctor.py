@@ -12,8 +12,8 @@ import click
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, json_option
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.options import ALL, DEFAULT_FILE, completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
@@ -27,19 +27,23 @@ HERE = "cloudtrain"  # what is said of this installation
 
 @click.command(
     "doctor",
-    epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker"),
+    epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker", "cloudtrain doctor all"),
 )
 @click.argument("backend", required=False, shell_complete=completes("backends"))
+@click.option("--backend", "named", metavar="NAME", shell_complete=completes("backends"), help="As BACKEND.")
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path), help=f"Look at this job.  [default: {DEFAULT_FILE}, if there]"
 )
 @json_option
-def command(backend: str | None, file: Path | None, as_json: bool) -> int:
+def command(backend: str | None, named: str | None, file: Path | None, as_json: bool) -> int:
     """Check what stands in the way of a job: here, and on every backend that the config file has a block for.
 
-    All are asked at once, each for a minute at most. BACKEND asks that one alone, with or without a file. Nothing is
-    changed and nothing is sent. Exit code 1 where a check fails.
+    All are asked at once, each for a minute at most. BACKEND asks that backend alone, with or without a file; `all`
+    asks every backend. Nothing is changed and nothing is sent. Exit code 1 where a check fails.
     """
+    if backend and named and backend != named:
+        raise UsageError(f"`{backend}` and `--backend {named}` name two backends", hint="give one of them")
+    backend = backend or named
     path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
     told: dict[str, list[Check]] = {}
     for name, checks in _groups(backend, path):
@@ -57,8 +61,8 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
     """Yield what is said of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
     from cloudtrain.launcher.checkup import everywhere, here
 
-    asks = {backend: _of_one(backend, path)} if backend else _of_all(path)
-    if not backend:
+    asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
+    if backend in (None, ALL):
         yield HERE, here.checks()
     yield from everywhere.answers(asks)
 
@@ -69,13 +73,14 @@ def _of_one(name: str, path: Path | None) -> Ask:
     return partial(ask, _loaded(path, name) if path else None)
 
 
-def _of_all(path: Path | None) -> dict[str, Ask]:
-    """Return how to ask the local backend, and each that the file configures.
+def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
+    """Return how to ask the local backend, each that the file configures, and the others if they are wanted too.
 
     A fault of the whole file is raised; one that only one of several backends finds is that one's check.
     """
+    others = {name: _of_one(name, None) for name in backends.names()} if with_others else {}
     if path is None:
-        return {"local": _of_one("local", None)}
+        return others or {"local": _of_one("local", None)}
     from cloudtrain.launcher import config
 
     names = config.backends_configured(path)
@@ -88,7 +93,7 @@ def _of_all(path: Path | None) -> dict[str, Ask]:
             if name in asked and len(asked) == 1:
                 raise
             asks[name] = partial(_faults, error)
-    return asks
+    return others | asks
 
 
 def _loaded(path: Path, name: str) -> Config:
@@ -114,8 +119,8 @@ def _lines(check: Check) -> list[str]:
 def _sum_up(told: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:
     verdicts = [check.verdict for checks in told.values() for check in checks]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
-    words = [f"{failed} fail{'s' * (failed == 1)}"] if failed else []
+    words = [f"{failed} failed"] if failed else []
     words += [f"{warned} warning{'s' * (warned != 1)}"] if warned else []
-    say(f"{len(verdicts)} checks: {', '.join(words) or 'all is well'}")
+    say(f"{len(verdicts)} check{'s' * (len(verdicts) != 1)}: {', '.join(words) or 'all is well'}")
     if backend is None and path is None:
-        say(f"no {DEFAULT_FILE} here: of the other backends each is asked by name, as in `cloudtrain doctor ssh`")
+        say(f"no {DEFAULT_FILE} here: `cloudtrain doctor ssh` checks another backend, `cloudtrain doctor all` all")

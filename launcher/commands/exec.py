@@ -9,13 +9,13 @@ from typing import cast
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import job_argument
+from cloudtrain.launcher.options import named_job_argument
 
 __all__ = ["command"]
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@job_argument
+@named_job_argument
 @click.option("--node", default=0, show_default=True, type=click.IntRange(min=0), help="Which of the job's machines.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(job: str, node: int, argv: tuple[str, ...]) -> int:

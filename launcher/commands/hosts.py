@@ -30,7 +30,7 @@ HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 def command(file: Path, as_json: bool) -> int:
     """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, and other processes.
 
-    Exit code 7 where a machine cannot be reached.
+    Exit code 7 if a machine cannot be reached, 3 if its name is unknown, as `submit` has it.
     """
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher import config
@@ -44,7 +44,8 @@ def command(file: Path, as_json: bool) -> int:
         print_json({"hosts": [asdict(each) for each in found]})
     else:
         print_lines(table(HEAD, [_row(each) for each in found], below=HEAD[-1], shorten={"MODEL": 12}, columns=width()))
-    return 7 if any(each.use == "unreachable" for each in found) else 0
+    uses = {each.use for each in found}
+    return 7 if "unreachable" in uses else 3 if "unknown" in uses else 0
 
 
 def _row(each: backends.HostUse) -> tuple[str, str, str, str]:

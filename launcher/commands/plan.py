@@ -63,7 +63,9 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
         columns = width()
-        print_lines([*compare.lines(found, columns), *wrapped(compare.refused(found), columns)])
+        print_lines(
+            [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
+        )
         say(_below(first, found))
     return 0 if any(offer.prepared for offer in found) else 3
 

@@ -12,15 +12,15 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import (
     examples,
-    job_argument,
     json_option,
+    named_job_argument,
     price_option,
     price_setting,
     require_one_budget,
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.terminal import print_json, say
+from cloudtrain.launcher.terminal import confirm, print_json, say
 
 __all__ = ["budget_setting", "command", "require_ended"]
 
@@ -33,7 +33,7 @@ __all__ = ["budget_setting", "command", "require_ended"]
         "cloudtrain resume digits --budget +50USD",
     ),
 )
-@job_argument
+@named_job_argument
 @click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
 @set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
@@ -54,12 +54,11 @@ def command(
     as_json: bool,
 ) -> int:
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher import detached, submit
+    from cloudtrain.launcher import detached, retry, submit
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.retry import prepare_next
 
     if budget is not None:
         require_one_budget(settings)
@@ -69,12 +68,12 @@ def command(
     if registry.never_ran(found):
         raise UsageError(f"{found.id} was never sent", hint="submit it again")
     typed = [f"resources.instances={instances}"] if instances is not None else []
-    if not found.attempt.state.resumable:
+    if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
         say("nothing was saved to go on from: it starts from step 0")
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
-        prepared = prepare_next(registry, found, [*settings, *typed], update_code=update_code)
+        prepared = retry.prepare_next(registry, found, [*settings, *typed], update_code=update_code)
     except BudgetError as error:
         given = _as_typed(instances, settings, price_micro, update_code=update_code)
         raise _with_command(error, found, given) from error
@@ -82,7 +81,11 @@ def command(
         prepared, yes=yes, more=True, check=lambda: submit.require_room(registry, prepared, is_first=False)
     ):
         return 1
-    found = submit.resend(registry, found, prepared)
+    start_over = found.attempt.state.all_damaged
+    if start_over and not confirm(f"{retry.ALL_DAMAGED}. Send it?", yes=yes):
+        say("not sent")
+        return 1
+    found = submit.resend(registry, found, prepared, start_over=start_over)
     say(f"sent: {found.id}, attempt {found.attempt.number}")
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})

@@ -27,17 +27,21 @@ PATIENCE_S = 5.0  # before the wait is explained
 def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
     """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there.
 
-    A script gets SIGTERM, and saves by itself or with `on_stop: save`.
+    A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB it is the newest one, after a
+    question.
     """
     from cloudtrain.launcher import stopping
     from cloudtrain.launcher.commands.status import show
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
 
+    source = click.get_current_context().get_parameter_source("job")
+    is_newest = source is click.core.ParameterSource.DEFAULT  # nobody has named the job
+
     def agrees(wish: stopping.Asked) -> bool:
         if wish.note:
             say(wish.note)
-        return confirm(f"Stop {wish.job.id} {wish.how}?", yes=yes or not now)
+        return confirm(f"Stop {wish.job.id} {wish.how}?", yes=yes or (not now and not is_newest))
 
     registry = Registry()
     asked = stopping.ask(registry, job, now=now, agrees=agrees)

@@ -16,7 +16,15 @@ from cloudtrain.launcher import detached
 from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import ALL, CHEAPEST, Overrides, config_options, examples, json_option, yes_option
+from cloudtrain.launcher.options import (
+    ALL,
+    CHEAPEST,
+    Overrides,
+    config_options,
+    examples,
+    json_option,
+    yes_option,
+)
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import print_json, say
 
@@ -28,17 +36,34 @@ if TYPE_CHECKING:
 __all__ = ["command", "render"]
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+_ARGS = "cloudtrain.args"  # of click's context: the words after `--`
+
+
+class _Submit(click.Command):
+    """Keeps the words after `--` apart from FILE."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+_file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARGS]", type=click.Path(path_type=Path))
 
 
 @click.command(
     "submit",
+    cls=_Submit,
     epilog=examples(
+        "cloudtrain submit job.yaml -- --lr 0.1",
         "cloudtrain submit --instances 2",
         "cloudtrain submit --backend sagemaker --dry-run -o request",
         "cloudtrain submit -d --set training.max_steps=500 --budget 20",
     ),
 )
 @config_options
+@_file_argument
 @click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
@@ -53,6 +78,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 @json_option
 def command(
     overrides: Overrides,
+    given: Path | None,
     name: str | None,
     dry_run: bool,
     output: Path | None,
@@ -64,8 +90,10 @@ def command(
 ) -> int:
     """Send a job, and follow it to its end; Ctrl-C leaves it running.
 
-    The exit code is the job's. A job is a process tree a node, detached: closing the terminal does not touch it.
+    FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's. A job
+    is a process tree a node, detached: closing the terminal does not touch it.
     """
+    overrides = _with_words(overrides, given)
     if name is not None and not NAME.fullmatch(name):
         raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
     if name == "last":
@@ -81,17 +109,35 @@ def command(
     return _submit(overrides, name, idempotency_key, detach=detach, force=force, yes=yes, as_json=as_json)
 
 
-@click.command("render")
+@click.command("render", cls=_Submit)
 @config_options
+@_file_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
 @json_option
 def render(
     overrides: Overrides,
+    given: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(overrides, output, as_json)
+    return _dry_run(_with_words(overrides, given), output, as_json)
+
+
+def _with_words(overrides: Overrides, given: Path | None) -> Overrides:
+    """Return the overrides with FILE and ARGS of the command line. Raises UsageError for a script, or a second file."""
+    context = click.get_current_context()
+    if given is not None:
+        if context.get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"`{given}` and `-f {overrides.file}` name two config files", hint="give one of them")
+        if given.suffix in (".py", ".sh"):
+            hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
+            raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
+        overrides = replace(overrides, file=given)
+    if _ARGS in context.meta:
+        words = json.dumps(context.meta[_ARGS], ensure_ascii=False)
+        overrides = replace(overrides, settings=(*overrides.settings, f"args={words}"))
+    return overrides
 
 
 def _submit(
@@ -159,7 +205,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in compare.lines(found, width(sys.stderr)):
+    for line in [*compare.lines(found, width(sys.stderr)), *compare.unlike(found)]:
         say(line)
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
@@ -197,7 +243,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.refused(found)]:
+    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.unlike(found), *compare.refused(found)]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]

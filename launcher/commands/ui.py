@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.terminal import say
 
 __all__ = ["command"]
@@ -26,9 +27,9 @@ def command(port: int | None, no_open: bool, read_only: bool) -> int:
 
         serve(port=port or 0, opens=not no_open, is_read_only=read_only)
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        if str(error.name).partition(".")[0] not in _EXTRA:
             raise
-        raise UsageError(f"`{error.name}` is not installed", hint='pip install "cloudtrain[ui]"') from None
+        raise UsageError(f"`{error.name}` is not installed", hint=install("ui")) from None
     except KeyboardInterrupt:
         pass
     say("the page is closed; the jobs run on")

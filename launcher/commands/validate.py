@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import config
-from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.config import clearvalues
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.prepare import DRY_SUFFIX
+from cloudtrain.launcher.prepare import require_a_plan
+from cloudtrain.launcher.terminal import say
 
 __all__ = ["command"]
 
@@ -30,29 +29,23 @@ def command(overrides: Overrides, as_json: bool) -> int:
         for name in overrides.backends():
             job = overrides.load(name if overrides.compares() else None)
             with overrides.placing():
-                _require_a_plan(job)
+                require_a_plan(job)
     except ConfigError as exc:
         if not as_json:
             raise
         faults = [_as_json(fault) for fault in exc.faults]
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
+    warnings = list(clearvalues.notes_of(job, file))
+    for line in warnings:
+        say(f"warning: {line}")
     if as_json:
-        click.echo(json.dumps({"ok": True, "file": str(file), "faults": []}, indent=2))
+        click.echo(json.dumps({"ok": True, "file": str(file), "faults": [], "warnings": warnings}, indent=2))
         return 0
     instances, names = job.resources.instances, overrides.backends()
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
     click.echo(f"{file}: ok ({on}, {instances} instance{'s' * (instances != 1)})")
     return 0
-
-
-def _require_a_plan(job: config.Config) -> None:
-    """Raise what `plan` and a dry run would."""
-    backend = backends.load(job.backend)
-    plan = plans.make(job, backend.capacity(job))
-    request = backend.request(plan, job, f"{job.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
-        raise ConfigError(faults)
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

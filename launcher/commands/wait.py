@@ -12,12 +12,13 @@ __all__ = ["command"]
 
 
 @click.command("wait")
-@click.argument("jobs", nargs=-1, required=True, shell_complete=completes("jobs"))
+@click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
 @click.option("--timeout", metavar="DURATION", help="Give up after this long, with exit code 124: `10m`.")
 @json_option
 def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
-    """Wait for jobs to end, telling of each. The exit code is the job's; of several, the first that is not 0.
+    """Wait for jobs to end, the newest without JOB, and report each.
 
+    The exit code is the job's; of several, the first that is not 0.
     With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
     """
     from cloudtrain.launcher.describe import as_json as describe
@@ -33,7 +34,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     except ValueError as error:
         raise UsageError(f"--timeout {timeout}: expected {error}") from error
     registry = Registry()
-    found = {job.id: job for job in map(registry.find, jobs)}
+    found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 
     def tell(job: Job) -> None:
         if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,11 +30,13 @@ def load(
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    further: Callable[[Config], Sequence[Fault]] | None = None,
 ) -> Config:
     """Return the config with every default filled in.
 
     `overrides` are `a.b=value`, later ones winning; `backend` wins over them all. Files that the config names are
-    looked for beside it. Raises ConfigError with every fault, in the file's order, the command line's last.
+    looked for beside it. Raises ConfigError with every fault, in the file's order, the command line's last; `further`
+    says which faults a backend adds to them.
     """
     environ = os.environ if environ is None else environ
     parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
@@ -49,6 +51,8 @@ def load(
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
+    if faults and further is not None and (sound := config or _sound(root, faults)) is not None:
+        faults += [_placed(fault, root, ()) for fault in further(sound) if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     return config
@@ -156,6 +160,36 @@ def _validated(root: Node) -> tuple[Config | None, list[Fault]]:
         except ValidationError as exc:
             return None, schemafaults.faults_of(exc, root)
     return None, schemafaults.faults_of(first, root)
+
+
+def _sound(root: Node, faults: Sequence[Fault]) -> Config | None:
+    """Return the config without the faulty keys, None if the other keys make no config."""
+    data = _without_nothing(root, Config)
+    _write_numbers_out(data, root)
+    for fault in faults:
+        *above, last = fault.key.split(".")
+        section: Any = data
+        for step in above:
+            section = section.get(step) if isinstance(section, dict) else None
+        if isinstance(section, dict):
+            section.pop(last, None)
+    try:
+        return Config.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _follows(fault: Fault, faults: Sequence[Fault], root: Node) -> bool:
+    """Return whether a backend's fault follows from another: it is about a faulty key, or a faulty section lacks it."""
+    section = fault.key.rpartition(".")[0]
+    is_written = yamlfile.find(root, tuple(fault.key.split("."))) is not None
+    return any(
+        f"{fault.key}.".startswith(f"{other.key}.")
+        or f"{other.key}.".startswith(f"{fault.key}.")
+        or (not is_written and other.message.startswith("unknown key") and other.key.rpartition(".")[0] == section)
+        for other in faults
+        if other.key
+    )
 
 
 def _without_nothing(node: Node, model: type[BaseModel] | None) -> Any:

@@ -6,6 +6,7 @@ A kind says what it expects once, for the error message, for `explain` and for a
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -90,11 +91,16 @@ class Shorthand:
 
 
 def argv(value: Any) -> Any:
-    """Return a mapping of options as an argument list; a list stays as it is.
+    """Return a mapping of options, or a command line as text, as an argument list; a list stays as it is.
 
     `{epochs: 10, flag: true, off: false, x: [1, 2], -v: true}` becomes `--epochs 10 --flag --x 1 2 -v`: true is the
-    option alone, false and nothing leave it out, a list follows its option item by item.
+    option alone, false and nothing leave it out, a list follows its option item by item. Text is split by shlex.
     """
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise ValueError(f"arguments as a shell would split them ({str(error).lower()})") from None
     if not isinstance(value, dict):
         return value
     wanted = "text, a number, true, false or a list of them for each option"
@@ -173,7 +179,7 @@ def _accelerators(value: object) -> str:
     raise ValueError("a type and a count per instance, such as `A100:8`")
 
 
-_DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"type": "integer", "minimum": 0}]}
+_DURATION = {"anyOf": [{"type": "string", "pattern": units.DURATION_PATTERN}, {"const": 0}]}
 _MONEY = {"anyOf": [{"type": "string", "pattern": units.MONEY_PATTERN}, {"type": "number", "minimum": 0}]}
 _ABOVE_0 = units.MONEY_PATTERN.replace("^", "^(?=.*[1-9])", 1)
 _PRICE = {"anyOf": [{"type": "string", "pattern": _ABOVE_0}, {"type": "number", "exclusiveMinimum": 0}]}
@@ -206,7 +212,11 @@ Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
 Arguments = Annotated[
     Many[Written],
-    Shorthand("mapping", argv, {"type": "object", "additionalProperties": {"not": {"type": "object"}}}),
+    Shorthand(
+        "mapping or text",
+        argv,
+        {"anyOf": [{"type": "object", "additionalProperties": {"not": {"type": "object"}}}, {"type": "string"}]},
+    ),
 ]
 
 _NAME = "[a-z0-9][a-z0-9-]{0,40}"

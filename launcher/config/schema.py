@@ -210,6 +210,12 @@ class Checkpoint(Section):
         description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
         examples=["auto", "never", "s3://bucket/ckpt/step-200"],
     )
+    all_damaged: Literal["stop", "start-over"] = Field(
+        "stop",
+        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
+        "names them, and let `resume` ask; start-over: train from step 0.",
+        examples=["start-over"],
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -287,8 +293,7 @@ class Notify(Section):
     email: MailAddress | None = Field(None, description="Mail address.", examples=["team@example.org"])
     apprise: AppriseUrl | None = Field(
         None,
-        description="An address of one of the many services that Apprise knows; needs `pip install "
-        "'cloudtrain[apprise]'`.",
+        description="An address of one of the many services that Apprise knows; needs the extra `apprise`.",
         examples=["env:NTFY_URL", "ntfys://ntfy.sh/my-topic"],
     )
     smtp: MailServer | None = Field(
@@ -350,8 +355,8 @@ class Config(Section):
     args: Arguments = Field(
         (),
         description="Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
-        "becomes `--epochs 10 --flag --x 1 2`.",
-        examples=[["--epochs", "10"], {"epochs": 10}],
+        "becomes `--epochs 10 --flag --x 1 2`; text is split as a shell splits it.",
+        examples=[["--epochs", "10"], {"epochs": 10}, "--epochs 10"],
     )
     resume_args: Arguments = Field(
         (),

@@ -120,13 +120,15 @@ def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> s
         return f"did you mean `{close[0]}`?" if close else ""
     if kind == "bool_type" and text.lower() in _BOOLEANS:
         return f"write `{_BOOLEANS[text.lower()]}`, without quotes"
+    if kind == "value_error" and "with a unit" in str(ctx["error"]) and node is not None and not node.shown:
+        return f"write `{node.text}s`, `{node.text}m` or `{node.text}h`" if re.fullmatch(r"[0-9]+", node.text) else ""
     if kind in {"int_type", "int_from_float", "float_type"} and node is not None and not node.shown:
         if re.fullmatch(r"[-+]?[0-9][0-9_,]*", text):
             return f"write {text.replace('_', '').replace(',', '')}, without quotes or separators"
         if isinstance(node.value, float) and node.value.is_integer():
             return f"write {int(node.value)}"
     if kind == "tuple_type" and node is not None and isinstance(node.value, str | int | float):
-        return f"write `[{', '.join(named(node).split()) if path == ('args',) else named(node)}]`"
+        return f"write `[{named(node)}]`"
     if kind in {"tuple_type", "dict_type", "model_type"}:
         return _shape_hint(node, path)
     return ""

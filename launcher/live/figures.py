@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
-from cloudtrain.launcher import spark
+from cloudtrain.launcher import gpufigures, spark
 from cloudtrain.launcher.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
@@ -25,6 +25,7 @@ __all__ = [
     "checkpoint",
     "error",
     "following",
+    "gpus",
     "heading",
     "limit",
     "memory",
@@ -185,6 +186,15 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
     runs = spark.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
     drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
     return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
+
+
+def gpus(sight: Sight, width: int, signs: Signs) -> list[Text]:
+    """Return how busy the GPUs are, and which of them idle."""
+    told = sight.job.attempt.progress
+    found = [labelled(width, signs, "GPUs", words)] if (words := gpufigures.words(told)) else []
+    if sight.job.active and (warning := gpufigures.warning(told)):
+        found.append(row(width, signs, (f"! {warning}", WARNS)))
+    return found
 
 
 def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:

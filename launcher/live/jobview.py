@@ -76,6 +76,7 @@ def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -
         (6, lambda: figures.track(curves.rate, width, max(1, tall - 1), signs)),
         (7, lambda: figures.metrics(sight, width, signs)),
         (8, lambda: figures.split(curves, width, signs)),
+        (6, lambda: figures.gpus(sight, width, signs)),
         (10, lambda: figures.memory(curves, width, signs)),
         (3, lambda: figures.spend(sight, width, signs)),
         (7, lambda: figures.limit(sight, width, signs, now_s)),

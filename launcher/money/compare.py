@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.figures import dollars, span, up
 from cloudtrain.launcher.columns import table
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.money.cap import Rate
 from cloudtrain.launcher.planwords import age
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["Offer", "cheapest", "lines", "offers", "refused"]
+__all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
-HEAD = ("backend", "machine", "instances x ranks", "USD/h", "cap", "worst case", "price")
-DROPPED = ("instances x ranks", "cap", "machine")  # where the terminal is narrow
+HEAD = ("backend", "machine", "instances x ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
+DROPPED = ("instances x ranks", "cap", "machine", "for")  # where the terminal is narrow
+ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
 WHY = 160  # columns of a reason
 
 
@@ -69,7 +70,7 @@ class Offer:
 def offers(
     load: Callable[[str], Config], names: Sequence[str], config_file: Path, *, packs: bool = False
 ) -> list[Offer]:
-    """Return an offer of each backend, the cheapest hour at its worst price first.
+    """Return an offer of each backend, the cheapest hour first, by the expected price.
 
     Then come those whose price was not set or is not known, that lack GPUs, and that cannot be planned. Nothing is
     sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in
@@ -98,7 +99,7 @@ def offers(
 
 
 def cheapest(found: Sequence[Offer]) -> Offer | None:
-    """Return the offer whose hour costs least at its worst price, None where no price of what is asked for is known."""
+    """Return the offer with the lowest expected price of an hour; None if no price of a suitable machine is known."""
     first = next(iter(sorted(found, key=_rank)), None)
     return first if first is not None and _rank(first)[0] == 0 else None
 
@@ -107,6 +108,15 @@ def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
     """Return the table; on a narrow terminal what an offer has to say for itself stands below it."""
     rows = [_row(offer) for offer in found]
     return table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+
+
+def unlike(found: Sequence[Offer]) -> list[str]:
+    """Return which offers of a spot job have a price on demand, if another offer has a spot price."""
+    priced = [offer for offer in found if _rank(offer)[0] == 0]
+    names = [offer.backend for offer in priced if _kind(offer) == ON_DEMAND_FOR_SPOT]
+    if not names or len(names) == len(priced):
+        return []
+    return [f"no spot price of {', '.join(names)} is known: the price on demand, an upper bound, is compared"]
 
 
 def refused(found: Sequence[Offer]) -> list[str]:
@@ -129,8 +139,16 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
         return error
 
 
+def _kind(offer: Offer) -> str:
+    """Return what the price is for: spot machines, machines on demand, or those in place of spot."""
+    assert offer.prepared is not None
+    if offer.prepared.plan.is_spot_price:
+        return "spot"
+    return ON_DEMAND_FOR_SPOT if offer.prepared.config.resources.spot else "on demand"
+
+
 def _rank(offer: Offer) -> tuple[int, int]:
-    """Return a key to sort by: a price, none set or an unknown one, no GPUs as asked for, no plan."""
+    """Return a key to sort by: an expected price, no price, too few GPUs, no plan."""
     plan = offer.plan
     if plan is None:
         return 3, 0
@@ -138,27 +156,28 @@ def _rank(offer: Offer) -> tuple[int, int]:
         return 2, 0
     if not plan.price_micro:
         return 1, int(plan.price_micro is None)
-    return 0, Rate(plan.instances, plan.price_micro, plan.uncertainty).scaled
+    return 0, plan.instances * plan.price_micro
 
 
 def _row(offer: Offer) -> tuple[str, ...]:
     plan = offer.plan
     if plan is None:
-        return offer.backend, "-", "-", "-", "-", "-", offer.why
+        return offer.backend, *["-"] * 7, offer.why
     what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
     lacks = f"has {offer.lacks}: " if offer.lacks else ""
     cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
     if not plan.price_micro or plan.worst_case_micro is None:
-        return offer.backend, plan.machine or "-", what, "-", cap, "-", lacks + plan.price_source
-    hourly = f"{plan.instances * plan.price_micro / 1e6:.2f}"
-    factor = f" x {plan.uncertainty:g}" if plan.uncertainty > 1 else ""
+        return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + plan.price_source
+    hourly = plan.instances * plan.price_micro / 1e6
     old = age(plan.price_as_of)
     source = plan.price_source.removeprefix(f"{plan.machine}, ")
     return (
         offer.backend,
         plan.machine,
         what,
-        hourly + factor,
+        f"{hourly:.2f}",
+        f"{ceil(hourly * plan.uncertainty * 100 - 1e-6) / 100:.2f}",
+        _kind(offer),
         cap,
         dollars(up(plan.worst_case_micro)),
         lacks + ", ".join(part for part in (source, old) if part),

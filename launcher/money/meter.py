@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from cloudtrain.launcher.job import ACTIVE
+
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, State
 
@@ -114,9 +116,10 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
 def steady(known: State, told: State, now_s: float) -> State:
     """Return what a backend has told just now, with when it was told; as it was, where that says the same.
 
-    So a job that runs as expected is not written anew at each look, and counts on where its backend is out of reach.
+    So a job that waits or runs as expected is not written again at each look, and counts on where its backend is out of
+    reach.
     """
-    if told.billed_s is None or told.state not in ("running", "stopping"):
+    if told.billed_s is None or told.state not in ACTIVE:
         return told
     if known.state == told.state and known.billed_s is not None and known.told_s is not None:
         expected_s = known.billed_s + now_s - known.told_s
@@ -140,7 +143,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
     if attempt.phase == "never_sent":
         return []
     instances: int = plan.get("instances", 1)
-    runs = state.state in ("pending", "running", "stopping")
+    runs = state.state in ACTIVE
     whole = Leg(
         attempt.job_id,
         attempt.number,
@@ -175,7 +178,7 @@ def _price_micro(attempt: Attempt) -> int | None:
 
 
 def _told_s(state: State) -> float | None:
-    if state.billed_s is None or state.state not in ("running", "stopping"):
+    if state.billed_s is None or state.state not in ACTIVE:
         return None
     if state.told_s is None and state.started_s is not None:  # stored by an earlier version
         return state.started_s + state.billed_s

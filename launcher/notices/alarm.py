@@ -9,6 +9,7 @@ import click
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.columns import width, wrapped
+from cloudtrain.launcher.terminal import escaped
 
 __all__ = ["ON_TERMINAL", "show"]
 
@@ -24,10 +25,11 @@ def show(notice: Notice) -> None:
     mark = click.style(MARK, fg=colour, bold=True) if colour else MARK
     columns = width(sys.stderr)
     lines = wrapped(
-        (notice.title, *(f"  {line}" for line in notice.lines)), None if columns is None else columns - len(MARK) - 1
+        map(escaped, (notice.title, *(f"  {line}" for line in notice.lines))),
+        None if columns is None else columns - len(MARK) - 1,
     )
     text = "\n".join(f"{mark} {line}" for line in lines)
-    click.echo(f"{text}{_bell(notice.title) if is_terminal else ''}", err=True)
+    click.echo(f"{text}{_bell(escaped(notice.title)) if is_terminal else ''}", err=True)
 
 
 def _bell(title: str) -> str:

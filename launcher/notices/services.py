@@ -6,6 +6,7 @@ import logging
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import Fault
+from cloudtrain.launcher.extras import install
 
 __all__ = ["send"]
 
@@ -17,7 +18,7 @@ def send(url: str, notice: Notice) -> None:
     except ModuleNotFoundError as error:
         if error.name != "apprise":
             raise
-        raise Fault("`apprise` is not installed", "pip install 'cloudtrain[apprise]'") from None
+        raise Fault("`apprise` is not installed", install("apprise")) from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would write addresses
     services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
     if not services.add(url):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 from cloudtrain.entrypoints.rehearsal import VARIABLE
 from cloudtrain.launcher.backend import Rehearsal, Rehearsed, Stage, Stored
 from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.verdict import Verdict
@@ -90,7 +91,7 @@ def require_torch() -> None:
     if sys.platform != "linux":
         raise ConfigError("a rehearsal needs Linux", hint="run it in a container, or on a Linux machine")
     if find_spec("torch") is None:
-        raise ConfigError("a rehearsal trains here, and torch is not installed", hint="pip install 'cloudtrain[local]'")
+        raise ConfigError("a rehearsal trains here, and torch is not installed", hint=install("local"))
 
 
 def rehearse(

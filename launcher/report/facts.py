@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.launcher import gpufigures
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.money.outlook import limit_micro
 from cloudtrain.launcher.money.words import moment
@@ -85,6 +86,8 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
         cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
     if (rate := _median(series, "samples_per_s")) is not None:
         cards.append(("Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"))
+    if (busy := gpufigures.mean(progress)) is not None:
+        cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpufigures.words(progress)}"))
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
     whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
     if ran_s:

@@ -44,6 +44,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
     Raises CloudtrainError where there can be none, or it cannot be said what it would be.
     """
     from cloudtrain.launcher import submit
+    from cloudtrain.launcher.retry import ALL_DAMAGED
 
     job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
@@ -53,7 +54,9 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
     except BudgetError as error:
         return Offer(number, [], "", None, refusal=str(error))
     lines = list(prepared.lines())
-    if not job.attempt.state.resumable:
+    if job.attempt.state.all_damaged:
+        lines.insert(0, ALL_DAMAGED)
+    elif not job.attempt.state.resumable:
         lines.insert(0, "nothing was saved to go on from: it starts from step 0")
     return Offer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
 
@@ -70,7 +73,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
         raise UsageError(f"it may now cost {_cost(prepared)}, which is more than was shown", hint="look at it again")
     submit.require_room(registry, prepared, is_first=False)
-    job = submit.resend(registry, job, prepared)
+    job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
     return f"sent: {job.id}, attempt {job.attempt.number}"
 
 

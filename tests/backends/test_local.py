@@ -20,6 +20,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.config.schema import Config
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prepare import prepare
 
 TWO = "resources: {instances: 2}\n"
@@ -266,6 +267,22 @@ def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path],
     status = cli("status", "last", "--json").json
     assert (status["state"], status["error"]["type"]) == ("failed", "OSError")
     assert "No space left on device" in status["error"]["message"]
+    assert processes.with_environment(CLOUDTRAIN_HOME=str(small_disk)) == []
+
+
+@pytest.mark.parametrize("left", [100_000, 16_384])
+def test_full_disk_at_the_start_is_said(home: Path, project: Callable[..., Path], small_disk: Path, left: int) -> None:
+    """The error names the disk, and the hint is something that works on this machine."""
+    folder = project(TWO, script="train.py", text="")
+    config = configs.load(folder / "cloudtrain.yaml")
+    ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
+    (small_disk / "filling").write_bytes(bytes(3 * 1024 * 1024 - left))
+    with pytest.raises(ConfigError) as refused:
+        backend.send(ready.request, Shipment(ready.bundle, small_disk, folder))
+    assert "no space is left on the disk of" in refused.value.message
+    assert "node-0" in refused.value.message
+    assert "CLOUDTRAIN_HOME" in refused.value.hint
+    assert "disk_gb" not in str(refused.value)
     assert processes.with_environment(CLOUDTRAIN_HOME=str(small_disk)) == []
 
 

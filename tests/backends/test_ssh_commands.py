@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -373,6 +374,37 @@ def test_budget_is_metered_by_the_time_that_hosts_were_held(
     spent = cli("status", job, "--json").json["spend_usd"]
     assert 0 < spent <= 2 * held_s
     assert cap["spend_usd"] <= spent
+
+
+def test_nodes_that_wait_for_each_other_end_at_the_deadline(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Any
+) -> None:
+    """No route leads from node 1 to node 0: both end before the join timeout, within the budget."""
+    first, second = pair.hosts
+    # The preflight passes, so the route goes away when node 0's agent is there.
+    agent = ".cloudtrain/jobs/*/attempt-1/node-0/state.json"
+    cutter = threading.Thread(
+        target=lambda: (
+            wait_until(lambda: any(first.home.glob(agent)), 60),
+            second.run(["ip", "route", "add", "blackhole", f"{first.address}/32"]),
+        )
+    )
+    cutter.start()
+    job = submit(
+        config("budget: {limit: 200 USD}\nlimits: {max_duration: 20s}", ssh=', price_per_hour: "3600 USD"'),
+        running=False,
+    )
+    cutter.join()
+    waiting = cli("status", job, "--json").json
+    assert (waiting["state"], waiting["spend_usd"] > 0) == ("pending", True)
+    assert cli("wait", job).code == 1
+    ended = cli("status", job, "--json").json
+    assert (ended["state"], ended["reason"], ended["error"]) == ("stopped", "time_limit", None)
+    assert waiting["spend_usd"] < ended["spend_usd"] <= 2 * 20
+    exits = [host.home / f".cloudtrain/jobs/{job}/attempt-1/node-{n}/exit.json" for n, host in enumerate(pair.hosts)]
+    wait_until(lambda: all(map(Path.exists, exits)), 60)
+    told = [json.loads(path.read_text()) for path in exits]
+    assert [(each["state"], each["reason"]) for each in told] == [("stopped", "time_limit")] * 2
 
 
 # -- doctor, dry run -------------------------------------------------------------------------------------------------

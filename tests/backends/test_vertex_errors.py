@@ -12,6 +12,7 @@ import yaml
 
 from cloudtrain.backends.vertex import rest
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.extras import install
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 from doubles.google.loopback import served
 from doubles.wire import Answer
@@ -252,7 +253,7 @@ def test_libraries_that_are_missing(
 ) -> None:
     """The extra to install, in one line; nothing of the job stays."""
     monkeypatch.setitem(sys.modules, name, None)
-    said(vertex(*SUBMIT, cwd=folder), 3, name, "hint: pip install 'cloudtrain[vertex]'")
+    said(vertex(*SUBMIT, cwd=folder), 3, name, f"hint: {install('vertex')}")
     assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1")) == ([], [])
 
 

@@ -86,3 +86,9 @@ def test_every_command_has_its_help_on_the_page() -> None:
     """By a heading of its own, which can be linked to."""
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"## cloudtrain {name}\n" not in text] == []
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    """The list in mkdocs.yml names each page of docs/ once, so `make docs` leaves no page out."""
+    listed = re.findall(r"^ +- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT)

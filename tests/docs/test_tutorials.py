@@ -28,7 +28,6 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str
     name = STAND_INS[page]
     platform = request.getfixturevalue(name) if name else None
     if isinstance(platform, Aws):
-        platform.role()
         platform.bucket()
         platform.settings(stop_grace_s=30, interrupt_grace_s=20)
     found: dict[str, str] = cli.environment(platform.environ if platform else {})

@@ -159,6 +159,18 @@ def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch
     assert outcome(tmp_path, torchrun=[killed])[1][0]["lines"] == ["loading", "allocating 80 GB"]
 
 
+def test_outcome_of_an_exit_code_names_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """argparse prints the cause and leaves with code 2; a long line is cut."""
+    monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
+    (tmp_path / "rank-1.log").write_text("usage: train.py --lr LR\ntrain.py: error: argument --lr: invalid\n")
+    left = {"rank": 1, "kind": "exit", "exit_code": 2, "message": "exited with code 2"}
+    failure = outcome(tmp_path, torchrun=[left])[1][0]
+    assert failure["message"] == "exited with code 2; last line: train.py: error: argument --lr: invalid"
+    assert failure["lines"] == ["usage: train.py --lr LR", "train.py: error: argument --lr: invalid"]
+    (tmp_path / "rank-1.log").write_text("x" * 5000)
+    assert len(outcome(tmp_path, torchrun=[left])[1][0]["message"]) < 300
+
+
 @pytest.mark.parametrize(
     ("signal_name", "killed", "words"),
     [
@@ -247,11 +259,11 @@ def test_job_that_nobody_ends_is_ended_after_its_deadline(
 
 def test_deadline_is_left_to_the_supervisor() -> None:
     """boot waits for the grace and more; of a clock that was wrong it takes no harm; and without one it never ends."""
-    now_s = time.time()
-    limit_s = boot._limit_s({"CLOUDTRAIN_DEADLINE": f"{now_s + 1000}", "CLOUDTRAIN_GRACE": "30"}, 5.0)
-    assert limit_s == pytest.approx(5 + 1000 + 30 + boot.SLACK_S, abs=1)
-    assert boot._limit_s({"CLOUDTRAIN_DEADLINE": "1"}, 5.0) == 5 + boot.GRACE_S + boot.SLACK_S
-    assert boot._limit_s({}, 5.0) == math.inf
+    told = {"CLOUDTRAIN_DEADLINE": f"{time.time() + 1000}", "CLOUDTRAIN_GRACE": "30"}
+    now_s = time.monotonic()
+    assert boot._limit_s(told, now_s) == pytest.approx(now_s + 1000 + 30 + boot.SLACK_S, abs=1)
+    assert boot._limit_s({"CLOUDTRAIN_DEADLINE": "1"}, now_s) == now_s + boot.GRACE_S + boot.SLACK_S
+    assert boot._limit_s({}, now_s) == math.inf
 
 
 # Is done, and says so as the trainer does; then does not leave, as a teardown that hangs.

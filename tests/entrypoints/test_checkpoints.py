@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.settings import TaskError
-from doubles import warmpython
+from doubles import damage, warmpython
 
 CPU = torch.device("cpu")
 
@@ -141,6 +141,29 @@ def test_damage_is_said_in_words(tmp_path: Path, damage: Callable[[Path], object
     (path,) = write(tmp_path, 1)
     damage(path)
     assert re.search(reason, loader.check(path) or "")
+
+
+@pytest.mark.parametrize("form", damage.FORMS)
+def test_contradiction_is_damage(tmp_path: Path, form: str) -> None:
+    """Any form is found before anything is loaded, in one line that names the file; the older one is intact."""
+    older, newer = write(tmp_path, 5, 10)
+    damage.FORMS[form](newer)
+    wrong = loader.check(newer)
+    if wrong is None:  # then the files contradict themselves inside
+        with pytest.raises(CheckpointError) as raised:
+            loader.open_reader(folders.open_found(newer))
+        wrong = str(raised.value)
+    assert re.search(r"(manifest|trainer)\.json|plain\.pt|shard|step-00000010", wrong), wrong
+    assert "\n" not in wrong
+    assert loader.check(older) is None
+
+
+def test_swapped_folders_are_both_damaged(tmp_path: Path) -> None:
+    """Neither has its own name: both are named, with the step that each is of."""
+    older, newer = write(tmp_path, 5, 10)
+    damage.swap(newer)
+    assert "is of step 5, which contradicts the folder's name step-00000010" in (loader.check(newer) or "")
+    assert "is of step 10, which contradicts the folder's name step-00000005" in (loader.check(older) or "")
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:

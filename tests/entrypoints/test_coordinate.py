@@ -76,6 +76,17 @@ def test_start_names_the_node_that_never_joined() -> None:
     assert "node 1 did not join" in verdict["error"]["message"]
 
 
+@pytest.mark.parametrize("reason", ["time_limit", "budget"])
+def test_start_ends_at_the_deadline_where_it_comes_before_the_join_timeout(reason: str) -> None:
+    """Machines that wait for a node cost money, so the limit's reason ends the job."""
+    job = Job(replace(RULES, soft_deadline_s=45, limit_reason=reason))
+    del job.reports[1]
+    assert job.decide(after_s=44).want == "wait"
+    verdict = job.decide(after_s=1).verdict
+    assert verdict is not None
+    assert (verdict["state"], verdict["reason"], verdict["error"]) == ("stopped", reason, None)
+
+
 def test_start_waits_for_nodes_that_prepare() -> None:
     """However long that takes, up to the deadline; a stop ends the wait."""
     job = Job()

@@ -158,8 +158,9 @@ def checkpoint(folder: Path, step: int, size: int = 3 * MIB) -> Path:
     partial = checkpoints.begin(folder, step, size)
     files = {
         name: checkpoints.write_bytes(partial / name, os.urandom(count))
-        for name, count in (("model-0-of-1.pt", size), ("plain.pt", 100), ("trainer.json", 10))
+        for name, count in (("model-0-of-1.pt", size), ("plain.pt", 100), ("shard-00000-of-00001.safetensors", 10))
     }
+    files["trainer.json"] = checkpoints.write_json(partial / "trainer.json", {"step": step})
     return checkpoints.finish(folder, step, files)
 
 

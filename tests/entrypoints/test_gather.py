@@ -66,7 +66,9 @@ def note_of(here: Path) -> Path:
 def checkpoint(folder: Path, step: int, *, is_damaged: bool = False) -> Path:
     """Save a checkpoint as the trainer does."""
     partial = checkpoints.begin(folder, step, 100)
-    files = {name: checkpoints.write_bytes(partial / name, os.urandom(50)) for name in ("plain.pt", "trainer.json")}
+    names = ("plain.pt", "shard-00000-of-00001.safetensors")
+    files = {name: checkpoints.write_bytes(partial / name, os.urandom(50)) for name in names}
+    files["trainer.json"] = checkpoints.write_json(partial / "trainer.json", {"step": step})
     final = checkpoints.finish(folder, step, files)
     if is_damaged:
         (final / "plain.pt").write_bytes(b"\0" * 50)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -183,3 +185,83 @@ def test_stop_goes_on_under_the_next_node(start: Start) -> None:
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
     assert one.desired.verdict is not None
     assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("stopped", "user")
+
+
+# -- a node that never hears node 0 --------------------------------------------------------------------------------
+
+
+class Deaf:
+    """The second of two nodes, whose way to node 0 leads to `address`."""
+
+    def __init__(self, address: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+        self.passed_s = 0.0  # beyond the real time
+        self.line = Line({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
+        monkeypatch.setattr(self.line, "now_s", lambda: time.monotonic() - self.line.zero_s + self.passed_s)
+        self.report = Report(1)
+
+    def ends(self, limit_s: float = 20.0) -> dict[str, Any]:
+        """Return the verdict with which the node ends, at the latest when the limit is over."""
+        end_s = time.monotonic() + limit_s
+        while (desired := self.line.exchange(self.report)).want != "end":
+            assert time.monotonic() < end_s, "the node still waits"
+            self.line.listen(0.01)
+        assert desired.verdict is not None
+        return desired.verdict
+
+
+@pytest.fixture(params=["closed", "silent", "full"])
+def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield an address: a closed port, one that never answers, or one whose packets are dropped."""
+    monkeypatch.setattr(peers, "CLOSED_S", 0.3)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        if request.param == "full":  # as behind a firewall: no connection, and no refusal
+            for _ in range(2):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(server.getsockname())
+        address = server.getsockname()
+        if request.param == "closed":
+            server.close()
+        yield address
+
+
+@pytest.mark.parametrize(("asked", "reason"), [("user", "user"), ("now", "user"), ("preempted", "preempted")])
+def test_node_without_node_0_ends_at_once_when_asked(
+    nowhere: Any, monkeypatch: pytest.MonkeyPatch, asked: str, reason: str
+) -> None:
+    """The node has nothing to save, so no join timeout counts; the reason is the given one."""
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1800.0)
+    assert node.line.exchange(node.report).want == "wait"
+    node.report = replace(node.report, stop=asked)
+    verdict = node.ends()
+    assert (verdict["state"], verdict["reason"], verdict["fenced"]) == ("stopped", reason, True)
+
+
+def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting machine costs money: the budget ends the wait before the join timeout does."""
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1800.0, limit_reason="budget")
+    node.passed_s = 500.0
+    assert node.line.exchange(node.report).want == "wait"
+    node.passed_s = 600.0
+    verdict = node.ends()
+    assert (verdict["state"], verdict["reason"]) == ("stopped", "budget")
+
+
+def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of the node's own, as for a connection that nobody takes, do not prolong the wait."""
+    monkeypatch.setattr(peers, "STALLED_S", 0.0)
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1.0)
+    with pytest.raises(Cut, match="node 0 was not reached within"):
+        node.ends()
+
+
+def test_node_does_not_wait_for_a_node_0_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The starter begins with node 0's agent, so a refused connection means that node 0 has ended."""
+    monkeypatch.setattr(peers, "CLOSED_S", 0.1)
+    monkeypatch.setattr(peers, "BEAT_S", 0.1)
+    with socket.create_server((HOST, 0)) as server:
+        address = server.getsockname()
+    node = Deaf(address, monkeypatch, join_timeout_s=1800.0, head_listens=True)
+    with pytest.raises(Cut, match="node 0 was not reached"):
+        node.ends()

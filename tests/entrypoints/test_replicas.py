@@ -70,7 +70,8 @@ def keep(here: Path, server: copies.Server) -> Iterator[Keep]:
 def checkpoint(folder: Path, step: int, size: int = 1000) -> Path:
     """Save a checkpoint as the trainer does."""
     partial = checkpoints.begin(folder, step, size)
-    data = {"model-0-of-1.pt": os.urandom(size), "plain.pt": os.urandom(50), "trainer.json": b"{}"}
+    trainer = b'{"step": %d}' % step
+    data = {"shard-00000-of-00001.safetensors": os.urandom(size), "plain.pt": os.urandom(50), "trainer.json": trainer}
     files = {name: checkpoints.write_bytes(partial / name, each) for name, each in data.items()}
     return checkpoints.finish(folder, step, files)
 

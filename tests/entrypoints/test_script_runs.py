@@ -24,8 +24,6 @@ PART = """
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
-# A launcher of the script's own, which needs no more than its name.
-NESTED = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'pass', 'torchrun'], check=True)\n"
 LIGHTNING = """
 import os, time
 from pathlib import Path
@@ -138,19 +136,13 @@ def job(tmp_path: Path) -> Any:
             each.process.wait()
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [(PLAIN, "init_process_group"), (PART, "init_process_group"), (NESTED, "starts a launcher of its own (torchrun)")],
-    ids=["none", "part", "nested"],
-)
-def test_ranks_that_never_meet_fail(job: Callable[[str], Job], text: str, why: str) -> None:
-    """All of them end well, and still the job has trained everything twice: the message says how to mend that."""
+@pytest.mark.parametrize("text", [PLAIN, PART], ids=["none", "part"])
+def test_ranks_without_a_common_group_fail(job: Callable[[str], Job], text: str) -> None:
+    """Each rank has trained on all the data: the message names the group, a nested launcher and the permission."""
     ran = job(text).start()
-    assert (ran.end(), why in ran.message, "allow_alone" in ran.message or text == NESTED) == (
-        boot.EXIT_CONFIG,
-        True,
-        True,
-    )
+    assert ran.end() == boot.EXIT_CONFIG
+    for words in ("init_process_group", "starts torchrun or another launcher", "allow_alone"):
+        assert words in ran.message
 
 
 @pytest.mark.parametrize(("text", "allowed"), [(MEET, False), (PLAIN, True)], ids=["met", "allowed"])
@@ -207,8 +199,11 @@ def test_hugging_face_saves_at_a_stop_and_goes_on_exactly(job: Callable[[str], J
 
 def test_missing_trainer_is_said(job: Callable[[str], Job], wait_until: Any) -> None:
     """`on_stop: save` does nothing for other scripts, and the log says so."""
-    ran = job(MEET + "import time\nwhile True: time.sleep(0.1)\n").start(on_stop="save")
+    waiting = "import pathlib, time\nwhile not pathlib.Path('over').exists(): time.sleep(0.1)\n"
+    ran = job(MEET + waiting).start(on_stop="save")
     wait_until(lambda: "on_stop: save has found no Trainer" in ran.log, 60)
+    (ran.folder / "over").touch()
+    assert ran.end() == 0
 
 
 def test_count_of_meetings_is_the_nodes(tmp_path: Path) -> None:

@@ -11,17 +11,19 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints.mirror import FolderMirror
 from cloudtrain.entrypoints.checkpoints.sweeper import sweep
 
+SHARD = "shard-00000-of-00001.safetensors"
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     """Return a folder of the steps 10 to 40, all of which the store has too, with one that was left half written."""
     for step in (10, 20, 30, 40):
         partial = folders.begin(tmp_path / "here", step, 10)
-        files = {name: folders.write_bytes(partial / name, b"x") for name in (folders.TRAINER, "shard-0.safetensors")}
+        files = {name: folders.write_bytes(partial / name, b"x") for name in (folders.TRAINER, folders.PLAIN, SHARD)}
         folders.finish(tmp_path / "here", step, files)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (tmp_path / "there/step-00000015.tmp").mkdir()
-    (tmp_path / "there/step-00000015.tmp/shard-0.safetensors").touch()
+    (tmp_path / "there/step-00000015.tmp/x.safetensors").touch()
     (tmp_path / "there/model").mkdir()
     (tmp_path / "there/model/step-00000001").touch()
     return tmp_path / "here"
@@ -38,7 +40,7 @@ def test_steps_that_are_gone_here_go_there(here: Path) -> None:
     assert sweep(here, store) == []
 
 
-@pytest.mark.parametrize("missing", ["manifest.json", "shard-0.safetensors"])
+@pytest.mark.parametrize("missing", ["manifest.json", SHARD])
 def test_nothing_goes_before_the_newest_is_there(here: Path, missing: str) -> None:
     """The platform copies in its own time: until then the older ones are all there is to go on from."""
     store = FolderMirror(here.parent / "there")

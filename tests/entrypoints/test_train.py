@@ -17,7 +17,7 @@ import torch
 
 from cloudtrain.entrypoints import evaluate, events, figures, metrics
 from cloudtrain.entrypoints.checkpoints import s3, shards
-from doubles import warmpython
+from doubles import damage, warmpython
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
 TASK = """
@@ -340,6 +340,55 @@ def test_damaged_checkpoint_is_reported_and_passed_over(whole: Callable[[str], R
     assert "step-00000010 is damaged (shard-00001-of-00002.safetensors has" in again.output
     expected = whole("ddp").values("step", "loss")
     assert again.values("step", "loss") == {step: expected[step] for step in range(6, 17)}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a run of one rank that has saved at steps 5 and 10."""
+    return run(tmp_path_factory.mktemp("short"), ranks=1, max_steps=10, eval_every=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", damage.FORMS)
+def test_contradiction_falls_back_to_the_older(form: str, short: Run, tmp_path: Path) -> None:
+    """Whatever contradicts itself: named with its file, set aside, and the training goes on from the older one."""
+    for step in (5, 10):
+        resume_from(short, tmp_path, step)
+    damage.FORMS[form](tmp_path / "checkpoints/step-00000010")
+    again = run(tmp_path, ranks=1, max_steps=10, eval_every=None)
+    assert (again.code, again.only("restart")["step"]) == (0, 5), again.errors
+    assert "checkpoint step-00000010 is damaged (" in again.output
+    assert "Traceback" not in again.output + again.errors
+    assert len(list((tmp_path / "checkpoints").glob("step-00000010.damaged-*"))) == 1 or "link" in form
+    assert again.values("step", "loss") == {step: short.values("step", "loss")[step] for step in range(6, 11)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["shard beyond its end", "plain of words", "file", "trainer of another step"])
+def test_two_ranks_fall_back_together(form: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Both ranks find out, whichever of them has read the damaged file."""
+    for step in (5, 10):
+        resume_from(whole("ddp"), tmp_path, step)
+    damage.FORMS[form](tmp_path / "checkpoints/step-00000010")
+    again = run(tmp_path)
+    assert (again.code, again.only("restart")["step"]) == (0, 5), again.errors
+
+
+@pytest.mark.slow
+def test_nothing_starts_over_unasked(short: Run, tmp_path: Path) -> None:
+    """All are damaged: the start ends with their names and what is wrong, again and again, until it is allowed."""
+    for step in (5, 10):
+        resume_from(short, tmp_path, step)
+    damage.swap(tmp_path / "checkpoints/step-00000010")
+    for _ in range(2):
+        failed = run(tmp_path, ranks=1, max_steps=10)
+        assert (failed.code, failed.values("step", "loss")) == (1, {})
+        assert "AllDamagedError: all checkpoints in" in failed.errors
+        assert "step-00000010: trainer.json is of step 5, which contradicts the folder's name" in failed.errors
+        assert "Traceback" not in failed.errors
+    allowed = run(tmp_path, ranks=1, max_steps=10, checkpoint={"all_damaged": "start-over"})
+    assert (allowed.code, sorted(allowed.values("step", "loss"))) == (0, list(range(1, 11))), allowed.errors
+    assert "is damaged (trainer.json is of step 5" in allowed.output
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_nodes_are_held_until_they_are_given_up() -> None:
     assert (found.state, found.billed_s, found.gone_s) == ("running", 60.0, {"2": 20.0})
     waits = fold({0: look(held_s=9.0, state={"generation": 0})}, 1)
     assert waits is not None
-    assert (waits.state, waits.started_s, waits.billed_s) == ("pending", 100.0, None)
+    assert (waits.state, waits.started_s, waits.billed_s) == ("pending", 100.0, 9.0)
     ended = look(alive=False, ended=verdict(gone_s={"2": 20.0}))
     over = fold({0: ended}, 3)
     assert over is not None

@@ -66,6 +66,17 @@ def test_set_show_and_remove(quick: Any) -> None:
     assert len(quick("budget", "show", "vision", "--json").json["budgets"]) == 1
 
 
+def test_remove_names_the_budget_of_the_other_period(quick: Any) -> None:
+    """After `set --month` a plain `remove` finds nothing and says which command does; `unset` means `remove`."""
+    assert quick("budget", "set", "vision", "30USD", "--month").code == 0
+    done = quick("budget", "remove", "vision")
+    assert (done.code, "cloudtrain budget remove vision --month" in done.stderr) == (2, True), done.stderr
+    assert quick("budget", "unset", "vision", "--month").code == 0
+    assert quick("budget", "set", "30USD").code == 0
+    done = quick("budget", "remove", "--month")
+    assert (done.code, done.stderr.splitlines()[-1].endswith("cloudtrain budget remove")) == (2, True), done.stderr
+
+
 def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
     """A billion, and a name of 63 letters: cut for people, whole for scripts."""
     name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"

@@ -90,6 +90,13 @@ def test_cause_names_the_keys_where_the_trainer_is_ours() -> None:
     assert "training." not in str(likely(error, {"task": None, "script": "train.py"}))
 
 
+@pytest.mark.parametrize(("backend", "is_key"), [("local", False), ("ssh", False), ("sagemaker", True)])
+def test_cause_names_the_disk_key_where_the_key_does_something(backend: str, is_key: bool) -> None:
+    """On the user's own machines `resources.disk_gb` changes nothing."""
+    error = {"type": "OSError", "message": "[Errno 28] No space left on device"}
+    assert ("resources.disk_gb" in str(likely(error, {"backend": backend}))) is is_key
+
+
 def test_sigkill_without_a_proof_is_not_called_memory() -> None:
     """Somebody's `kill -9` looks the same; only the kernel's counter tells."""
     told = str(likely({"rank": 0, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL"}, {}))

@@ -52,7 +52,7 @@ def test_help_and_version_are_data(cli: Any) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("nonsense", "list --nonsense", "wait", "submit --instances 0", "submit --instances two", "submit -o x"),
+        *("nonsense", "list --nonsense", "submit --instances 0", "submit --instances two", "submit -o x"),
         *("submit --backend all", "submit --name Bad_Name", "wait x --timeout soon", "explain no.such.key"),
     ],
 )
@@ -61,6 +61,40 @@ def test_usage_errors_are_exit_code_2(cli: Any, project: Callable[..., Path], li
     result = cli(*line.split(), cwd=project())
     assert (result.code, result.stdout, bool(result.stderr)) == (2, "", True)
     assert "Traceback" not in result.stderr
+
+
+def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]) -> None:
+    """`submit FILE -- ARGS` is `-f FILE` with other `args`; ARGS keep their spelling, options among them too."""
+    folder = project("args: [--epochs, 10]\n")
+    (folder / "cloudtrain.yaml").rename(folder / "job.yaml")
+
+    def args_of(*words: str) -> list[str]:
+        done = cli(words[0], "--json", *words[1:], cwd=folder)
+        assert done.code == 0, done.stderr
+        found: list[str] = done.json["request"]["spec"]["run"]["args"]
+        return found
+
+    given = ["--lr", "1e-1", "é b", "-h", "--json"]
+    assert args_of("render", "job.yaml") == ["--epochs", "10"]
+    assert args_of("submit", "job.yaml", "--dry-run", "--", *given) == given
+    assert args_of("render", "-f", "job.yaml", "--") == []
+
+
+def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[..., Path]) -> None:
+    """A script is no config file, and two config files are one too many."""
+    done = cli("submit", "loop.py", "--", "--lr", "0.1", cwd=project())
+    assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
+    done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
+    assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
+    done = cli("submit", "no.yaml", cwd=project())
+    assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize("line", ["status", "logs", "artifacts", "report --json", "wait", "stop", "stop --now"])
+def test_newest_job_is_the_default(cli: Any, line: str) -> None:
+    """Without JOB each command that reads, and stop, means the newest job; here none has been sent."""
+    done = cli(*line.split())
+    assert (done.code, "Usage:" in done.stderr) == (8, False), done.stderr
 
 
 @pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])

@@ -71,15 +71,33 @@ def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., 
     assert compare.cheapest(offers(asked("ssh,azureml"))) is None
 
 
-def test_uncertain_price_counts_at_its_worst(asked: Callable[..., Overrides]) -> None:
-    """The list's price of p4d, derived and old, is above the 25.50 that somebody has typed."""
+def test_offers_are_sorted_by_the_expected_price(asked: Callable[..., Overrides]) -> None:
+    """A list price below the user's own comes first; the upper bound of the old list price has its own column."""
     text = TEXT.replace(", price_per_hour: 25 USD", "").replace("20 USD", "25.50 USD")
     found = offers(asked("sagemaker,vertex", text=text))
-    assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
-    plan = found[1].plan
+    assert [offer.backend for offer in found] == ["sagemaker", "vertex"]
+    plan = found[0].plan
     assert plan is not None
     assert plan.price_micro is not None
     assert plan.price_micro < 25_500_000 < plan.price_micro * plan.uncertainty
+    head, first, *_ = compare.lines(found)
+    assert (head.split().index("USD/h") > 0, "up to" in head) == (True, True)
+    bound = next(word for word in first.split() if word.replace(".", "").isdecimal() and float(word) > 51)
+    assert float(bound) == pytest.approx(2 * plan.price_micro * plan.uncertainty / 1e6, abs=0.011)
+
+
+def test_spot_price_is_compared_with_the_expected_prices(asked: Callable[..., Overrides]) -> None:
+    """A spot price with a high upper bound is the cheapest; a price on demand in its place is named as a bound."""
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace(", price_per_hour: 20 USD", "")
+    found = offers(asked("sagemaker,vertex", text=text.replace('"A100:8"', '"A100:8", spot: true')))
+    assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
+    first = compare.cheapest(found)
+    assert first is not None
+    assert first.backend == "vertex"
+    rows = compare.lines(found)
+    assert (" spot " in rows[1], " spot, at most " in rows[2]) == (True, True)
+    assert compare.unlike(found)[0].startswith("no spot price of sagemaker is known")
+    assert compare.unlike(offers(asked("sagemaker,vertex", text=text))) == []
 
 
 @pytest.mark.parametrize(
@@ -154,6 +172,49 @@ def test_reason_of_a_backend_that_cannot_be_planned_is_one_line(asked: Callable[
     assert found["azureml"].why.startswith("no Azure subscription; `az account show")
     assert found["azureml"].why.endswith("(and 2 more)")
     assert found["vertex"].why == ""
+
+
+def test_faults_of_the_file_and_of_the_backend_come_together(cli: Any, tmp_path: Path) -> None:
+    """Region, role, machine type, an unknown key, a bad value and the missing script are found in one go."""
+    (tmp_path / "cloudtrain.yaml").write_text(
+        "name: x\nbackend: sagemaker\nscript: no.py\nresources: {instance_type: p4d, instances: two}\n"
+        "limits: {max_duraton: 1h}\ncheckpoint: {resume: s3://b/x}\nsagemaker: {prefix: x}\n"
+    )
+    done = cli("validate", "--json", cwd=tmp_path, env={"AWS_CONFIG_FILE": str(tmp_path / "none")})
+    keys = {fault["key"] for fault in done.json["faults"]}
+    told = {"script", "resources.instance_type", "resources.instances", "limits.max_duraton", "checkpoint.resume"}
+    assert (done.code, keys) == (3, {*told, "sagemaker.region", "sagemaker.role"})
+    for command in ("plan", "submit"):
+        done = cli(command, cwd=tmp_path, env={"AWS_CONFIG_FILE": str(tmp_path / "none")})
+        assert (done.code, done.stderr.count("error: ")) == (3, 7), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "block", "keys"),
+    [
+        ("azureml", "azureml: {datastore: x}", {"azureml.subscription", "azureml.resource_group", "azureml.workspace"}),
+        ("vertex", "vertex: {prefix: x}", {"vertex.project", "vertex.location", "vertex.staging_bucket"}),
+    ],
+)
+def test_place_and_machine_are_checked_together(
+    cli: Any, tmp_path: Path, backend: str, block: str, keys: set[str]
+) -> None:
+    """The place of the job, its machine and what a node cannot reach are told at once, the file's faults too."""
+    (tmp_path / "cloudtrain.yaml").write_text(
+        f"name: x\nbackend: {backend}\nscript: no.py\nresources: {{instance_type: '?'}}\n{block}\n"
+    )
+    environ = {"CLOUDSDK_CONFIG": str(tmp_path), "AZURE_SUBSCRIPTION_ID": ""}
+    done = cli("validate", "--json", cwd=tmp_path, env=environ)
+    assert {fault["key"] for fault in done.json["faults"]} == {*keys, "script", "resources.instance_type"}
+
+
+def test_backend_faults_that_follow_from_a_fault_of_the_file_are_left_out(cli: Any, tmp_path: Path) -> None:
+    """A misspelt section or a bad value is reported once, not also as a missing key."""
+    text = "name: x\nbackend: sagemaker\nscript: t.py\nresources: {accelerators: 8}\nsagemaker: {roll: a, region: r}\n"
+    (tmp_path / "cloudtrain.yaml").write_text(text)
+    (tmp_path / "t.py").write_text("")
+    done = cli("validate", "--json", cwd=tmp_path)
+    assert {fault["key"] for fault in done.json["faults"]} == {"resources.accelerators", "sagemaker.roll"}
 
 
 def test_faulty_file_is_refused_as_a_whole(asked: Callable[..., Overrides]) -> None:

@@ -153,6 +153,16 @@ def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
     assert load(script(f"args: {args}")).args == argv
 
 
+def test_args_as_text_are_split_as_a_shell_does(load: Load) -> None:
+    """`args: --lr 0.1 --name "a b"` is a command line; one with an open quote is refused with its place."""
+    assert load(script("args: --lr 0.10 --name \"a b\" '$CLOUDTRAIN_OUTPUT_DIR'")).args == (
+        "--lr", "0.10", "--name", "a b", "$CLOUDTRAIN_OUTPUT_DIR"
+    )  # fmt: skip
+    assert load(script("resume_args: --resume")).resume_args == ("--resume",)
+    (fault,) = faults(load, script("args: --name 'a"))
+    assert (fault.key, "as a shell would split them (no closing quotation)" in fault.message) == ("args", True)
+
+
 BAD_VALUES = [
     ("resources: {instances: two}", "expected a whole number, found the text `two`", ""),
     ("resources: {instances: '2'}", "expected a whole number, found the text `2`", "write 2"),
@@ -170,8 +180,10 @@ BAD_VALUES = [
     ("training: {optimizer: {lr: 0}}", "expected more than 0", ""),
     ("training: {optimizer: {betas: [0.9]}}", "at least 2 items", ""),
     ("training: {eval_every: 0}", "expected at least 1", ""),
-    ("checkpoint: {every: soon}", "expected a duration such as", ""),
-    ("limits: {max_duration: 12 hours}", "expected a duration such as", ""),
+    ("checkpoint: {every: soon}", "expected a duration with a unit", ""),
+    ("limits: {max_duration: 12 hours}", "expected a duration with a unit", ""),
+    ("limits: {max_duration: 30}", "expected a duration with a unit", "write `30s`, `30m` or `30h`"),
+    ("checkpoint: {every: '600'}", "expected a duration with a unit", "write `600s`, `600m` or `600h`"),
     ("budget: {limit: 150 EUR}", "an amount in US dollars such as `150 USD` (in US dollars alone", ""),
     ("budget: {limit: 1, alert_at: [50]}", "percentage with its sign, such as `50%`", ""),
     ("budget: {limit: 1, on_limit: checkpoint_and_stop}", "one of `alert`", "`checkpoint-and-stop`"),

@@ -16,6 +16,8 @@ from cloudtrain.launcher.checkup import everywhere, here
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 
+# So that no metadata server is asked.
+GOOGLE = {"GOOGLE_CLOUD_PROJECT": "a-project", "GOOGLE_CLOUD_LOCATION": "us-central1", "NO_GCE_CHECK": "true"}
 FILE = """\
 name: x
 script: train.py
@@ -52,7 +54,40 @@ def test_groups_and_sum_for_people(cli: Any, folder: Path) -> None:
     done = cli("doctor", cwd=folder)
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["cloudtrain", "local", "ssh", "sagemaker"]
-    assert done.stderr.splitlines()[-1].endswith(" fail") or " fails" in done.stderr
+    count = sum(line.startswith("  ok ") or line[2:6] in ("warn", "fail") for line in lines)
+    assert done.stderr.splitlines()[-1].startswith(f"{count} checks: ")
+    assert (" failed" in done.stderr, "fails" in done.stderr) == (True, False)
+
+
+def test_finding_is_worded_once(cli: Any, tmp_path: Path) -> None:
+    """The check's name and the verdict are not repeated in the finding; one check is no "1 checks"."""
+    done = cli("doctor", "vertex", env=GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)})
+    assert "fail  credentials: no Google credentials" in done.stdout
+    assert done.stderr.splitlines()[-1] == "1 check: 1 failed"
+
+
+@pytest.mark.parametrize("given", [["all"], ["--backend", "all"], ["all", "--backend", "all"]])
+def test_all_asks_every_backend(cli: Any, folder: Path, given: list[str], tmp_path: Path) -> None:
+    """`all` is a name, as an argument and as an option."""
+    environ = GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    done = cli("doctor", *given, "--json", cwd=folder, env=environ)
+    assert list(done.json) == ["cloudtrain", "local", "ssh", "sagemaker", "azureml", "vertex"]
+
+
+def test_option_names_the_backend_too(cli: Any, folder: Path) -> None:
+    """`--backend local` is `local`; two names are refused."""
+    assert list(cli("doctor", "--backend", "local", "--json", cwd=folder).json) == ["local"]
+    done = cli("doctor", "local", "--backend", "ssh", cwd=folder)
+    assert (done.code, "two backends" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["list"], ["status", "last"], ["budget", "show"]])
+def test_relative_home_is_refused(cli: Any, folder: Path, command: list[str]) -> None:
+    """A relative CLOUDTRAIN_HOME would be another home in each directory; the hint is the absolute path."""
+    done = cli(*command, cwd=folder, env={"CLOUDTRAIN_HOME": "state"})
+    assert (done.code != 0, "is a relative path" in done.stdout + done.stderr) == (True, True)
+    assert f"export CLOUDTRAIN_HOME={folder}/state" in done.stdout + done.stderr
+    assert not (folder / "state").exists()
 
 
 def test_without_a_file_the_local_backend_is_looked_at(cli: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.launcher import agents
@@ -214,6 +214,14 @@ def test_job_out_of_reach_costs_on_up_to_its_cap() -> None:
     assert spent(away, now_s=200.0) == 2 * 190 * 10_000
     assert spent(away, now_s=9e9) == 2 * 660 * 10_000
     assert spent(attempt(state=state, cap_s=600, attempts=4), now_s=9e9) == 2 * 2400 * 10_000
+
+
+def test_job_that_waits_for_its_nodes_costs_by_their_clock() -> None:
+    """The hosts are taken while they wait, also where a host's clock is a day ahead."""
+    waits = State("pending", started_s=86_500.0, billed_s=9.0)
+    known = meter.steady(State("pending"), waits, now_s=100.0)
+    assert spent(attempt(state=known), now_s=130.0) == 2 * 39 * 10_000
+    assert meter.steady(known, replace(waits, billed_s=39.4), now_s=130.0) == known
 
 
 def test_state_is_stored_anew_only_where_it_says_something_new() -> None:

@@ -76,14 +76,14 @@ def test_json_schema_refuses_what_validation_refuses(
 
 
 def test_json_schema_takes_the_short_forms(validator: jsonschema.Draft202012Validator) -> None:
-    """Hosts as text, arguments as a mapping, durations as seconds and numbers as variables' values are fine."""
+    """Hosts as text, arguments as a mapping, durations with units and numbers as variables' values are fine."""
     validator.validate(
         {
             "name": "x",
             "args": {"epochs": 10, "flag": True},
             "env": {"A": 1},
             "ssh": {"hosts": ["gpu1", {"host": "gpu2"}], "price_per_hour": 2.5},
-            "limits": {"max_duration": 3600},
+            "limits": {"max_duration": "1h"},
         }
     )
 

@@ -11,6 +11,8 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import stopping
+from cloudtrain.launcher.commands.stop import command
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry
 
@@ -75,3 +77,19 @@ def test_stop_says_what_it_has_asked_for(
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
     assert stopping.ask(registry, "j", now=now).words == "j has ended already"
     assert platform.stops == [now, now]  # what agents that were killed may have left
+
+
+def test_stop_without_a_job_asks_about_the_newest(
+    home: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is named stops without a question, the newest job only after one."""
+    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=True)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    job, _ = registry.add("j", make_job, exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {"folder": "/x"})
+    with pytest.raises(UsageError, match=r"nobody here to ask: Stop j after saving\?"):
+        command.main(["-d"], standalone_mode=False)
+    assert platform.stops == []
+    command.main(["-d", "-y"], standalone_mode=False)
+    command.main(["-d", "j"], standalone_mode=False)
+    assert platform.stops == [False, False]

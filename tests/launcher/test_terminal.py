@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +17,36 @@ def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -
     """The last net, where one was missing further in; lines stay lines, and a colour a colour."""
     terminal.print_lines(["plain", HOSTILE])
     terminal.print_text([HOSTILE])
-    terminal.say(HOSTILE)
-    terminal.aside(HOSTILE)
     told = capsys.readouterr()
-    for text in (told.out, told.err):
-        assert not set(text) & set("\x07\x9b\ud800")
-        assert "title" not in text
-        assert "2J" not in text
+    assert not set(told.out) & set("\x07\x9b\ud800")
+    assert "title" not in told.out
+    assert "2J" not in told.out
     assert told.out.count("red") == 2
     assert told.out.startswith("plain\nabcd\ufffd\te\n  \x1b[31mred")
+
+
+def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A message shows all characters of a name or path; none of them moves the cursor or ends a line."""
+    hostile = f"{HOSTILE}\r\u2028\u2029\x85\u202e é 漢"
+    terminal.say(hostile)
+    terminal.aside(hostile)
+    told = capsys.readouterr().err
+    assert set(told) - set(hostile) >= {"\\"}
+    assert not {letter for letter in told if not letter.isprintable()} - {"\n", "\t"}
+    escapes = r"a\x1b]0;title\x07b\x9b2Jc\x1b[2Kd\ud800", r"\x1b[31mred\r\u2028\u2029\x85\u202e é 漢"
+    assert all(told.count(each) == 2 for each in escapes)
+    terminal.print_lines(["path\r\u2028x"])
+    assert capsys.readouterr().out == "path\\r\\u2028x\n"
+
+
+def test_errors_show_controls_as_escapes(cli: Any, tmp_path: Path) -> None:
+    """Of each kind: a job's name, an option, a file that is not there, a key of the config."""
+    hostile = "x\r\x07\u2028y"
+    (tmp_path / "cloudtrain.yaml").write_text('name: one\nscript: a.py\n"x\\r\\a\\u2028y": 1\n')
+    for command in (("status", hostile), ("status", f"--{hostile}"), (hostile,), ("validate", hostile), ("validate",)):
+        told = cli(*command).stderr
+        assert r"x\r\x07\u2028y" in told, told
+        assert not {letter for letter in told if not letter.isprintable()} - {"\n"}, command
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "é 漢 \u2028\u202e", "\x7f\x80\x9f", "plain", "\ud800"])

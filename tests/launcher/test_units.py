@@ -21,20 +21,41 @@ from cloudtrain.launcher import units
         ("1h30m", 5_400),
         ("1.5h", 5_400),
         ("1h 30m", 5_400),
-        (45, 45),
+        (0, 0),
+        ("0", 0),
         (" 10m ", 600),
     ],
 )
 def test_duration_reads(text: Any, seconds: int) -> None:
-    """A duration is a number and a unit, several from large to small, or bare seconds."""
+    """A duration is a number and a unit, several from large to small; 0 needs no unit."""
     assert units.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
-    "text", ["", "h", "12 hours", "-1h", "30m1h", "1h1h", "0.5s", "4000d", True, None, -1, 0.5, float("nan"), [], "1e3"]
+    "text",
+    [
+        30,
+        "30",
+        0.25,
+        "",
+        "h",
+        "12 hours",
+        "-1h",
+        "30m1h",
+        "1h1h",
+        "0.5s",
+        "4000d",
+        True,
+        None,
+        -1,
+        0.5,
+        float("nan"),
+        [],
+        "1e3",
+    ],
 )
 def test_duration_refuses(text: Any) -> None:
-    """Anything else raises ValueError that says what was expected."""
+    """Other values raise ValueError that names the expected form, a number without a unit too."""
     with pytest.raises(ValueError, match="duration"):
         units.parse_duration(text)
 

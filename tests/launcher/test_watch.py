@@ -247,7 +247,7 @@ def test_watch_of_a_named_job_ends_with_it(cli: Callable[..., Any], seed: Callab
     ("args", "code", "words"),
     [
         (["nosuch"], 8, "no job `nosuch`"),
-        (["--every", "soon"], 2, "a duration such as"),
+        (["--every", "soon"], 2, "a duration with a unit"),
         (["--every", "0s"], 2, "too often"),
         (["--all", "x"], 2, "name jobs, or take --all"),
         (["--install", "--uninstall"], 2, "exclude each other"),

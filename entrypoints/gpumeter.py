@@ -1,0 +1,105 @@
+"""How busy each rank's GPU is, as `nvidia-smi` reports it: measured by the node's agent, so a script needs no code.
+
+An event line in rank 0's log carries the figures of all nodes; the launcher reads rank 0's events alone:
+
+    gpus: 93 % busy on average, 310 of 640 GiB, 2.9 kW  ::ct {"e":"gpu","gpus":[[0,93.0,39680,81920,402.1],...]}
+
+A list holds rank, utilisation in percent, memory used and in all in MiB, and power in watts; None if not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.host import gpus
+
+__all__ = ["EVENT_S", "Figures", "Meter", "figures_of", "lines", "write"]
+
+EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
+MOST_FAILED = 3  # measurements in a row; then the tool is not asked again
+RANKS_A_LINE = 64  # 64 lists of at most 40 characters stay below a line's 4096 bytes
+
+_FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "power.draw")
+_MOST = (100.0, 1e7, 1e7, 1e5)  # of a plausible figure: percent, MiB, MiB, watts
+
+Figures = tuple[float | None, ...]  # utilisation, memory used, memory in all, power
+
+
+class Meter:
+    """A thread that measures until `finish`; it ends by itself on a machine without a GPU or a working nvidia-smi."""
+
+    def __init__(self, visible: str | None, ranks: int, every_s: float = EVERY_S) -> None:
+        """`visible`: the node's CUDA_VISIBLE_DEVICES; local rank i uses the i-th GPU of it."""
+        self.latest: tuple[Figures, ...] = ()
+        self._visible, self._ranks, self._every_s = visible, ranks, every_s
+        self._stop = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+        self.thread.start()
+
+    def finish(self) -> None:
+        """Measure no more. A measurement that hangs is left to itself."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        failed = 0
+        while failed < MOST_FAILED and not self._stop.is_set():
+            found: tuple[Figures, ...] = ()
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                found = figures_of(gpus.query(*_FIELDS), self._visible, self._ranks)
+            self.latest, failed = found, 0 if found else failed + 1
+            self._stop.wait(self._every_s)
+
+
+def figures_of(rows: Sequence[Sequence[str]], visible: str | None, ranks: int) -> tuple[Figures, ...]:
+    """Return each local rank's figures from nvidia-smi's rows; empty if no row is of a visible GPU."""
+    known = {row[0]: row for row in rows if row[0].isdigit()}
+    names = list(known) if visible is None else [name.strip() for name in visible.split(",")]
+    chosen = [next((row for row in known.values() if name and (name == row[0] or row[1].startswith(name))), None)
+              for name in names[:ranks]]  # fmt: skip
+    found = tuple(tuple(map(_figure, row[2:] if row else [""] * 4, _MOST)) for row in chosen)
+    return found if any(chosen) else ()
+
+
+def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
+    """Yield the event lines for the ranks' figures, with as many ranks in each as fit."""
+    for begin in range(0, len(told), RANKS_A_LINE):
+        some = told[begin : begin + RANKS_A_LINE]
+        use, used, total, watts = ([each[place] for _, each in some] for place in range(4))
+        text = f"gpus: {_mean(use)} % busy on average, {_sum(used, 1024)} of {_sum(total, 1024)} GiB, {_sum(watts)} W"
+        yield events.format_line("gpu", text, {"gpus": [[rank, *each] for rank, each in some]})
+
+
+def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
+    """Append the event lines to a rank's log, if it is there; return whether. A line that the rank has begun ends."""
+    # Without O_CREAT: in a container the rank may be another user, who makes the file.
+    with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+        is_open = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * is_open + "\n".join(lines(told)) + "\n").encode())
+        return True
+    return False
+
+
+def _figure(text: str, most: float) -> float | None:
+    with contextlib.suppress(ValueError):  # [N/A], [Not Supported], ERR!
+        if math.isfinite(value := float(text)) and 0 <= value <= most:
+            return value
+    return None
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.0f}" if known else "?"
+
+
+def _sum(values: Sequence[float | None], unit: float = 1) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / unit:.0f}" if known else "?"

@@ -1,0 +1,67 @@
+"""Secrets under `env` and arguments of the config: requests, dry runs and platforms show their values in clear."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher import secretfiles
+from cloudtrain.launcher.config import schemafaults, yamlfile
+from cloudtrain.launcher.config.yamlfile import KeyPath, Node
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["notes_of"]
+
+_VARIABLES = re.compile(r"\$\{(\w+)")
+
+
+def notes_of(config: Config, file: Path) -> Iterator[str]:
+    """Yield a warning with file and line for each secret value under `env`, `args` or `resume_args`."""
+    root = _root(file) if config.env or config.args or config.resume_args else None
+    for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
+        # The config holds arguments as a list, whatever their form in the file: an argument is found by its text.
+        written = {
+            (path[-1] if key == "env" else "", str(node.text)): (path, node) for path, node in _leaves((key,), root)
+        }
+        for path, value in _items(key, values):
+            path, node = written.get((path[-1] if key == "env" else "", str(value)), (path, None))
+            variables = [*_VARIABLES.findall(node.shown)] if node is not None else []
+            variables += [str(path[-1])] if key == "env" and value else []
+            variable = next(filter(secretfiles.secret_name, variables), None)
+            kind = secretfiles.token_in(str(value))
+            if variable is None and kind is None:
+                continue
+            place = f"{node.place}, " if node is not None else ""
+            what = f"holds {kind}, and is" if kind is not None else "looks secret, and is"
+            name = str(path[-1]) if key == "env" else variable or "NAME"
+            how = f"write `secrets: [{name}]` and export {name}"
+            reads = "" if key == "env" else "; the script reads the variable"
+            yield f"{place}{schemafaults.dotted(path)} {what} sent and stored in clear: {how}{reads}"
+
+
+def _items(key: str, values: Any) -> Iterator[tuple[KeyPath, Any]]:
+    pairs = values.items() if isinstance(values, dict) else enumerate(values or ())
+    return (((key, step), value) for step, value in pairs)
+
+
+def _leaves(path: KeyPath, root: Node | None) -> Iterator[tuple[KeyPath, Node]]:
+    """Yield the path and the node of each scalar of the file below `path`."""
+    node = None if root is None else yamlfile.find(root, path)
+    if node is None or not isinstance(node.value, dict | tuple):
+        yield from [] if node is None else [(path, node)]
+        return
+    for step in node.value if isinstance(node.value, dict) else range(len(node.value)):
+        yield from _leaves((*path, step), root)
+
+
+def _root(file: Path) -> Node | None:
+    """Return the file's tree, None for a config without a file."""
+    try:
+        return yamlfile.parse(file.read_text(encoding="utf-8-sig"), os.fspath(file), os.environ).root
+    except (OSError, UnicodeDecodeError):
+        return None

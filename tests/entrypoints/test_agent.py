@@ -1,0 +1,76 @@
+"""One node's agent in this process, without ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import peers
+from cloudtrain.entrypoints.agent import Agent
+from cloudtrain.entrypoints.coordinate import Desired
+
+HOST = "127.0.0.1"
+DAY_S = 86_400.0
+Make = Callable[..., Agent]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Return a function that makes the agent of node 0, of a job of one node."""
+    with contextlib.ExitStack() as made:
+
+        def agent(home: str = "home", **more: Any) -> Agent:
+            root = tmp_path / home
+            (root / "log").mkdir(parents=True)
+            server = peers.listen(HOST)
+            found = Agent({**_spec(root), **more}, server, umask=0o022)
+            made.callback(lambda: found.held_port is not None and found.held_port.close())
+            made.callback(found.line.close)
+            return found
+
+        yield agent
+
+
+def _spec(root: Path) -> dict[str, Any]:
+    job = {"nodes": 1, "min_nodes": 1, "node_counts": [1], "nproc_per_node": 1, "run": {"kind": "task"}}
+    limits = {"limit_reason": "time_limit", "deadline_s": 500, "max_duration_s": 600, "grace_s": 10, "max_restarts": 3}
+    own = {"job": "same", "attempt": 1, "node": 0, "address": HOST, "head": [HOST, 0], "token": "token", "colocated": 1}
+    own |= {"root": str(root), "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")}, "secrets": {}}
+    return {**own, **limits, "spec": {**job, "checkpoint": {}}}
+
+
+def test_deadline_of_the_ranks_is_the_time_that_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that was set after the agent's start moves no deadline of a later start of the ranks."""
+    agent, wall_s = make(), time.time()
+    agent.line.zero_s -= 100
+    monkeypatch.setattr(time, "time", lambda: wall_s + DAY_S)
+    told = agent._environment(Desired("run", 2, nodes=(0,)), agent.root / "result")
+    assert float(told["CLOUDTRAIN_DEADLINE"]) == pytest.approx(wall_s + DAY_S + 500, abs=60)
+
+
+def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
+    """Two jobs of one name in two homes share a range of three ports, before and after a restart."""
+    first, second = (make(home, ports=(23_451, 23_453)) for home in ("one", "two"))
+    ports = [first._fresh_port(), second._fresh_port()]
+    assert len(set(ports)) == 2
+    ports[0] = first._fresh_port()
+    assert len(set(ports)) == 2
+    with pytest.raises(OSError, match="no free port between"):
+        peers.reserved({"ports": (ports[1], ports[1]), "address": HOST})
+
+
+def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
+    """The agent keeps the port while torchrun uses it, so no other job finds the port."""
+    from torch.distributed import TCPStore
+
+    port = make()._fresh_port()
+    store = TCPStore(HOST, port, is_master=True, wait_for_workers=False)
+    store.set("key", "value")
+    assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
+    with pytest.raises(OSError, match="no free port"):
+        peers.reserved({"ports": (port, port), "address": HOST})

@@ -1,0 +1,81 @@
+"""What the launcher makes of the GPUs' events: figures by rank, their mean, and a warning when GPUs idle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import gpumeter
+from cloudtrain.launcher import gpufigures, progress
+from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.overview import as_lines
+
+
+def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
+    """Return the progress after one event a minute, of each rank's use in percent."""
+    now: dict[str, Any] = {}
+    for minute, each in enumerate(uses):
+        told = [(rank, (use, 1024.0, 81920.0, 100.0)) for rank, use in each.items()]
+        now = progress.fold(now, [(line, 60.0 * minute) for line in gpumeter.lines(told)])
+    return json.loads(json.dumps(now))  # as the registry keeps it
+
+
+def test_figures_are_kept_by_rank() -> None:
+    """The newest of each rank, and the mean over the attempt; a rank that is gone for long is dropped."""
+    found = folded({0: 50, 1: 90}, {0: 100, 1: 90})
+    assert gpufigures.as_list(found) == [
+        {"rank": rank, "use": use, "memory_mib": 1024, "total_mib": 81920, "watts": 100}
+        for rank, use in ((0, 100), (1, 90))
+    ]
+    assert gpufigures.words(found) == "95 % busy (lowest 90 %, rank 1), 2.0 of 160 GiB, 200 W"
+    assert gpufigures.mean(found) == 82.5
+    assert set(folded({0: 50, 1: 90}, *[{0: 50}] * 12)["gpus"]) == {"0"}
+    assert (gpufigures.words({}), gpufigures.mean({}), gpufigures.warning({})) == ("", None, "")
+
+
+def test_gpu_that_idles_for_minutes_is_named() -> None:
+    """Below 10 % for five minutes without a break; unknown use says nothing."""
+    assert gpufigures.warning(folded(*[{0: 5, 1: 80}] * 5)) == ""
+    assert gpufigures.warning(folded(*[{0: 5, 1: 80}] * 6)).startswith("the GPU of rank 0 is below 10 % for 5m")
+    assert gpufigures.warning(folded(*[{0: 5, 1: 9.9}] * 6)).startswith("the GPUs of ranks 0, 1 are below 10 %")
+    assert gpufigures.warning(folded(*[{0: 5}] * 5, {0: 60}, *[{0: 5}] * 3)) == ""
+    assert gpufigures.warning(folded(*[{0: None}] * 9)) == ""
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "x", 5, {}, [5], [[]], [["0", 1, 2, 3, 4]], [[-1, 1, 2, 3, 4]], [[0, 1]], [[True, 1, 2, 3, 4]], [[[0]] * 5]],
+)
+def test_event_without_sense_changes_nothing(told: Any) -> None:
+    """A script may print any such line."""
+    assert gpufigures.fold({}, told, 1.0) == {}
+
+
+def test_figures_have_bounds() -> None:
+    """No figure is beyond its range or not finite, and no job has more ranks than can be kept."""
+    wild = [[0, 1e9, -1, "nan", float("inf")], *([rank, 1, 1, 1, 1] for rank in range(5000))]
+    found = gpufigures.fold({}, wild[:1], 1.0)
+    assert {found["0"][name] for name in ("use", "memory_mib", "total_mib", "watts")} == {None}
+    assert len(gpufigures.fold({}, wild, 1.0)) == gpufigures.MOST_RANKS
+
+
+def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:
+    """For people and as JSON; a job that has ended warns no more."""
+    from dataclasses import replace
+
+    def after(state: State) -> tuple[str, dict[str, Any]]:
+        job = make_job("one")
+        attempt: Attempt = replace(job.attempt, phase="sent", state=state, progress=folded(*[{0: 2}] * 7))
+        job = replace(job, attempt=attempt)
+        return "\n".join(as_lines(job, [attempt])), as_json(job, [attempt])
+
+    text, told = after(State("running", started_s=1.0))
+    assert "  GPUs        2 % busy, 1.0 of 80 GiB, 100 W" in text
+    assert "warning: the GPU of rank 0 is below 10 % for 6m" in text
+    assert (told["gpus"][0]["use"], told["gpu_warning"][:22]) == (2, "the GPU of rank 0 is b")
+    text, told = after(State("succeeded", started_s=1.0, ended_s=500.0))
+    assert ("warning" in text, told["gpu_warning"]) == (False, "")

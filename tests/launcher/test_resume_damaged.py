@@ -1,0 +1,64 @@
+"""A job whose checkpoints are all damaged: nothing starts from step 0 until a person agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.registry import Registry
+from doubles import damage
+
+TASK = """
+import os
+import torch
+
+def model(params):
+    return torch.nn.Linear(2, 1)
+
+def dataset(params, split):
+    return torch.utils.data.TensorDataset(torch.ones(64, 2), torch.ones(64, 1)) if split == "train" else None
+
+def loss(model, batch):
+    steps.append(1)
+    if len(steps) > int(os.environ["STEPS"]):
+        raise RuntimeError("enough")
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+steps = []
+"""
+CONFIG = """name: one
+backend: local
+task: task.py
+env: {STEPS: "11"}
+training: {global_batch_size: 4, max_steps: 12}
+checkpoint: {every_steps: 5, blocking: true}
+"""
+
+
+@pytest.mark.slow
+def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path) -> None:
+    """The node refuses first and names both folders; then `resume` asks, and `-y` trains from step 0."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text(CONFIG)
+    assert cli("submit", "-y").code == 1
+    (newer,) = home.rglob("step-00000010")
+    damage.swap(newer)
+    refused = cli("resume", "last", "-y")
+    assert refused.code == 1
+    assert "trainer.json is of step 5, which contradicts the folder's name step-00000010" in refused.stderr
+    assert newer.is_dir()
+    asked = cli("resume", "last")
+    assert (asked.code, "nobody here to ask: all checkpoints were damaged" in asked.stderr) == (2, True), asked.stderr
+    again = cli("resume", "last", "-y", "--set", "env.STEPS=99")
+    assert (again.code, cli("status", "last", "--json").json["step"]) == (0, 12), again.stderr
+    assert Registry().find("last").config["checkpoint"]["all_damaged"] == "stop"
+
+
+def test_another_error_asks_nothing(make_job: Callable[..., Job]) -> None:
+    """Only the trainer's own error counts; a job without an account of its end has none."""
+    assert make_job("one").attempt.state.all_damaged is False
+    assert State("failed", "error", error={"message": "all checkpoints are damaged", "type": None}).all_damaged is False

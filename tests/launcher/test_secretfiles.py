@@ -1,0 +1,191 @@
+"""Secret files: refused by name and by content, reported by file and line, never printed, permitted by one line."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+import pytest
+from conftest import Cli
+
+from cloudtrain.launcher import secretfiles
+from cloudtrain.launcher.errors import Fault
+
+# Files that an attack got past the bundle, and names of the same kind.
+SECRET_FILES = (
+    *(
+        "prod.env",
+        ".envrc",
+        ".ENV",
+        ".env~",
+        ".env.bak",
+        ".env.production",
+        "deploy/staging.env",
+        ".docker/config.json",
+    ),
+    *(".huggingface/token", ".cache/huggingface/token", "kaggle.json", "application_default_credentials.json"),
+    *(".config/gcloud/credentials.db", "home/.config/gcloud/x/y.json", ".config/gh/hosts.yml", "gcp-key.json"),
+    *("client_secret_123.apps.googleusercontent.com.json", "kubeconfig", ".boto", ".s3cfg", ".pgpass", ".my.cnf"),
+    *("pip.conf", "rclone.conf", ".vault-token", "terraform.tfstate", "terraform.tfstate.backup", "prod.tfvars"),
+    *("secrets.json", "secrets.toml", ".streamlit/secrets.toml", "deploy.ppk", "id_ed25519_work", "id_rsa.bak"),
+    *("github_ed25519", "Kubeconfig", ".kaggle/kaggle.json", "my_accessKeys.csv", "x-firebase-adminsdk-1.json"),
+)
+PLAIN_FILES = (
+    *(
+        ".env.example",
+        "example.env",
+        "id_rsa.pub",
+        "secrets.py",
+        "docs/secrets.md",
+        "tokenizer.json",
+        "environment.yml",
+    ),
+    *("token.py", "config.json", "hosts.yml", "keys.json", "foreign_key.csv", "prod.tfvars.example", "envs/env.py"),
+    *("huggingface/tokenizer/a.py", "token", "ppk.txt", "terraform.tf", "special_tokens_map.json", "pip.txt"),
+)
+
+
+def drawn(count: int, alphabet: str = string.ascii_letters + string.digits, seed: int = 7) -> str:
+    """Return random characters from a fixed seed."""
+    return "".join(random.Random(seed).choices(alphabet, k=count))
+
+
+UPPER, HEX = string.ascii_uppercase + "234567", "0123456789abcdef"
+BLOCK = "PRIVATE KEY-----"  # in pieces: this file must not hold a secret
+TOKENS = {
+    "a private key": f"-----BEGIN RSA {BLOCK}\n{drawn(64)}\n",
+    "an AWS access key": f"AKIA{drawn(16, UPPER)}",
+    "an AWS secret key": f"aws_secret_access_key = {drawn(40)}",
+    "an Azure storage key": f"AccountKey={drawn(86)}==",
+    "an Azure client secret": f"{drawn(3)}8Q~{drawn(33)}",
+    "a Google API key": f"AIza{drawn(35)}",
+    "a GitHub token": f"ghp_{drawn(36)}",
+    "a GitLab token": f"glpat-{drawn(20)}",
+    "a Hugging Face token": f"hf_{drawn(34)}",
+    "a Weights & Biases key": f"WANDB_API_KEY={drawn(40, HEX)}",
+    "an OpenAI key": f"sk-proj-{drawn(60)}T3BlbkFJ{drawn(60)}",
+    "an Anthropic key": f"sk-ant-api03-{drawn(93)}AA",
+    "a Slack token": f"xoxb-{drawn(11, string.digits)}-{drawn(24)}",
+    "a Slack webhook": f"https://hooks.slack.com/services/{drawn(44)}",
+    "a Stripe key": f"sk_live_{drawn(24)}",
+    "a Databricks token": f"dapi{drawn(32, HEX)}",
+    "an npm token": f"npm_{drawn(36)}",
+    "a PyPI token": f"pypi-AgEIcHlwaS5vcmc{drawn(60)}",
+    "a SendGrid key": f"SG.{drawn(22)}.{drawn(43)}",
+    "a Vault token": f"hvs.{drawn(95)}",
+    "a Terraform token": f"{drawn(14)}.atlasv1.{drawn(67)}",
+    "an age key": f"AGE-SECRET-KEY-1{drawn(58, 'QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L')}",
+}
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Callable[..., list[Fault]]:
+    """Return a function that writes files and returns the faults."""
+
+    def look(files: dict[str, str], exclude: tuple[str, ...] = ()) -> list[Fault]:
+        for name, text in files.items():
+            path = tmp_path / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        sizes = {PurePosixPath(name): len(text) for name, text in files.items()}
+        return list(secretfiles.faults_of(tmp_path / "tree", sizes, exclude))
+
+    return look
+
+
+@pytest.mark.parametrize("name", SECRET_FILES)
+def test_secret_file_is_found_by_its_name(name: str, faults: Callable[..., list[Fault]]) -> None:
+    """The name is enough, in any case of letters, and also for an editor's copy."""
+    assert [fault.message.split("`")[1] for fault in faults({name: "x"})] == [name]
+
+
+@pytest.mark.parametrize("name", PLAIN_FILES)
+def test_plain_file_is_not_refused_by_its_name(name: str, faults: Callable[..., list[Fault]]) -> None:
+    """Templates, public keys, sources and similar names are shipped."""
+    assert faults({name: "x"}) == []
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+def test_token_in_a_file_is_found_with_its_line_and_never_printed(
+    kind: str, faults: Callable[..., list[Fault]]
+) -> None:
+    """The fault names the file, line and column; the message holds no part of the secret."""
+    secret = TOKENS[kind]
+    (fault,) = faults({"src/train.py": f"import os\n\nx = '{secret}'\n"})
+    assert fault.message == f"`src/train.py` holds {kind}"
+    assert str(fault.place) == "src/train.py:3:6"
+    assert not any(secret[at : at + 12] in str(fault) for at in range(4, len(secret) - 12))
+    assert secretfiles.token_in(f"--key={secret}") == kind
+
+
+def test_secret_after_many_marks_is_found(faults: Callable[..., list[Fault]]) -> None:
+    """Placeholders and words with a token's first letters do not hide a later token."""
+    text = f"hf_hub hf_{'x' * 34} hf_model\n" * 50 + TOKENS["a Hugging Face token"]
+    assert [str(fault.place) for fault in faults({"a.py": text})] == ["a.py:51:1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"-----BEGIN {BLOCK}",
+        f"-----BEGIN {BLOCK}\\n...\\n-----END {BLOCK}",
+        "AKIAIOSFODNN7EXAMPLE",
+        "aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+        f"hf_{'x' * 34}",
+        f"ghp_{'a' * 36}",
+        "WANDB_API_KEY=${WANDB_API_KEY}",
+        f"sha {drawn(40, HEX)}",
+        "from transformers import hf_argparser",
+        f"data:image/png;base64,{drawn(4000)}AIza{drawn(4000, seed=8)}",
+    ],
+)
+def test_placeholder_is_no_secret(text: str, faults: Callable[..., list[Fault]]) -> None:
+    """Examples of documentation, references and plain hashes are shipped."""
+    assert faults({"a.py": text}) == []
+
+
+@pytest.mark.parametrize("line", ["!certs/test.pem", "!/certs/test.pem"])
+@pytest.mark.parametrize("where", ["exclude", ".cloudtrainignore"])
+def test_line_with_the_files_name_permits_the_file(line: str, where: str, faults: Callable[..., list[Fault]]) -> None:
+    """The line from the hint permits the named file alone; a pattern permits no file."""
+    files = {"certs/test.pem": "x", "certs/other.pem": "x", "a.py": TOKENS["a GitHub token"]}
+    lines = [line, "!*.pem", "!*.py", "!certs/"]
+    if where == ".cloudtrainignore":
+        files[where] = "\n".join(lines)
+    found = faults(files, tuple(lines) if where == "exclude" else ())
+    assert [fault.message.split("`")[1] for fault in found] == ["a.py", "certs/other.pem"]
+    assert "`!a.py` in .cloudtrainignore" in found[0].hint
+
+
+def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large folder the smallest files are searched, until the bound is reached; names are always looked at."""
+    monkeypatch.setattr(secretfiles, "FOLDER_BYTES", 200)
+    token = TOKENS["a GitHub token"]
+    found = faults({"small.py": token, "large.py": token + " " * 300, "tls.key": "x" * 500})
+    assert [fault.message.split("`")[1] for fault in found] == ["small.py", "tls.key"]
+
+
+def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Path]) -> None:
+    """A dry run ends with exit code 3, names all secret files at once, and prints no secret."""
+    folder = project()
+    (folder / "push.py").write_text(f"login('{TOKENS['a Hugging Face token']}')\n")
+    (folder / "prod.env").write_text("A=1\n")
+    done = cli("submit", "--dry-run", cwd=folder)
+    assert (done.code, "prod.env" in done.stderr, "push.py:1:8" in done.stderr) == (3, True, True)
+    assert TOKENS["a Hugging Face token"][3:20] not in done.stderr + done.stdout
+    (folder / ".cloudtrainignore").write_text("prod.env\n!push.py\n")
+    assert cli("submit", "--dry-run", cwd=folder).code == 0
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
+def test_variable_of_a_secret_is_known_by_its_name(name: str) -> None:
+    """The usual names are known."""
+    assert secretfiles.secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"])
+def test_plain_variable_is_no_secret(name: str) -> None:
+    """A name that merely contains `token` or `key` is plain."""
+    assert not secretfiles.secret_name(name)
