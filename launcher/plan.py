@@ -76,11 +76,11 @@ class Plan:
         """Return the fields for JSON."""
         return asdict(self)
 
-    def lines(self) -> list[str]:
+    def lines(self, backend: str = "this backend") -> list[str]:
         """Return the plan for people."""
         from cloudtrain.launcher.planwords import lines
 
-        return lines(self)
+        return lines(self, backend)
 
 
 def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["age", "lines"]
 
 
-def lines(plan: Plan) -> list[str]:
+def lines(plan: Plan, backend: str) -> list[str]:
     """Return the plan for people, a subject a line."""
-    return [*_machines(plan), _time(plan), *_money(plan)]
+    return [*_machines(plan), _time(plan), *_money(plan, backend)]
 
 
 def age(as_of: str | None, today: date | None = None) -> str:
@@ -39,24 +39,23 @@ def _machines(plan: Plan) -> Iterator[str]:
 
 
 def _time(plan: Plan) -> str:
-    why = ", what the budget buys" if plan.cap_reason == "budget" else ""
+    why = ", as long as the budget allows" if plan.cap_reason == "budget" else ""
     if plan.deadline_s >= plan.own_limit_s:
-        return f"at most {span(plan.cap_s)}{why}; there it is ended as it is, without a save (on_limit: stop)"
+        return f"at most {span(plan.cap_s)}{why}; then the job ends without a save (on_limit: stop)"
     if plan.saves:
         return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
     then = "the script gets SIGTERM, and nothing is saved unless the script saves by itself"
     return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} {then}"
 
 
-def _money(plan: Plan) -> Iterator[str]:
+def _money(plan: Plan, backend: str) -> Iterator[str]:
     if plan.price_micro is None or plan.worst_case_micro is None:
         yield f"price unknown: {plan.price_source}"
         return
     if plan.price_micro == 0:
         yield f"no cost: {plan.price_source}"
         if plan.unpriced_budget_micro is not None:
-            budget = format_money(plan.unpriced_budget_micro)
-            yield f"budget {budget}: does not apply to your own machines without `price_per_hour`; the time limit does"
+            yield f"no price for {plan.machine or 'this machine'}: the budget does not apply on {backend}"
         return
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
     each = f": {plan.instances} x {_exact(plan.price_micro)}" if plan.instances > 1 else ""
@@ -64,7 +63,7 @@ def _money(plan: Plan) -> Iterator[str]:
     worst = dollars(up(plan.worst_case_micro))
     yield f"{hourly}{each} ({plan.price_source}{', ' if old else ''}{old}), at worst {worst}"
     if counted := "; ".join(_counted(plan)):
-        yield f"  that worst case counts {counted}"
+        yield f"  includes {counted}"
     yield from _budget(plan)
 
 
@@ -75,13 +74,14 @@ def _exact(micro: int) -> str:
 
 
 def _counted(plan: Plan) -> Iterator[str]:
-    """Yield what the worst case holds beyond price times time."""
+    """Yield the parts of the worst case beyond price times time."""
     if plan.uncertainty > 1:
-        yield f"prices up to {plan.uncertainty:g} times the list's"
+        yield f"prices up to {plan.uncertainty:g} times the list price"
     if plan.tail_s:
-        yield f"{span(plan.tail_s)} billed beyond the end"
+        tail = f"{plan.tail_s} s" if plan.tail_s < 60 else span(plan.tail_s)
+        yield f"{tail} that are billed after the job ends"
     if plan.attempts > 1:
-        yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one"
+        yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one start"
 
 
 def _budget(plan: Plan) -> Iterator[str]:
@@ -92,14 +92,17 @@ def _budget(plan: Plan) -> Iterator[str]:
     if plan.on_limit == "alert":
         over_micro = plan.spent_micro + (plan.worst_case_micro or 0) - plan.budget_micro
         over = f"; the worst case is {dollars(up(over_micro))} over it" if over_micro > 0 else ""
-        yield f"budget {budget}{spent}; it only alerts (on_limit: alert), and ends nothing{over}"
-    else:
-        does = "is ended" if plan.deadline_s >= plan.own_limit_s else "leaves"
+        yield f"budget {budget}{spent}: it only sends alerts (on_limit: alert), and ends no job{over}"
+    elif plan.cap_reason == "budget":
+        does = "ends" if plan.deadline_s >= plan.own_limit_s else "leaves"
         rest = dollars(up(max(0, plan.budget_micro - ends_micro)))
-        kept = f"the other {rest} is kept for {_reserve(plan)}" if plan.cap_reason == "budget" else "by its time limit"
-        yield f"budget {budget}{spent}; {does} at about {dollars(up(ends_micro))} of it, {kept}"
-    if told := _told(plan, ends_micro):
-        yield f"  told at {told}"
+        used = f"the job {does} at about {dollars(up(ends_micro))}"
+        yield f"budget {budget}{spent}: {used}; {rest} is the reserve for {_reserve(plan)}"
+    else:
+        most = dollars(up(ends_micro))
+        yield f"budget {budget}{spent}: at most about {most} will be used, because the time limit comes first"
+    if alerts := _alerts(plan, ends_micro):
+        yield f"  alerts at {alerts}"
 
 
 def _ends_micro(plan: Plan) -> int:
@@ -111,21 +114,21 @@ def _ends_micro(plan: Plan) -> int:
 
 
 def _reserve(plan: Plan) -> str:
-    """Return what the part of the budget is for that a job leaves unused."""
+    """Return the purposes of the part of the budget that a job does not use."""
     saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving" if plan.saves else "leaving"]
-    tail = ["the platform's tail"] if plan.tail_s else []
-    dearer = ["dearer prices"] if plan.uncertainty > 1 else []
-    *first, last = [*saving, *tail, *dearer] or ["rounding"]
+    tail = ["billing after the end"] if plan.tail_s else []
+    higher = ["higher prices"] if plan.uncertainty > 1 else []
+    *first, last = [*saving, *tail, *higher] or ["rounding"]
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _told(plan: Plan, ends_micro: int) -> str:
-    """Return at which sums people are told while it runs; the last one before the budget is told at its end."""
+def _alerts(plan: Plan, ends_micro: int) -> str:
+    """Return the sums at which alerts are sent; the last alert below the budget is sent at the job's end."""
     most_micro = plan.spent_micro + (plan.worst_case_micro or 0) if plan.on_limit == "alert" else ends_micro
     sums = [micro for micro in plan.alert_micro if plan.spent_micro < micro <= most_micro]
     at = ", ".join(format_money(up(micro)).removesuffix(" USD") for micro in sums)
     is_at_end = plan.on_limit != "alert" and plan.cap_reason == "budget"
-    return " and ".join([*([f"{at} USD"] if at else []), *(["when it ends the job"] if is_at_end else [])])
+    return " and ".join([*([f"{at} USD"] if at else []), *(["when the budget ends the job"] if is_at_end else [])])
 
 
 def _instances(plan: Plan) -> str:

@@ -35,7 +35,7 @@ class Prepared:
 
     def lines(self) -> list[str]:
         """Return for people what would be sent: the plan, the code, and what to know before."""
-        return [*self.plan.lines(), f"code: {self.bundle.summary()}", *self.warnings]
+        return [*self.plan.lines(self.config.backend), f"code: {self.bundle.summary()}", *self.warnings]
 
 
 def prepare(
@@ -97,7 +97,7 @@ def refused(config: Config) -> Sequence[Fault]:
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:
-    """Yield what the config asks for and this version does not carry out: nobody should rely on it unknowingly."""
+    """Yield the keys of the config that this backend ignores, and other facts to know before a submit."""
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
@@ -110,7 +110,8 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
         if old := stale(plan.price_as_of):
             yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
-        yield "retry: a further attempt is sent by whoever follows the job then: submit, logs -f, wait or watch"
+        always = "to have them always: cloudtrain watch --install"
+        yield f"retries happen only while a cloudtrain command follows the job; {always}"
     if config.requirements:
         stays = "torch stays as it is there"
         yield f"{config.requirements}: installed on each node before the ranks start; {stays}"
@@ -126,4 +127,4 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
         gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
         yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
-        yield f"not carried out on {config.backend} by this version: {', '.join(names)}"
+        yield f"ignored on {config.backend}: {', '.join(names)}"

@@ -14,7 +14,18 @@ from typing import Any
 
 from cloudtrain.entrypoints.figures import dollars, span
 
-__all__ = ["Facts", "Notice", "at_deadline", "budget_key", "compose", "deadline_key", "end_key", "leaving", "threshold"]
+__all__ = [
+    "Facts",
+    "Notice",
+    "at_deadline",
+    "budget_key",
+    "budget_words",
+    "compose",
+    "deadline_key",
+    "end_key",
+    "leaving",
+    "threshold",
+]
 
 _MICRO = 1_000_000
 _LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
@@ -138,31 +149,31 @@ def threshold(
     last = max((each for each in percents if each <= 100), default=None)
     if is_its_end and last is not None and last not in reached:
         of = f"{dollars(spent_micro)} of {dollars(limit_micro)}"
-        return last, f"ended at its budget, {of} spent: the rest was kept for prices and bills at their worst"
+        return last, f"ended at its budget, {of} spent: the rest is the reserve for prices and bills at their worst"
     if not reached:
         return None
     return max(reached), f"{max(reached)} % of the budget is spent: {dollars(spent_micro)} of {dollars(limit_micro)}"
 
 
-def leaving(
-    at_s: float,
-    began_s: float,
-    done_s: float | None,
-    now_s: float,
-    *,
-    is_money: bool,
-    is_hard: bool,
-    saves: bool = True,
-) -> str | None:
-    """Return the headline of a job that is soon to leave, at `at_s`; None long before, or where it is done by then.
+def leaving(facts: Facts, at_s: float, began_s: float, now_s: float, *, is_money: bool, is_hard: bool) -> str | None:
+    """Return the headline of a job that will soon leave, at `at_s`; None long before, or if the job finishes before.
 
-    `is_hard`: it is ended as it is, without a save.
+    `is_hard`: the job is ended without a save.
     """
+    done_s = facts.finish_at_s
     if now_s < at_s - min(_LEAD_S, (at_s - began_s) / _LEAD_SHARE) or (done_s is not None and done_s <= at_s):
         return None
     when = f"in {span(at_s - now_s)}" if now_s < at_s else "now"
-    why = "its budget, whose rest is kept for that and bills at their worst" if is_money else "its time limit"
-    return f"{'is stopped' if is_hard else at_deadline(saves=saves)} {when}, because of {why}"
+    why = budget_words(facts, at_s, now_s) if is_money else "its time limit"
+    return f"{'is stopped' if is_hard else at_deadline(saves=facts.saves)} {when}, because of {why}"
+
+
+def budget_words(facts: Facts, at_s: float, now_s: float) -> str:
+    """Return the budget and its reserve: the part that the job will not have spent when it leaves, at `at_s`."""
+    limit, spent, burn = facts.limit_micro, facts.spent_micro, facts.burn_micro_h
+    kept = 0 if limit is None or spent is None else limit - spent - round((burn or 0) * max(0.0, at_s - now_s) / 3600)
+    reserve = f", of which {dollars(kept)} is the reserve for the save and for bills at their worst" if kept > 0 else ""
+    return f"its budget of {dollars(limit)}{reserve}"
 
 
 def at_deadline(*, saves: bool) -> str:
@@ -176,7 +187,7 @@ def deadline_key(attempt: int) -> str:
 
 
 def end_key(state: str, reason: str | None, attempt: int) -> str:
-    """Return what makes an attempt's end one; where its machines were taken, its platform may begin it anew."""
+    """Return what makes an attempt's end one; where its machines were taken, its platform may begin it again."""
     return f"{'preempted' if reason == 'preempted' else state}:{attempt}"
 
 

@@ -90,10 +90,8 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
         if percent >= 100 and run.order["on_limit"] == "alert":
             headline += "; it runs on (on_limit: alert)"
         notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
-    at_s, eta_s = run.began_s + run.deadline_s, further.number(progress.get("eta_s"))
-    done_s, is_money = None if eta_s is None else now_s + eta_s, run.limit_reason == "budget"
-    is_hard = run.deadline_s >= run.limit_s
-    if soon := leaving(at_s, run.began_s, done_s, now_s, is_money=is_money, is_hard=is_hard, saves=run.saves):
+    at_s, is_money, is_hard = run.began_s + run.deadline_s, run.limit_reason == "budget", run.deadline_s >= run.limit_s
+    if soon := leaving(facts, at_s, run.began_s, now_s, is_money=is_money, is_hard=is_hard):
         notices.append(_notice(deadline_key(run.attempt), "deadline", soon, facts, now_s, ("budget",)))
     return notices
 

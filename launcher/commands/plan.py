@@ -45,8 +45,9 @@ def command(overrides: Overrides, as_json: bool) -> int:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()}
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
-    print_text([f"backend {config.backend}", *prepared.lines(), *books.lines(worst_micro)])
-    print_lines([f"  {_size(size):>9}  {name}" for name, size in prepared.bundle.largest])
+    first, *rest = prepared.lines()
+    print_text([f"{config.backend}: {first}", *rest, *books.lines(worst_micro)])
+    print_lines([f"largest files: {', '.join(f'{name} {_size(size)}' for name, size in prepared.bundle.largest[:3])}"])
     return 0
 
 

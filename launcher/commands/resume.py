@@ -67,7 +67,7 @@ def command(
     require_ended(registry, found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
-        say("nothing was saved to go on from: it starts from step 0")
+        say("no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:

@@ -46,6 +46,7 @@ _FAR = 20.0  # times the least that the largest loss is, from where on it is dra
 _PART_COLOURS = ("green", "magenta", "yellow", "blue")
 _ALERTS = {
     "projected": "will reach its limit first",
+    "within": "will finish within its limits",
     "deadline": "its deadline is near",
     "stalled": "no progress",
     "unreachable": "backend silent",

@@ -12,6 +12,7 @@ from cloudtrain.entrypoints.notices.message import (
     Facts,
     Notice,
     budget_key,
+    budget_words,
     compose,
     deadline_key,
     end_key,
@@ -25,11 +26,12 @@ from cloudtrain.launcher.spec import default_hang_timeout_s
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["standing", "untold", "wanted"]
+__all__ = ["corrects", "standing", "untold", "wanted"]
 
 STALLED_S = 120.0  # the least that counts as no progress
 STEPS = 10  # and no less than so many steps take
 UNREACHABLE_S = 600.0
+SURE_PART = 10  # of the time to go: an estimate that is closer to a limit corrects no forecast
 SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow: by them nothing is foreseen
 
 
@@ -48,8 +50,18 @@ def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
 
 
 def untold(notices: list[Notice], told: Collection[str]) -> list[Notice]:
-    """Return those that have not been told; no threshold after a higher one, though what was spent be corrected."""
-    return [notice for notice in notices if notice.key not in told and not _has_higher(notice.key, told)]
+    """Return the notices that are not reported yet; no threshold after a higher one, though the cost be corrected."""
+    return [
+        notice
+        for notice in notices
+        if notice.key not in told and not _has_higher(notice.key, told) and corrects(notice, told)
+    ]
+
+
+def corrects(notice: Notice, told: Collection[str]) -> bool:
+    """Return whether the notice is no correction, or corrects a forecast that was reported."""
+    kind, _, which = notice.key.partition(":")
+    return kind != "within" or f"projected:{which}" in told
 
 
 def wanted(notice: Notice, on: Collection[str]) -> bool:
@@ -112,25 +124,29 @@ def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
 
 
 def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield that a limit comes before the last step, as soon as the pace can be believed."""
+    """Yield that a limit comes before the last step, as soon as the forecast is reliable, or the correction."""
     began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
-    if not outlook.hits_limit or began_s is None or finish_s is None:
+    if outlook.hits_limit is None or began_s is None or finish_s is None:
         return
-    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # that it is reached has been told
+    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # a threshold has reported that
+        return
+    at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
+    needs = "" if outlook.total_micro is None else f", for {dollars(outlook.total_micro)} in all"
+    done, which = f"done in {span(finish_s - now_s)}", f"{job.attempt.number}@{outlook.limit_micro or 0}"
+    if not outlook.hits_limit:
+        if finish_s + (finish_s - now_s) / SURE_PART <= at_s:
+            headline = f"will finish within its limits, by the newest estimate: {done}{needs}"
+            yield compose(f"within:{which}", "projected", headline, facts, now_s, also=("budget",))
         return
     is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
     if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
         return
-    done = f"done in {span(finish_s - now_s)}"
     is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
     if is_over or is_short_of_money(job, outlook):
-        needs = "" if outlook.total_micro is None else f", for {dollars(outlook.total_micro)} in all"
-        headline = f"will reach its budget of {dollars(outlook.limit_micro)} before it finishes: {done}{needs}"
+        headline = f"will not finish within {budget_words(facts, at_s, now_s)}: {done}{needs}"
     else:
-        at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
         headline = f"will reach its time limit before it finishes: {done}, and it has {span(at_s - now_s)}"
-    key = f"projected:{job.attempt.number}@{outlook.limit_micro or 0}"
-    yield compose(key, "projected", headline, facts, now_s, also=("budget",))
+    yield compose(f"projected:{which}", "projected", headline, facts, now_s, also=("budget",))
 
 
 def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
@@ -139,9 +155,7 @@ def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterato
     if at_s is None or began_s is None:
         return
     is_money = job.attempt.plan.get("cap_reason") == "budget"
-    headline = leaving(
-        at_s, began_s, outlook.finish_at_s, now_s, is_money=is_money, is_hard=_is_hard(job), saves=job.saves
-    )
+    headline = leaving(facts, at_s, began_s, now_s, is_money=is_money, is_hard=_is_hard(job))
     if headline is None:
         return
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))

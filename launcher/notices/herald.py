@@ -9,7 +9,7 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.money.alerts import standing, untold, wanted
+from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.notices import alarm, claims
 from cloudtrain.launcher.notices.channels import Entry, desktop, entries, told_by_job
@@ -77,8 +77,9 @@ class Herald:
         places: list[Entry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
         errands = []
         for entry in places:
+            reported = claims.told(self._registry.database, job.id, entry.id)
             for notice in notices:
-                if wanted(notice, entry.on):
+                if wanted(notice, entry.on) and corrects(notice, reported):
                     hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
                     is_told = (entry.id, notice.key) in told
                     errands.append(Errand(job.id, entry, notice, hold_s, is_told))

@@ -57,7 +57,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
     if job.attempt.state.all_damaged:
         lines.insert(0, ALL_DAMAGED)
     elif not job.attempt.state.resumable:
-        lines.insert(0, "nothing was saved to go on from: it starts from step 0")
+        lines.insert(0, "no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
     return Offer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
 
 

@@ -102,6 +102,17 @@ def test_job_that_is_done_before_has_no_deadline(tmp_path: Path) -> None:
     assert [each.event for each in standing(found._run, {"eta_s": 5.0}, time.time())] == ["budget"]
 
 
+def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
+    """The job leaves at 900 s, when 0.90 USD of 1.00 USD are spent."""
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
+    spec["spec"]["notices"]["spent_micro"] = 0
+    found = of_agent(spec, 0.0)
+    assert found is not None
+    notice = standing(found._run, {"step": 9, "max_steps": 10, "eta_s": 100.0}, 850.0)[-1]
+    assert "because of its budget of 1.00 USD, of which 0.10 USD is the reserve for the save" in notice.title
+    assert "for 0.95 USD in all" in notice.text
+
+
 def test_other_nodes_and_jobs_that_are_not_asked_tell_nothing(tmp_path: Path) -> None:
     """One node speaks for all."""
     assert of_agent(agent_spec(tmp_path, "x", node=1), 0.0) is None

@@ -117,9 +117,28 @@ def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
     notice = due(slow, look, {"started:1"}, NOW)[0]
     assert notice.key == "projected:1@100000000"
     assert (
-        "will reach its budget of 100.00 USD before it finishes: done in 3h 53m, for 150.00 USD in all" in notice.text
+        "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve for the save and for bills "
+        "at their worst: done in 3h 53m, for 150.00 USD in all" in notice.text
     )
     assert "cloudtrain resume j-x1 --budget +" in notice.text
+
+
+def test_forecast_below_the_budget_states_the_reserve() -> None:
+    """A job that would cost 90 of 100 USD and cannot finish: the reserve of 14 USD explains both."""
+    plan = {"cap_reason": "budget"}
+    look = replace(spent(6), hits_limit=True, total_micro=90_000_000, finish_at_s=NOW + 8_400)
+    notice = due(job(plan=plan), look, {"started:1"}, NOW)[0]
+    assert "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve" in notice.title
+    assert notice.title.endswith("done in 2h 20m, for 90.00 USD in all")
+
+
+def test_newer_estimate_corrects_a_reported_forecast_once() -> None:
+    """The first steps were slow; a channel that heard nothing of a limit hears nothing of the correction."""
+    forecast = "projected:1@100000000"
+    assert keys(job(), LOOK) == []
+    assert keys(job(), LOOK, forecast) == ["within:1@100000000"]
+    assert keys(job(), LOOK, forecast, "within:1@100000000") == []
+    assert keys(job(), replace(LOOK, finish_at_s=NOW + 7_900), forecast) == []
 
 
 def test_time_limit_before_the_finish_is_no_matter_of_money() -> None:
@@ -227,7 +246,7 @@ def test_hard_limit_is_not_said_to_save() -> None:
     hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})
     look = replace(LOOK, deadline_at_s=NOW + 60, finish_at_s=None)
     notice = due(hard, look, {"started:1"}, NOW)[0]
-    assert "is stopped in 1m, because of its budget, whose rest is kept for" in notice.title
+    assert "is stopped in 1m, because of its budget of 100.00 USD, of which 89.40 USD is the reserve" in notice.title
     assert "saves" not in notice.text
 
 
@@ -296,7 +315,7 @@ def test_restart_silence_and_further_attempt_are_events() -> None:
     """Each with what makes it one."""
     again = job(State("running", started_s=NOW - 1000, restarts=2), number=2)
     again = replace(again, attempt=replace(again.attempt, unreachable_since_s=NOW - 700))
-    events = {each.key: each for each in standing(again, LOOK, NOW)}
+    events = {each.key: each for each in due(again, LOOK, (), NOW)}
     assert set(events) == {"started:2", "restarted:2:2", f"unreachable:2:{NOW - 700:.0f}"}
     assert wanted(events["started:2"], ["restarted"])
 

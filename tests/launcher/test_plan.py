@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,38 +106,40 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
     text = planned(
         "resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED
     ).lines()
-    assert text[2:3] == ["at most 4h 55m, what the budget buys; after 4h 48m it saves and stops"]
+    assert text[2:3] == ["at most 4h 55m, as long as the budget allows; after 4h 48m it saves and stops"]
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
     assert text[3].endswith(" days old), at worst 21.00 USD")
-    assert text[4] == "  that worst case counts prices up to 1.05 times the list's; 5m billed beyond the end"
+    assert text[4] == "  includes prices up to 1.05 times the list price; 5m that are billed after the job ends"
     assert text[5] == (
-        "budget 21 USD; leaves at about 19.54 USD of it,"
-        " the other 1.46 USD is kept for saving, the platform's tail and dearer prices"
+        "budget 21 USD: the job leaves at about 19.54 USD;"
+        " 1.46 USD is the reserve for saving, billing after the end and higher prices"
     )
-    assert text[6] == "  told at 10.50, 16.80 USD and when it ends the job"
+    assert text[6] == "  alerts at 10.50, 16.80 USD and when the budget ends the job"
 
 
 def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
     """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
     short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
-    assert "leaves at about 1.68 USD of it, the other 0.32 USD is kept" in short[5]
-    assert short[6] == "  told at 1, 1.60 USD and when it ends the job"
+    assert "leaves at about 1.68 USD; 0.32 USD is the reserve" in short[5]
+    assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
     timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
-    assert timed.lines()[5:] == ["budget 50 USD; leaves at about 1.94 USD of it, by its time limit"]
+    assert timed.lines()[5:] == [
+        "budget 50 USD: at most about 1.94 USD will be used, because the time limit comes first"
+    ]
     alerted = planned(
         "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED
     ).lines()
     assert alerted[5].endswith(
-        "it only alerts (on_limit: alert), and ends nothing; the worst case is 48.58 USD over it"
+        "it only sends alerts (on_limit: alert), and ends no job; the worst case is 48.58 USD over it"
     )
-    assert alerted[6] == "  told at 1, 1.60, 2 USD"
+    assert alerted[6] == "  alerts at 1, 1.60, 2 USD"
 
 
 @pytest.mark.parametrize(
     ("on_limit", "said"),
     [
-        ("stop", "there it is ended as it is, without a save"),
-        ("alert", "it only alerts"),
+        ("stop", "then the job ends without a save"),
+        ("alert", "it only sends alerts"),
         ("checkpoint-and-stop", "it saves"),
     ],
 )
@@ -202,10 +205,20 @@ def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan
     """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
     text = of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED).lines()
     assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
-    assert "is kept for leaving, the platform's tail" in text[4]
+    assert "is the reserve for leaving, billing after the end" in text[4]
     assert "it saves and stops" in of_script("on_stop=save").lines()[1]
 
 
 def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:
     """Scripts read these from --json."""
     assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
+
+
+def test_plan_of_an_example_has_at_most_ten_lines(cli: Callable[..., Any]) -> None:
+    """A person reads all of them before the submit."""
+    file = Path(__file__).parents[2] / "examples" / "digits" / "cloudtrain.yaml"
+    lines = cli("plan", "-f", str(file)).stdout.splitlines()
+    assert len(lines) <= 10
+    assert "budget 5 USD: at most about 0.094 USD will be used, because the time limit comes first" in lines
+    assert "  includes 20 s that are billed after the job ends" in lines
+    assert "ignored on local: resources.spot" in lines
