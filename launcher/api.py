@@ -135,7 +135,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class JobLine:
-    """One line of a job's log. `rank` is None for a node's own messages; `event` holds the fields of an event line."""
+    """One line of a job's log. A node's own messages have no `rank`; `event` holds the fields of an event line."""
 
     text: str
     node: int
