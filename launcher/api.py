@@ -135,7 +135,7 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class JobLine:
-    """One line of a job's log. `rank` is None for a node's own messages; `event` holds the fields of an event line."""
+    """One line of a job's log. A node's own messages have no `rank`; `event` holds the fields of an event line."""
 
     text: str
     node: int
@@ -249,7 +249,10 @@ def stop(job: str | JobStatus, *, now: bool = False) -> JobStatus:
 
     with _opened() as registry:
         asked = stopping.ask(registry, _id(job), now=now)
-        if asked.verdict not in ("asked", "ended"):
+        if asked.verdict == "doubtful":
+            where = stopping.where_to_look(asked.job)
+            raise UnreachableError(asked.words, hint=f"try again later, or look: {where}")
+        if asked.verdict == "unsent":
             raise UsageError(asked.words)
         _log.info("%s", asked.words)
         return _status_of(registry, registry.find(asked.job.id))

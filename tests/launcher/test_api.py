@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher import api, errors, terminal
+from cloudtrain.launcher import api, errors, stopping, terminal
+from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.notices import alarm
+from cloudtrain.launcher.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = Path(__file__).with_name("pipeline.py")
@@ -195,6 +199,24 @@ def test_errors_are_those_of_the_command_line(home: Path, project: Callable[...,
         api.submit(config)
     with pytest.raises(errors.ConfigError, match="SOME_TOKEN"):
         api.submit(keys(folder, secrets=["SOME_TOKEN"]))
+
+
+def test_stop_and_resume_refuse_as_on_the_command_line(
+    home: Path, tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is being submitted cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
+    job = seed("new")
+    with pytest.raises(errors.UsageError, match="just being submitted"):
+        api.stop("new")
+    error = {"type": "AllDamagedError", "rank": 0, "message": "x"}
+    seed("damaged", State("failed", "error", error=error, ended_s=time.time()))
+    with closing(Registry()) as registry:
+        registry.database.execute("UPDATE jobs SET config_file = ?", (str(tmp_path / "cloudtrain.yaml"),))
+    with pytest.raises(errors.UsageError, match="all checkpoints were damaged"):
+        api.resume("damaged")
+    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.Asked(job, "doubtful"))
+    with pytest.raises(errors.UnreachableError, match="may exist there as new-1"):
+        api.stop("new")
 
 
 def test_messages_are_handed_over_instead_of_printed(capfd: pytest.CaptureFixture[str]) -> None:
