@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
+_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
 TAIL_S = 60  # from scheduling.timeout to replicas that are gone; an assumption, none is documented
 LEAD_S = 300  # the image before our clock begins, should the timeout count it: that is not documented
@@ -44,7 +45,6 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
-_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
