@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
+_require = lazily.of("cloudtrain.backends.azureml.request", "require")
 CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented
 LEAD_S = 300  # the image and mounts before our clock begins, should limits.timeout count them: that is not documented
 LEAST_S = 60  # the service takes less for 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
@@ -74,7 +75,6 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.azureml.request", "build")
-_require = lazily.of("cloudtrain.backends.azureml.request", "require")
 ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")

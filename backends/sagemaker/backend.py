@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
+_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 
 # Billed are the seconds from TrainingStartTime to TrainingEndTime, and MaxRuntimeInSeconds ends them, of all attempts
 # that SageMaker makes together (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
@@ -77,7 +78,6 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
-_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
+_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
 TAIL_S = 60  # from scheduling.timeout to replicas that are gone; an assumption, none is documented
 LEAD_S = 300  # the image before our clock begins, should the timeout count it: that is not documented
@@ -46,7 +47,6 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
-_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")

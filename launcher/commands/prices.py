@@ -93,12 +93,14 @@ def command(
 
 def _has_a_list(file: Path) -> bool:
     """Return whether the file names a backend whose vendor publishes prices."""
+    if not file.exists():
+        return False
     from cloudtrain.launcher import config as configs
     from cloudtrain.launcher.errors import ConfigError
     from cloudtrain.launcher.prices.refreshing import priced
 
     try:
-        return file.exists() and any(priced(name) is not None for name in configs.backends_configured(file))
+        return any(priced(name) is not None for name in configs.backends_configured(file))
     except ConfigError:  # a faulty file hides no price
         return False
 
