@@ -150,7 +150,8 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         told = CloudtrainError(error.format_message()).as_json()
         return _ended({**told, "exit_code": error.exit_code}, as_json)
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo(": ".join(["interrupted", *map(str, error.args)]), err=True)
+        words = (error.__cause__ or error).args  # click makes an Abort of an interrupt
+        click.echo(": ".join(["interrupted", *map(str, words)]), err=True)
         return 130
     except (ReaderGoneError, BrokenPipeError):
         # Nothing to say, and nobody to say it to. (click by itself would exit 1, which means that the job failed.)

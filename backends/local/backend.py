@@ -156,8 +156,13 @@ def pace(ref: JobRef) -> Pace:
 def stop(ref: JobRef, *, now: bool) -> None:
     """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
     roots = _roots(ref)
-    for root in roots:
-        nodefolder.ask_to_stop(root, "now" if now else "user")
+    try:
+        for root in roots:
+            nodefolder.ask_to_stop(root, "now" if now else "user")
+    except OSError as error:  # a full disk: agents that have ended need no word, and a kill needs none
+        if not now and any(map(nodefolder.agent_pid, roots)):
+            what = f"the agents cannot be asked to stop: {error.strerror}"
+            raise ConfigError(what, where=error.filename or roots[0], hint="free some room, or stop --now") from error
     if now or not any(map(nodefolder.agent_pid, roots)):
         nodefolder.end(roots)
 

@@ -13,7 +13,7 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher import stopping
+from cloudtrain.launcher import stopping, submit
 from cloudtrain.launcher.backend import Sending
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
@@ -240,3 +240,58 @@ def test_job_of_a_silent_backend_keeps_what_it_has_cost(
     monkeypatch.setattr(local, "state", silent)
     assert stopping.forget(registry, "runs", lambda _: True).verdict == "forgotten"
     assert (ledger.held(registry.database), registry.find("runs").active) == ([], False)
+
+
+def test_stop_of_an_ended_local_job_on_a_full_disk(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """No agent needs the word any more; that it cannot be written is no fault."""
+    add("done")
+    (tmp_path / "node-0").write_text("")  # no file can be written below it
+    ref = json.dumps({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"})
+    registry.database.execute("UPDATE attempts SET ref = ?", (ref,))
+    code, shown = command("stop", "done")
+    assert (code, "has ended already" in shown, "itself failed" in shown) == (0, True, False), shown
+
+
+def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+    """An agent that lives has to hear of it: the error says why it cannot, and what else there is."""
+    (tmp_path / "node-0").write_text("")
+    monkeypatch.setattr(local.nodefolder, "agent_pid", lambda root: 1)
+    with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
+        local.stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
+    assert "--now" in raised.value.hint
+
+
+@pytest.mark.parametrize("step", ["before the row", "after the row", "with the team", "while sending"])
+def test_interrupted_submit_says_whether_something_was_sent(
+    registry: Registry,
+    command: Callable[..., tuple[int, str]],
+    project: Callable[..., Path],
+    idle_python: Path,
+    monkeypatch: Any,
+    step: str,
+) -> None:
+    """Ctrl-C before the send leaves no row and no money; after its begin it says how to look."""
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(project(f"local: {{python: {idle_python}, price_per_hour: 1.5}}\n"))
+    places = {
+        "before the row": (local, "ready"),
+        "after the row": (local, "_make_own"),
+        "with the team": (submit.teams, "hold"),
+        "while sending": (local, "_start_agents"),
+    }
+    monkeypatch.setattr(*places[step], interrupt)
+    code, shown = command("submit", "-d", "-y", "--name", "one")
+    assert code == 130
+    if step == "while sending":
+        assert "one may have been sent, as one-1: cloudtrain status one" in shown
+        assert command("status", "one")[1].startswith("one  not sent")
+    else:
+        assert "interrupted: nothing was sent, and nothing is reserved" in shown
+        assert registry.jobs() == []
+    assert ledger.held(registry.database) == []
+    monkeypatch.undo()
