@@ -152,4 +152,4 @@ def require_ended(job: Job) -> None:
     if job.attempt.state.state == "succeeded":
         raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
     if not Path(job.config_file).parent.is_dir():
-        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it anew")
+        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
