@@ -209,7 +209,7 @@ class Agent:
             missing = self.gathering.missing if self.gathering else ()
             launch, self.launch, self.gathering = self.launch, None, None
             if missing and not self._may_begin_anew():
-                words = f"what was saved cannot be had, so nothing is begun anew: {'; '.join(missing)}"
+                words = f"the checkpoint cannot be read, so the job does not start again: {'; '.join(missing)}"
                 self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(words, "lost"),))
             else:
                 launch()

@@ -38,7 +38,7 @@ _NO_LIBRARY = (
 )
 _CLOCK = "Google refuses the credentials in {file}, because this machine's clock is wrong ({reason})"
 _REFUSED = "Google gives no token for {file}: is it complete, and of an account that still exists? ({reason})"
-_LOGIN = "Google gives no token for {file}: log in anew with `gcloud auth application-default login` ({reason})"
+_LOGIN = "Google gives no token for {file}: log in again with `gcloud auth application-default login` ({reason})"
 
 
 class Identity(Protocol):

@@ -293,8 +293,8 @@ def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
     fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
     if fault:
         raise TaskError(
-            f"the checkpoint is another model's: {fault}; mend model(params), "
-            "or start afresh with checkpoint.resume: never"
+            f"the checkpoint is another model's: {fault}; fix model(params), "
+            "or start from step 0 with checkpoint.resume: never"
         )
     with torch.no_grad():
         for name, value in weights.items():

@@ -51,7 +51,7 @@ def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> 
     except FileNotFoundError:
         pass
     except (OSError, TaskError) as error:
-        print(f"how long the job has run before is not known, and its time limit begins anew: {error}", flush=True)
+        print(f"the earlier run time of the job is not known, so its time limit starts again: {error}", flush=True)
     return max(found)
 
 

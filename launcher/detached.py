@@ -15,9 +15,9 @@ def lines(job: Job) -> list[str]:
     others = [each for each in places if not each.get("from_job")]
     if others:
         told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
-        found.append(f"  be told     cloudtrain watch {job.id}")
-        found.append(f"              (while nobody follows or watches it, {told} hear nothing;")
-        found.append("              `from_job: true` in a place of `notify` has the job itself tell it)")
+        found.append(f"  get alerts  cloudtrain watch {job.id}")
+        found.append(f"              (while no command follows the job, {told} receive nothing;")
+        found.append("              `from_job: true` in an entry of `notify` makes the job itself send alerts)")
     elif not places and limit_micro(job) is not None:
-        found.append(f"  be told     cloudtrain watch {job.id}   (of its budget; or set `notify`)")
+        found.append(f"  get alerts  cloudtrain watch {job.id}   (of its budget; or set `notify`)")
     return found

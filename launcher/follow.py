@@ -47,7 +47,7 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     except KeyboardInterrupt:
         herald.close(0.0)
         if not job.active:
-            say(f"\ninterrupted: `cloudtrain status {job.id}` tells whether a further attempt was sent")
+            say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
             return 130
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")

@@ -122,7 +122,7 @@ def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ
             return known
         found = _of_another(registry, job)
         if found is None:
-            say(f"no further attempt: {error}")
+            say(f"no retry: {error}")
         return found
 
 

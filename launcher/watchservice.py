@@ -47,7 +47,7 @@ def unit(every: str) -> str:
     return "\n".join(
         [
             "[Unit]",
-            "Description=Watch cloudtrain's jobs: alerts, further attempts, budgets",
+            "Description=Watch cloudtrain's jobs: alerts, retries, budgets",
             "",
             "[Service]",
             *lines,

@@ -29,7 +29,7 @@ RENEW = "python tools/cli_pages.py"
 WIDTH = 100  # columns of the help; a terminal's may be others
 
 FLEX = "vertex.scheduling=flex_start"
-# What not every backend carries out, and a value that asks for it; the rest of a config that each would take.
+# Keys that not every backend supports, and a value that asks for it; the rest of a config that each would take.
 ASKED = {
     "resources.min_instances": "resources.min_instances=1",
     "resources.spot": "resources.spot=true",
@@ -55,14 +55,14 @@ to the code. What the keys of the config file mean: [config.md](config.md). Walk
 
 | exit code | |
 | --- | --- |
-| 0 | done: the job succeeded, or the command did what it was asked |
-| 1 | the job failed; of `doctor`: something stands in the way |
+| 0 | done: the job succeeded, or the command did its work |
+| 1 | the job failed; of `doctor`: a check failed |
 | 2 | usage: the command line makes no sense |
-| 3 | config: the file, the code folder, or what they name |
+| 3 | config: the file, the code folder, or a file named there |
 | 4 | no credentials, or no permission |
 | 5 | no quota, no capacity |
 | 6 | refused by the budget, or stopped at it |
-| 7 | the backend cannot be reached: says nothing about the job |
+| 7 | the backend cannot be reached: the job's state is not known |
 | 8 | no such job |
 | 9 | the job was stopped by a user |
 | 124 | `wait --timeout`: not over yet |
@@ -169,9 +169,9 @@ def _availability() -> str:
         rows.append(f"| `{key}` | {' | '.join(marks)} |")
     return "\n".join(
         [
-            "## What not every backend carries out\n",
-            "A plan says what its backend leaves out. `retry` without a yes is carried out by whoever follows the job",
-            "(`submit`, `logs -f`, `wait`, `watch`); with one, by the platform itself.",
+            "## Keys that not every backend supports\n",
+            "A plan names the keys that the backend ignores. Without a yes, retries happen only while a cloudtrain command",
+            "follows the job (`submit`, `logs -f`, `wait`, `watch`); with a yes, the platform does the retries.",
             "`limits.max_wait` is for spot on SageMaker, and for flex start on Vertex AI.\n",
             f"| key | {' | '.join(BACKENDS)} |",
             f"| --- | {' | '.join('---' for _ in BACKENDS)} |",

@@ -224,7 +224,7 @@ def _translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> C
     if code == "credentials":
         return CredentialError(f"cannot {doing}: no Azure credentials that serve: {words}", hint=_HINT_LOGIN)
     if code == "certificates":
-        return ConfigError(f"cannot {doing}: {words}", hint="mend REQUESTS_CA_BUNDLE, or unset it")
+        return ConfigError(f"cannot {doing}: {words}", hint="fix REQUESTS_CA_BUNDLE, or unset it")
     if error.status == 401:
         return CredentialError(f"cannot {doing}: Azure does not take these credentials: {words}", hint="az login")
     if any(word in text for word in _NO_CAPACITY) and error.status in (400, 403, 409, 429):

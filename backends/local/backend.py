@@ -249,7 +249,7 @@ def interpreter(wanted: str | None, base: Path) -> str:
         path = str(base / Path(wanted).expanduser()) if os.sep in wanted else wanted
         python = shutil.which(path)
         if python is None:
-            raise ConfigError(f"there is no interpreter `{wanted}`", where=path, hint="mend local.python")
+            raise ConfigError(f"there is no interpreter `{wanted}`", where=path, hint="fix local.python")
         return python
     from importlib.util import find_spec
 

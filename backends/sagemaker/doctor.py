@@ -94,7 +94,7 @@ def _role(access: Access, arn: str) -> Check:
             return Check("role", "warn", f"{arn}, which you may not look at", "nothing, if it works")
         raise
     if role["Arn"] != arn:
-        return Check("role", "fail", f"{arn} is of another account, or path, than {role['Arn']}", "mend sagemaker.role")
+        return Check("role", "fail", f"{arn} is of another account, or path, than {role['Arn']}", "fix sagemaker.role")
     if not _trusts(role["AssumeRolePolicyDocument"]):
         return Check("role", "fail", f"{arn} does not trust {SERVICE}", "add it to the role's trust policy")
     return Check("role", "ok", arn)
@@ -120,11 +120,11 @@ def _bucket(access: Access, bucket: str, *, is_default: bool) -> Check:
         if code in ("404", "NoSuchBucket"):
             return Check("bucket", "fail", f"there is no bucket {bucket}", f"aws s3 mb s3://{bucket}")
         if code == "403":
-            return Check("bucket", "fail", f"{bucket} is not yours to use", "mend sagemaker.bucket")
+            return Check("bucket", "fail", f"{bucket} is not yours to use", "fix sagemaker.bucket")
         raise
     region = answer.get("BucketRegion") or access.region
     if region != access.region:
-        return Check("bucket", "fail", f"{bucket} is in {region}, the job in {access.region}", "mend sagemaker.bucket")
+        return Check("bucket", "fail", f"{bucket} is in {region}, the job in {access.region}", "fix sagemaker.bucket")
     return Check("bucket", "ok", bucket)
 
 

@@ -130,7 +130,7 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
     """
     code = aws.code_of(error)
     if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
-        message, hint = f"the bucket {bucket} is in another region than {access.region}", "mend sagemaker.bucket"
+        message, hint = f"the bucket {bucket} is in another region than {access.region}", "fix sagemaker.bucket"
         raise ConfigError(message, where="sagemaker.bucket", hint=hint) from error
     if not code.isdigit() and code not in _ABSENT:
         raise error
@@ -143,7 +143,7 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
         if aws.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
             raise
         if not may_make:
-            hint = f"aws s3 mb s3://{bucket} --region {access.region}, or mend sagemaker.bucket"
+            hint = f"aws s3 mb s3://{bucket} --region {access.region}, or fix sagemaker.bucket"
             raise ConfigError(f"there is no bucket {bucket}", where="sagemaker.bucket", hint=hint) from error
     place = {} if access.region == "us-east-1" else {"LocationConstraint": access.region}
     client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

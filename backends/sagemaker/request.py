@@ -147,9 +147,9 @@ def _notes(config: Config) -> Iterator[str]:
     yield from doubts("sagemaker.region", region_of(block_of(config)), images.REGIONS, images.IMAGES_AS_OF)
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
-        yield f"spot machines: it may wait for them up to {format_duration(wait_s)}, and begin anew on others"
+        yield f"spot machines: the job may wait for them up to {format_duration(wait_s)}, and start again on others"
     if config.retry.max_attempts > 1 and "error" in config.retry.on:
-        yield "SageMaker begins anew after faults of its machines, not where the code fails: retry.on `error`"
+        yield "SageMaker starts again after faults of its machines, not after errors of the code: retry.on `error`"
 
 
 def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
         message = "the image's toolkit has no place for secrets"
         raise ConfigError([Fault(message, key="secrets", hint="write `distribution: torchrun`")])
     for key in [name for name in ("requirements", "setup") if getattr(config, name)]:
-        message = f"the image's toolkit starts the script by itself, and carries out no `{key}`"
+        message = f"the image's toolkit starts the script by itself, and does not support `{key}`"
         raise ConfigError([Fault(message, key=key, hint="write `distribution: torchrun`")])
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"

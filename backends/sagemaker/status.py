@@ -69,7 +69,7 @@ def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | Non
         return None
     words = str(moves[-1].get("StatusMessage") or "") if moves else ""
     is_spot = described.get("EnableManagedSpotTraining")
-    lost = "the spot machines were taken back; " if is_spot else "it was begun anew on other machines; "
+    lost = "the spot machines were taken back; " if is_spot else "the job started again on other machines; "
     again = lost if now in _BETWEEN or _restarts(moves) else ""
     return f"{again}{now}: {words}" if words else f"{again}{now}"
 

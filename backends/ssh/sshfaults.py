@@ -21,7 +21,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         CredentialError,
         "its host key is another one than before",
-        "ask whether it was set up anew; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
+        "ask whether the host was set up again; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
     ),
     (
         "Host key verification failed|No .* host key is known",
@@ -45,13 +45,13 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
         "Could not resolve hostname",
         ConfigError,
         "nobody knows this name",
-        "mend ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
+        "fix ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
     ),
     (
         "hostname contains invalid characters|Bad configuration option|Can't open user config file|terminating, .* bad",
         ConfigError,
         "ssh does not take this",
-        "mend ssh.hosts or ssh's configuration",
+        "fix ssh.hosts or ssh's configuration",
     ),
     ("Connection refused", UnreachableError, "nothing listens there", "is sshd running, and on this port?"),
     (

@@ -111,10 +111,10 @@ def _persistent(access: Access, name: str, choice: Choice) -> Check:
     except GoogleError as error:
         if error.status != 404:
             raise
-        return Check("persistent resource", "fail", f"there is no `{name}`", "mend vertex.persistent_resource")
+        return Check("persistent resource", "fail", f"there is no `{name}`", "fix vertex.persistent_resource")
     types = [str((pool.get("machineSpec") or {}).get("machineType")) for pool in told.get("resourcePools", ())]
     if choice.machine_type not in types:
-        cure = f"its machines and the job's must be the same, not {choice.machine_type}: mend resources"
+        cure = f"its machines and the job's must be the same, not {choice.machine_type}: fix resources"
         return Check("persistent resource", "fail", f"{name} has {', '.join(types)}", cure)
     if told.get("state") != "RUNNING":
         return Check("persistent resource", "warn", f"{name} is {told.get('state')}", "look at it in the console")

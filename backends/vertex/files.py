@@ -37,7 +37,7 @@ def require_bucket(access: Access, uri: str) -> None:
             rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
         except GoogleError as error:
             if error.status == 404:
-                hint = f"gcloud storage buckets create gs://{bucket} --location {access.location}, or mend it"
+                hint = f"gcloud storage buckets create gs://{bucket} --location {access.location}, or fix the name"
                 fault = Fault(f"there is no bucket {bucket}", key="vertex.staging_bucket", hint=hint)
                 raise ConfigError([fault]) from error
             if error.status != 403:

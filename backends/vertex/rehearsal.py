@@ -67,7 +67,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     checkpoints = order["checkpoint"]["mirror"] if mirrored else request.beside["checkpoint_uri"]
     return Rehearsal(
         tuple(nodes),
-        notice="SIGTERM to every replica, SIGKILL after 30 s; all begin anew with empty disks, from the bucket",
+        notice="SIGTERM to every replica, SIGKILL after 30 s; all start again with empty disks, from the bucket",
         grace_s=GRACE_S,
         checkpoints=Path(checkpoints) / order["job"] if mirrored else _file(stage, checkpoints),
         codes={"done": DONE, "interrupted": AGAIN},

@@ -237,7 +237,7 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
     if code == "credentials":
         return CredentialError(f"cannot {doing}: no Google credentials that serve: {words}", hint=HINT_LOGIN)
     if code == "certificates":
-        return ConfigError(f"cannot {doing}: {words}", hint="mend REQUESTS_CA_BUNDLE, or unset it")
+        return ConfigError(f"cannot {doing}: {words}", hint="fix REQUESTS_CA_BUNDLE, or unset it")
     if status == 401:
         return CredentialError(f"cannot {doing}: Google does not take these credentials: {words}", hint=HINT_LOGIN)
     if status == 429 and _QUOTA.search(words) and not _RATE.search(words):

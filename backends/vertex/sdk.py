@@ -39,7 +39,7 @@ def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = la
     try:
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:
-        hint = "mend vertex.raw, or update google-cloud-aiplatform if the field is a new one"
+        hint = "fix vertex.raw, or update google-cloud-aiplatform if the field is a new one"
         raise ConfigError(f"Google's client knows no such job: {one_line(str(error))}", hint=hint) from error
     options, transport = _target(access, "aiplatform")
     with _errors(exceptions):

@@ -99,7 +99,7 @@ def address(ask: dict[str, Any]) -> dict[str, Any]:
         found = node.address_of(wanted)
         if found is None:
             there = ", ".join(name for _, name in socket.if_nameindex())
-            raise Refused(f"the interface {wanted} has no IPv4 address here; there are {there}: mend `interface`")
+            raise Refused(f"the interface {wanted} has no IPv4 address here; there are {there}: fix `interface`")
         return {"address": found, "interface": wanted}
     towards = ask.get("towards") or node.ELSEWHERE
     try:

@@ -191,7 +191,7 @@ class Teller:
 
     def _mark(self, name: str, notice: Notice) -> None:
         self._told.add((name, notice.key))
-        words = f"told {self._channels[name][0].shown}: {notice.title}"
+        words = f"alert sent to {self._channels[name][0].shown}: {notice.title}"
         line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
         try:
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -202,7 +202,7 @@ class Teller:
             kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
             durable.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
         except OSError as error:  # a full disk: at worst somebody is told twice
-            print(f"agent: what was told cannot be kept: {error}", flush=True)
+            print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _remembered(self) -> set[tuple[str, str]]:
         known = durable.read_json(self._folder / MEMORY)
@@ -211,7 +211,9 @@ class Teller:
         return {(str(name), str(key)) for name, key in known.get("told", ())}
 
     def _say(self, channel: Channel, fault: Fault) -> None:
-        words = f"not told, and tried again: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
+        words = (
+            f"alert not delivered, next try follows: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
+        )
         if words not in self._said:
             self._said.add(words)
             print(f"agent: {words}", flush=True)

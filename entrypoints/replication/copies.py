@@ -362,7 +362,7 @@ def _words(what: str) -> Iterator[None]:
     except _GoneThere as error:
         raise Gone(f"{what}: {error}") from error
     except copywire.Stopped as error:
-        raise Halted(f"{what}: this end was told to stop") from error
+        raise Halted(f"{what}: this node was asked to stop") from error
     except landing.Taken as error:
         raise Taken(f"{what}: {error}") from error
     except OSError as error:

@@ -204,7 +204,7 @@ def introduce(wire: Wire, token: str) -> None:
     wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})
     told = wire.receive()
     if "refused" in told:
-        raise WireError("it does not take this token: it is another job's, or was started anew")
+        raise WireError("it does not take this token: the token is another job's, or the job was started again")
     if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "server", nonces).encode()):
         raise WireError("it does not know the token: it is not the server that this job has started")
     _seal(wire, token, nonces, is_server=False)

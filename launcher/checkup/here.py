@@ -95,7 +95,7 @@ def _tool(name: str, program: str, flag: str, without: str) -> Check:
     try:
         done = subprocess.run([command, flag], capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(name, "warn", f"{command} does not work: {error}", f"install {program} anew")
+        return Check(name, "warn", f"{command} does not work: {error}", f"install {program} again")
     return Check(name, "ok", (done.stdout or done.stderr).strip().partition(",")[0])
 
 

@@ -38,7 +38,7 @@ class _Budget(click.Group):
 @click.group("budget", cls=_Budget, invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Limit what all jobs together, or a project's, may cost.
+    """Limit the cost of all jobs together, or of a project.
 
     A job's worst case is reserved before it is sent, and refused where a budget does not hold it. Without PROJECT a
     budget is over all jobs. Children need not add up to the whole: each is checked by itself.
@@ -160,7 +160,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         if place is None:
             raise UsageError(f"the budget of {whose} is not shared, as this machine knows")
         teams.forget(database, name, place)
-        say(f"forgotten that {place} shares the budget of {whose}; the ends of what runs are told there still")
+        say(f"forgotten that {place} shares the budget of {whose}; the ends of running jobs are still reported there")
         return
     if place is None:
         is_gone = ledgers.remove_budget(database, name, period)
@@ -206,7 +206,7 @@ def close(job: str, spent: str, yes: bool) -> None:
         if teams.close_others(database, place, job, spent_micro):
             say(f"closed {job} at {place}")
             return
-    hint = f"of a job of this machine the end is told by itself: cloudtrain status {job}"
+    hint = f"this machine reports the end of its own jobs by itself: cloudtrain status {job}"
     raise UsageError(
         f"no shared ledger that this machine knows holds anything for another machine's `{job}`", hint=hint
     )

@@ -20,7 +20,7 @@ __all__ = ["command"]
 @yes_option
 @json_option
 def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
-    """Measure what bounds a step: network, data or compute.
+    """Find the bound of a step: network, data or compute.
 
     A job of its own makes short runs of the config's task: as it trains, without communication, and with data that is
     loaded already. Nothing is trained or saved. The shares go to standard output.

@@ -36,7 +36,7 @@ HERE = "cloudtrain"  # what is said of this installation
 )
 @json_option
 def command(backend: str | None, named: str | None, file: Path | None, as_json: bool) -> int:
-    """Check what stands in the way of a job: here, and on every backend that the config file has a block for.
+    """Find the problems of a job: on this machine, and on every backend with a block in the config file.
 
     All are asked at once, each for a minute at most. BACKEND asks that backend alone, with or without a file; `all`
     asks every backend. Nothing is changed and nothing is sent. Exit code 1 where a check fails.

@@ -14,7 +14,7 @@ __all__ = ["KINDS", "command"]
 
 KINDS = ("task", "script")
 NEXT = {
-    "cloudtrain doctor": "what stands in the way?",
+    "cloudtrain doctor": "are there problems?",
     "cloudtrain rehearse": "a few steps of the very thing",
     "cloudtrain submit --instances 2": "train here, as two instances",
     "cloudtrain watch last": "curves, spend and log, live",

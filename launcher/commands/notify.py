@@ -26,7 +26,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))
     if not found:
-        say("the config has no `notify`: nobody is told\n  hint: cloudtrain explain notify")
+        say("the config has no `notify`: no alerts are sent\n  hint: cloudtrain explain notify")
         return 0
     now_s = time.time()
     facts = Facts(config.name, config.backend, attempt=1, state="pending")

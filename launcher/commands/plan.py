@@ -76,7 +76,7 @@ def _below(first: Offer | None, found: list[Offer]) -> str:
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
     if any(offer.lacks for offer in found):
-        return "none that has the accelerators can be told: `cloudtrain plan --backend NAME` says what is in the way"
+        return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
     if any(offer.prepared for offer in found):
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
-    return "none of them can be planned: `cloudtrain plan --backend NAME` says all that is in the way"
+    return "no backend can be planned: `cloudtrain plan --backend NAME` shows all problems"

@@ -200,7 +200,7 @@ def _csv(found: list[Line]) -> list[str]:
 def refresh_command(
     file: Path | None, backend: str | None, regions: tuple[str, ...], types: tuple[str, ...], as_json: bool
 ) -> int:
-    """Read prices anew from the vendors' own lists, and keep them in prices.csv in cloudtrain's home.
+    """Read the prices again from the vendors' lists, and store them in prices.csv in cloudtrain's home.
 
     From then on they win over the package's table. AWS's and Azure's lists need no account, Google's needs a login.
     Exit code 4 without credentials, 7 where a vendor does not answer, 3 where it does not list what was asked for.

@@ -60,7 +60,9 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
 @click.option("--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a word, as a lost machine.")
 @click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="At most so many of its nodes.")
 @click.option(
-    "--nproc", type=click.IntRange(min=1), help="At most so many ranks a node.  [default: what this machine bears]"
+    "--nproc",
+    type=click.IntRange(min=1),
+    help="At most so many ranks a node.  [default: as many as this machine supports]",
 )
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")
 @click.option(

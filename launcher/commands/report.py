@@ -68,5 +68,5 @@ def seen(registry: Registry, key: str) -> Job:
     try:
         return refresh(registry, job)
     except CloudtrainError as error:
-        say(f"{job.id} is told of as it was last seen: {error.message}")
+        say(f"the report shows {job.id} as last seen: {error.message}")
         return job

@@ -185,14 +185,14 @@ def _chosen(overrides: Overrides) -> Overrides:
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
         planned = [offer.backend for offer in found if offer.prepared]
-        hint = f"--backend {planned[0]}" if planned else "mend what stands in the way"
+        hint = f"--backend {planned[0]}" if planned else "fix the problems"
         if first is not None:
             hint = f"--backend {first.backend} is the cheapest by the hour; `--backend cheapest` takes that"
         raise UsageError(f"several backends, and none chosen: {', '.join(overrides.backends())}", hint=hint)
     if first is None:
         hint = "set `price_per_hour` in a backend's block, or choose one by --backend NAME"
         what = " of a backend that has the accelerators" if any(offer.lacks for offer in found) else ""
-        raise ConfigError(f"the cheapest cannot be told: no price{what} is known", hint=hint)
+        raise ConfigError(f"the cheapest backend is not known: no price{what} is known", hint=hint)
     say(f"the cheapest by the hour, of those whose price is known: {first.backend}")
     return replace(overrides, backend=first.backend)
 

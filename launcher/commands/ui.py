@@ -20,7 +20,7 @@ _EXTRA = ("starlette", "uvicorn", "anyio", "h11")
 def command(port: int | None, no_open: bool, read_only: bool) -> int:
     """Show jobs, their lines, curves and costs on a page that only this machine reaches, until Ctrl-C.
 
-    While it runs it also watches: it sends alerts and the further attempts that `retry` asks for, as `watch` does.
+    While it runs it also watches: it sends alerts and the retries of `retry`, as `watch` does.
     """
     try:
         from cloudtrain.launcher.ui.server import serve

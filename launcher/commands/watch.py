@@ -38,7 +38,7 @@ EVERY, LEAST_S = "60s", 1
 @click.option(
     "--every",
     metavar="DURATION",
-    help="Time between two looks  [default: 60s; in the live view as often as the backend bears]",
+    help="Time between two looks  [default: 60s; in the live view as often as the backend supports]",
 )
 @click.option("--install", is_flag=True, help="Write a unit for the user's systemd; else print a line for cron.")
 @click.option("--uninstall", is_flag=True, help="Remove that unit.")
@@ -53,7 +53,7 @@ def command(
     uninstall: bool,
     as_json: bool,
 ) -> int:
-    """Watch jobs: bring them up to date, send alerts, and the further attempts that their `retry` asks for.
+    """Watch jobs: bring them up to date, send alerts and the retries of `retry`.
 
     On a terminal it shows them live, one with its curves and its log, many in a table; the keys are on the screen. Else
     it prints a line a job and look. It ends when the JOBS that are named have, with the first exit code of theirs that

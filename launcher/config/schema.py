@@ -106,7 +106,10 @@ class Code(Section):
         examples=[["*.ipynb", "data/"]],
     )
     max_size_mb: int = Field(
-        500, ge=1, description="Largest upload, in MB; a bigger one is refused and its big files named.", examples=[500]
+        500,
+        ge=1,
+        description="Largest upload, in MB; a larger upload is refused, with the names of big files.",
+        examples=[500],
     )
 
 
@@ -119,7 +122,7 @@ class Resources(Section):
     )
     accelerators: Accelerators | None = Field(
         None,
-        description="Type and count per instance, mapped to each backend's machine type; local takes what it has.",
+        description="Type and count per instance, mapped to each backend's machine type; local takes its own.",
         examples=["A100:8"],
     )
     instance_type: Text | None = Field(
@@ -154,14 +157,14 @@ class Distributed(Section):
     """How torchrun starts the ranks."""
 
     nproc_per_node: ProcessCount = Field(
-        "auto", description="Ranks on one instance. auto: one for each of its GPUs, else 1.", examples=[8]
+        "auto", description="Ranks on one instance. auto: 1 for each GPU, else 1.", examples=[8]
     )
     max_restarts: int = Field(
         3, ge=0, le=1000, description="Times the ranks are started again after a fault.", examples=[3]
     )
     allow_alone: bool = Field(
         False,
-        description="Accept ranks that join no process group of all ranks; otherwise such a job fails at its end.",
+        description="Accept ranks that join no process group of all ranks; otherwise the job fails at the end.",
         examples=[True],
     )
     hang_timeout: Duration | None = Field(
@@ -233,8 +236,8 @@ class Limits(Section):
 
     max_duration: Duration = Field(
         86_400,
-        description="Longest the job may run once it is sent, its restarts counted. `resume`, and each further attempt "
-        "of `retry`, begins it anew: over all of them `budget` holds.",
+        description="Longest time of the job after the submit, restarts included. `resume` and each retry start this "
+        "time again; only `budget` limits all attempts together.",
         examples=["12h"],
     )
     max_wait: Duration | None = Field(
@@ -283,7 +286,7 @@ def _project(value: Any) -> Any:
 
 
 class Notify(Section):
-    """One place that is told: exactly one of webhook, slack, email and apprise."""
+    """One receiver of alerts: exactly one of webhook, slack, email and apprise."""
 
     webhook: Channel | None = Field(
         None,
@@ -318,7 +321,7 @@ class Notify(Section):
     )
     from_job: bool = Field(
         False,
-        description="Let the job itself tell of its budget, deadline and end, whatever becomes of your machine. The "
+        description="Let the job send alerts of budget, deadline and end, without your machine. The "
         "address, an `env:NAME`, travels as one of the job's `secrets`.",
         examples=[True],
     )
@@ -341,7 +344,7 @@ class Config(Section):
     name: JobName = Field(description="Name of the job.", examples=["digits"])
     backend: BackendChoice = Field(
         "local",
-        description="Where it runs: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
+        description="Place of the job: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
         "shows what each costs, and `submit --backend NAME` or `--backend cheapest` chooses.",
         examples=list(BACKENDS),
     )
@@ -445,7 +448,9 @@ class Config(Section):
         examples=["vision", {"name": "vision", "ledger": "s3://team-bucket/cloudtrain/ledger.json"}],
     )
     notify: Many[Notify] = Field(
-        (), description="Who is told of what.", examples=[[{"slack": "env:SLACK_URL", "on": ["failed"]}]]
+        (),
+        description="Who receives alerts, and which alerts.",
+        examples=[[{"slack": "env:SLACK_URL", "on": ["failed"]}]],
     )
     retry: Retry = Field(
         Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]

@@ -11,7 +11,7 @@ from cloudtrain.launcher.config.kinds import Duration, Many, Money, Price, Relat
 
 __all__ = ["AzureML", "Local", "SageMaker", "Section", "Ssh", "SshHost", "Vertex"]
 
-_RAW = "Merged last, deep, into the rendered request; the dry run shows what it changed."
+_RAW = "Merged last, deep, into the rendered request; the dry run shows the changes."
 _ENDPOINTS = "Addresses in place of the vendor's own, by service; for private endpoints and tests."
 
 
@@ -28,12 +28,12 @@ class Local(Section):
 
     python: Text | None = Field(
         None,
-        description="Interpreter that runs the job. Default: the one that runs cloudtrain.",
+        description="Interpreter that runs the job. Default: cloudtrain's own interpreter.",
         examples=["/opt/venv/bin/python"],
     )
     price_per_hour: Money | None = Field(
         None,
-        description="What one instance costs an hour, in US dollars; without it no budget applies to this backend.",
+        description="Price of an instance for an hour, in US dollars; without a price no budget applies here.",
         examples=["0.10 USD"],
     )
 
@@ -49,7 +49,7 @@ class SshHost(Section):
     )
     address: Text | None = Field(
         None,
-        description="Address the other hosts reach it by while training. Default: found from the host.",
+        description="Address for the other hosts while training. Default: found from the host.",
         examples=["10.0.0.4"],
     )
     interface: Text | None = Field(
@@ -87,7 +87,7 @@ class Ssh(Section):
     workdir: Text = Field("~/.cloudtrain", description="Folder for jobs on every host.", examples=["/data/cloudtrain"])
     interface: Text | None = Field(
         None,
-        description="Network interface for training. Default: the one that reaches the first host.",
+        description="Network interface for training. Default: the interface to the first host.",
         examples=["eth0"],
     )
     ssh_config: Text | None = Field(
@@ -95,7 +95,7 @@ class Ssh(Section):
     )
     price_per_hour: Money | None = Field(
         None,
-        description="What one host costs an hour, in US dollars; without it no budget applies.",
+        description="Price of a host for an hour, in US dollars; without a price no budget applies.",
         examples=["2.50 USD"],
     )
     environment: Literal["none", "venv", "conda", "docker", "podman"] = Field(
@@ -116,7 +116,7 @@ class Ssh(Section):
     )
     gpu_locks: Text | None = Field(
         None,
-        description="Folder of the GPU locks on every host. Default: one that all its users share.",
+        description="Folder of the GPU locks on every host. Default: a folder that all users share.",
         examples=["/var/lock/cloudtrain"],
     )
     allow_busy: bool = Field(
@@ -125,7 +125,7 @@ class Ssh(Section):
         examples=[True],
     )
     accept_new_host_keys: bool = Field(
-        False, description="Trust the key of a host that is not known yet; a changed one never.", examples=[True]
+        False, description="Trust the key of a host that is not known yet; a changed key never.", examples=[True]
     )
 
 
@@ -175,7 +175,7 @@ class SageMaker(Section):
     )
     price_per_hour: Price | None = Field(
         None,
-        description="What one instance costs an hour, disk and all, in US dollars; beats the price list.",
+        description="Price of an instance with disk for an hour, in US dollars; beats the price list.",
         examples=["2.50 USD"],
     )
     training_plan: Text | None = Field(
@@ -254,7 +254,7 @@ class AzureML(Section):
     )
     price_per_hour: Price | None = Field(
         None,
-        description="What one instance costs an hour, in US dollars; beats the price list, which does not know all.",
+        description="Price of an instance for an hour, in US dollars; beats the price list.",
         examples=["2.50 USD"],
     )
     raw: dict[str, Any] = Field({}, description=_RAW, examples=[{"description": "night run"}])
@@ -315,7 +315,7 @@ class Vertex(Section):
     )
     price_per_hour: Price | None = Field(
         None,
-        description="What one instance costs an hour, disk and all, in US dollars; beats the price list.",
+        description="Price of an instance with disk for an hour, in US dollars; beats the price list.",
         examples=["2.50 USD"],
     )
     endpoints: dict[str, Text] = Field(

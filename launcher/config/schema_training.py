@@ -84,7 +84,7 @@ class Training(Section):
     reproducible: Literal["standard", "strict"] = Field(
         "standard",
         description="strict: the same bits on any number of ranks that divides global_batch_size / micro_batch_size, "
-        "which must be a power of two; gradients are then summed in a fixed order, which costs time.",
+        "a power of two; gradients are then summed in a fixed order, at a cost in time.",
         examples=["strict"],
     )
     compile: bool = Field(False, description="Compile the model with torch.compile.", examples=[True])
@@ -172,7 +172,7 @@ class Training(Section):
     peak_tflops: float | None = Field(
         None,
         gt=0,
-        description="What one rank's device can do at this precision, for MFU. Default: known GPUs' data sheets.",
+        description="Peak of a rank's device at the precision of the job, for MFU. Default: known GPUs' data sheets.",
         examples=[989],
     )
     diagnose_steps: int | None = Field(

@@ -97,8 +97,8 @@ def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
     if "step" not in told:
         detail = cleaned(job.attempt.state.detail or "")
         if not job.active:
-            return [labelled(width, signs, "progress", detail or "no step was told")]
-        words = {"pending": "waiting to begin"}.get(job.attempt.state.state, "no step told yet")
+            return [labelled(width, signs, "progress", detail or "no step reported")]
+        words = {"pending": "waiting to begin"}.get(job.attempt.state.state, "no step reported yet")
         return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
     share = share_done(sight)
     if share is None:

@@ -90,12 +90,12 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
     for entry in found:
         place = entry.smtp if entry.kind == "email" else entry.place
         if _is_variable(place) and not environ.get(place.removeprefix("env:")):
-            yield f"notify: {place.removeprefix('env:')} is not set here, so {entry.kind} cannot be told from here"
+            yield f"notify: {place.removeprefix('env:')} is not set here, so no alerts by {entry.kind}"
         if not _is_variable(place) and _lets_in(entry.kind, place):
             shown = masked(place) if entry.kind == "email" else entry.shown
             yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
-        yield "notify: told by whoever follows the job (submit, logs -f, wait, watch); by itself with from_job: true"
+        yield "notify: only a command that follows the job sends alerts; with from_job: true the job sends them"
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

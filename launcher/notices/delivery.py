@@ -81,7 +81,7 @@ class Courier:
         with self._lock:
             left = {f"{errand.entry.shown}" for errand in self._errands.values() if not errand.hold_s}
         if left:
-            self._say(f"not told yet: {', '.join(sorted(left))}; the next `cloudtrain watch` goes on")
+            self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
 
     def _drop_lower(self, fresh: list[Errand]) -> None:
         """Forget the thresholds that wait where a higher one is now to be told."""
@@ -112,7 +112,7 @@ class Courier:
         try:
             self._tell(ready)
         except CloudtrainError as error:  # the registry: a full disk
-            self._say_once("registry", f"what was told cannot be kept: {error.message}")
+            self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
             for errand in ready:
                 self._next_s[errand.id] = now_s + 10.0
         with self._lock:
@@ -148,7 +148,7 @@ class Courier:
             with closing(Database(self._folder)) as database:
                 claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
         except CloudtrainError as error:
-            self._say_once("registry", f"what was told cannot be kept: {error.message}")
+            self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
     def _claimed(self, ready: list[Errand]) -> list[tuple[Errand, int]]:
         """Return those that nobody else tells, each with the number of this try."""
@@ -182,7 +182,7 @@ class Courier:
 
     def _say_fault(self, entry: Entry, fault: Fault) -> None:
         cure = f"\n  hint: {fault.cure}" if fault.cure else ""
-        self._say_once(entry.id, f"not told, and tried again: {entry.shown}: {fault.message}{cure}")
+        self._say_once(entry.id, f"alert not delivered, next try follows: {entry.shown}: {fault.message}{cure}")
 
     def _say_given_up(self, entry: Entry) -> None:
         self._say_once(entry.id, f"given up: {entry.shown}; `cloudtrain notify` shows what it answers")

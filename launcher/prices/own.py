@@ -88,7 +88,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:
-    hint = "free some room, mend its rights, or set CLOUDTRAIN_HOME to another folder"
+    hint = "free some room, fix its permissions, or set CLOUDTRAIN_HOME to another folder"
     return ConfigError(f"your own prices cannot be kept or read: {error.strerror or error}", where=path, hint=hint)
 
 

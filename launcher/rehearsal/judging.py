@@ -70,12 +70,12 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, 
         return _took_up(verdict, first, second) and _done(verdict, laid_out, second)
     if begins is None or not first.account.steps:
         which = "the script" if begins is None else "its first start"
-        words = f"whether it goes on cannot be seen: {which} told no steps (docs/rehearse.md: event lines)"
+        words = f"whether the job continues is not known: {which} reported no steps (docs/rehearse.md: event lines)"
         return _wrong(verdict, second, "resumed", words)
     if begins <= min(first.account.steps):
-        return _wrong(verdict, second, "resumed", f"started again, the script began anew at step {begins}")
+        return _wrong(verdict, second, "resumed", f"started again, the script began again at step {begins}")
     verdict.next_step, last = begins, max(first.account.steps)
-    words = f"started again, the next step that it tells is {begins}"
+    words = f"started again, the next reported step is {begins}"
     if begins <= last:
         words += f": what it did up to step {last} after what was saved is done again"
     return verdict.found("resumed", words)
@@ -86,7 +86,7 @@ def _took_up(verdict: Verdict, first: Ended, second: Ended) -> bool:
     told = second.account.first("start") or {}
     saved, went_on = verdict.saved_step, told.get("resumed_from")
     if went_on is None:
-        return _wrong(verdict, second, "resumed", "started again, it began anew at step 0")
+        return _wrong(verdict, second, "resumed", "started again, it began at step 0 again")
     verdict.resumed_step = went_on
     words = f"started again, it goes on from step {went_on}"
     # One that is killed may lose what was not yet where its next start looks.
@@ -114,10 +114,10 @@ def compared(
     if not after:
         if is_task:
             return _wrong(verdict, whole, "losses", "the run without interruption did not come as far")
-        return _by_steps_alone(verdict, "no losses are told of the same steps")
+        return _by_steps_alone(verdict, "no losses of the same steps are reported")
     allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
     if not is_task and not before:
-        return _by_steps_alone(verdict, "no loss was told before the interruption")
+        return _by_steps_alone(verdict, "no loss was reported before the interruption")
     if not is_task and max(before.values()) > allowed:
         return _by_steps_alone(verdict, "two runs of the script differ before the interruption, too")
     step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
@@ -178,7 +178,9 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
         return _wrong(verdict, ended, "steps", f"it failed {done}")
     is_quiet = ended.is_late and ended.left_s is None and not steps and not is_task
     if is_quiet and verdict.is_asked_to_prove:
-        words = f"it told no step in {ended.seconds:.0f} s: a script tells them by event lines (docs/rehearse.md)"
+        words = (
+            f"it reported no step in {ended.seconds:.0f} s: a script reports steps by event lines (docs/rehearse.md)"
+        )
         return _wrong(verdict, ended, "steps", f"{words}; --timeout gives it more time")
     if ended.is_late and ended.left_s is None and not is_quiet:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
@@ -187,8 +189,8 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
     if not steps:
         quiet_s = ended.seconds if is_quiet else ended.quiet_s
         told = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
-        verdict.not_checked.insert(0, f"its steps: it told none {told}")
-        return verdict.found("steps", f"it runs; of its steps it told nothing {told}")
+        verdict.not_checked.insert(0, f"its steps: it reported no step {told}")
+        return verdict.found("steps", f"it runs; it reported no step {told}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
     return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
 
@@ -209,13 +211,13 @@ def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
     """Judge how it left when it was told to."""
     verdict.left_s, verdict.grace_s = ended.left_s, laid_out.grace_s
     if ended.is_late:
-        words = f"told to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
+        words = f"asked to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
         return _wrong(verdict, ended, "interrupted", words)
     if ended.state == "failed":
-        return _wrong(verdict, ended, "interrupted", "told to stop, it failed in place of leaving")
+        return _wrong(verdict, ended, "interrupted", "asked to stop, it failed in place of leaving")
     wanted = laid_out.codes.get("interrupted")
     shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
-    words = f"told to stop ({laid_out.notice}), it left in {ended.left_s:.1f} s{shown}"
+    words = f"asked to stop ({laid_out.notice}), it left in {ended.left_s:.1f} s{shown}"
     if wanted is not None and ended.state == "stopped" and any(code != wanted for code in ended.codes):
         return _wrong(verdict, ended, "interrupted", f"{words}, where the platform needs {wanted}")
     return verdict.found("interrupted", words)

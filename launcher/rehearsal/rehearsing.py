@@ -214,7 +214,7 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
         nonlocal hinted
         if not account.steps and seconds > HINT_S and not hinted:
             hinted, limit_s = True, QUIET_S if may_be_quiet else work.wish.timeout_s
-            work.say(f"no step told yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
+            work.say(f"no step reported yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
         return (account.last_step or 0) >= last or (may_be_quiet and not account.steps and seconds > QUIET_S)
 
     return has_seen

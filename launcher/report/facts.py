@@ -185,7 +185,9 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
         came = "runs" if ended_s is None else f"{moment(ended_s)} UTC, {_off(ended_s - forecast[1])}"
         if ended_s is not None and attempt.state.state != "succeeded":
             came = f"{moment(ended_s)} UTC, unfinished"
-        rows.append((f"end, attempt {attempt.number}", f"{moment(forecast[1])} UTC, told at step {forecast[0]}", came))
+        rows.append(
+            (f"end, attempt {attempt.number}", f"{moment(forecast[1])} UTC, reported at step {forecast[0]}", came)
+        )
     if (hourly := last.hourly_usd) is not None:
         source = ", ".join(str(plan[key]) for key in ("price_source", "price_as_of") if plan.get(key))
         source = f"by {source}" if source else ""
@@ -229,7 +231,7 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
             )
         )
     is_thinned = any(point.weight != 1 for point in saved)
-    count = "more told of than are kept here" if is_thinned else f"{len(saved)} told of"
+    count = "more reported than are kept here" if is_thinned else f"{len(saved)} reported"
     return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
 
 
@@ -288,7 +290,7 @@ def _ran_s(attempt: Attempt, now_s: float) -> float:
 
 def _off(seconds: float) -> str:
     if abs(seconds) < 1:
-        return "as told"
+        return "as reported"
     return f"{span(abs(seconds))} {'later' if seconds > 0 else 'earlier'}"
 
 

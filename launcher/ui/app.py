@@ -223,7 +223,7 @@ class _Handlers:
         form = {name: values[0] for name, values in fields.items()}
         given = request.headers.get(CSRF_HEADER) or form.get(CSRF_FIELD, "")
         if not hmac.compare_digest(given.encode(), self.site.keys.csrf.encode()):
-            raise _ForgedError("this form is not of our own page, or of before the server was begun anew")
+            raise _ForgedError("this form is not from this page, or the server has started again since")
         return form
 
     async def _done(self, request: Request, work: Callable[[], str]) -> Response:

@@ -86,14 +86,14 @@
       view.bar.replaceChildren(
         node("div", {class: "ct-switch", role: "group", "aria-label": "x axis"}, axes),
         button("Log scale", () => { view.log = !view.log; render(view); }, {"data-toggle": "log", title: "Of loss and gradient norm"}),
-        button("Smooth", () => { view.smooth = !view.smooth; render(view); }, {"data-toggle": "smooth", title: "A moving average over the figures as they were told"}),
+        button("Smooth", () => { view.smooth = !view.smooth; render(view); }, {"data-toggle": "smooth", title: "A moving average over the reported figures"}),
         view.readout);
     }
     for (const each of view.bar.querySelectorAll("[data-x]")) {
       const axis = each.dataset.x, can = view.can.includes(axis);
       each.setAttribute("aria-pressed", String(axis === view.axis));
       each.disabled = !can;
-      each.title = can ? "" : axis === "money" ? "No price is known, so there is no money to draw over" : "The job has told no steps";
+      each.title = can ? "" : axis === "money" ? "No price is known, so there is no money to draw over" : "The job has reported no steps";
     }
     view.bar.querySelector("[data-toggle=log]").setAttribute("aria-pressed", String(view.log));
     view.bar.querySelector("[data-toggle=smooth]").setAttribute("aria-pressed", String(view.smooth));
@@ -105,7 +105,7 @@
       return node("p", {class: "ct-nothing"}, ["There are no curves: it ran before this version of cloudtrain, which keeps what a job tells of its steps."]);
     }
     return node("div", {class: "ct-nothing"}, [
-      node("p", {}, [runs ? "No step has been told yet. " : "The job told no steps, so there is nothing to draw. ",
+      node("p", {}, [runs ? "No step is reported yet. " : "The job reported no steps, so there are no curves. ",
         "The trainer tells them by itself; a script does with a line like this from rank 0:"]),
       node("pre", {}, [EXAMPLE]),
     ]);
@@ -682,7 +682,7 @@
         rows.push(node("tr", {}, names.map((name) => node("td", {}, [cell(job.data.steps[name][i])]))));
       }
       const told = job.weights.reduce((sum, weight) => sum + weight, 0), some = stride > 1 ? `, one row in ${stride}` : "";
-      blocks.push(node("table", {}, [node("caption", {}, [`${job.name}: ${whole(told)} steps told${told > job.count ? ", of which many are one row of their means" : ""}${some}`]),
+      blocks.push(node("table", {}, [node("caption", {}, [`${job.name}: ${whole(told)} steps reported${told > job.count ? ", many rows are means of several steps" : ""}${some}`]),
         node("thead", {}, [node("tr", {}, names.map((name) => node("th", {scope: "col"}, [name])))]), node("tbody", {}, rows)]));
     }
     view.table.replaceChildren(view.table.firstElementChild, node("div", {class: "ct-rows", tabindex: "0"}, blocks));

@@ -120,7 +120,7 @@ def test_rehearsal_proves_that_an_interrupted_job_goes_on(
         pytest.param(
             *("deaf", "saved", "there is no file of the script: name its checkpoints in `keep`"), marks=pytest.mark.soak
         ),
-        pytest.param("anew", "resumed", "the script began anew at step 1", marks=pytest.mark.soak),
+        pytest.param("anew", "resumed", "the script began again at step 1", marks=pytest.mark.soak),
     ],
 )
 def test_rehearsal_finds_a_script_that_does_not_go_on(

@@ -234,7 +234,7 @@ def test_login_server_that_is_away_is_no_expired_login(vertex: Any, folder: Path
 def test_certificates_that_are_not_there(vertex: Any, folder: Path) -> None:
     """The variable is named."""
     done = vertex(*SUBMIT, cwd=folder, env={"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"})
-    said(done, 3, "/nowhere/ca.pem", "mend REQUESTS_CA_BUNDLE")
+    said(done, 3, "/nowhere/ca.pem", "fix REQUESTS_CA_BUNDLE")
 
 
 def test_netrc_does_not_take_the_tokens_place(vertex: Any, folder: Path, tmp_path: Path) -> None:

@@ -416,7 +416,7 @@ def test_time_used_of_a_place_that_fails_is_said(
     note.finish()
     assert used_s(tmp_path, "j", 2, URI) >= 100
     said = capsys.readouterr().out
-    assert said.startswith("how long the job has run before is not known, and its time limit begins anew: no access")
+    assert said.startswith("the earlier run time of the job is not known, so its time limit starts again: no access")
 
 
 def test_newer_of_two_notes_counts(tmp_path: Path) -> None:

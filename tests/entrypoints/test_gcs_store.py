@@ -530,7 +530,7 @@ def test_login_of_a_user_serves_and_may_end(store: Google, monkeypatch: pytest.M
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(home))
     assert opened().names("") == []
     store.settings(refresh_revoked=True)
-    with pytest.raises(PermissionError, match=r"log in anew with `gcloud auth application-default login` .*revoked"):
+    with pytest.raises(PermissionError, match=r"log in again with `gcloud auth application-default login` .*revoked"):
         opened().names("")
 
 

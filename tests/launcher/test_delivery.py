@@ -141,7 +141,7 @@ def test_hanging_receiver_holds_up_neither_exit_nor_others(job: Job, home: Path,
         told.wait(1)
         carrier.close(0.2)
         assert time.monotonic() - begin_s < 2.0
-    assert any("not told yet" in words for words in said)
+    assert any("not delivered yet" in words for words in said)
 
 
 def test_what_was_taken_is_marked_though_another_hangs(job: Job, home: Path, told: receivers.Hooks) -> None:
@@ -307,6 +307,6 @@ def test_doubts_name_what_is_not_set_here() -> None:
     """Before anybody relies on it."""
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
     assert list(channels.doubts(config, {"S": "x"})) == [
-        "notify: CLOUDTRAIN_SMTP is not set here, so email cannot be told from here",
-        "notify: told by whoever follows the job (submit, logs -f, wait, watch); by itself with from_job: true",
+        "notify: CLOUDTRAIN_SMTP is not set here, so no alerts by email",
+        "notify: only a command that follows the job sends alerts; with from_job: true the job sends them",
     ]

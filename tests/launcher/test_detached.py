@@ -15,9 +15,9 @@ from cloudtrain.launcher.job import Job
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"notify": [{"slack": "env:A"}]}, "all that `notify` names hear nothing"),
-        ({"notify": [{"slack": "env:A"}, {"slack": "env:B", "from_job": True}]}, "without `from_job` hear nothing"),
-        ({"budget": {"limit": "1 USD"}}, "be told     cloudtrain watch one"),
+        ({"notify": [{"slack": "env:A"}]}, "all that `notify` names receive nothing"),
+        ({"notify": [{"slack": "env:A"}, {"slack": "env:B", "from_job": True}]}, "without `from_job` receive nothing"),
+        ({"budget": {"limit": "1 USD"}}, "get alerts  cloudtrain watch one"),
     ],
 )
 def test_who_is_to_be_told_needs_somebody_to_look(

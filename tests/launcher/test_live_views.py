@@ -132,7 +132,7 @@ q quit  l larger log  r ranks  p pause  up/down scroll  s stop the job
 FAILED_TOP = """\
 failing  failed (error)                                                       1m
 backend    local, 2 x 1 = 2 ranks, attempt 2
-progress   no step was told
+progress   no step reported
 error      rank 1: ValueError: the data has 3 columns
            and the model wants 4
 next       cloudtrain logs --rank 1 --tail 50 failing
@@ -358,7 +358,7 @@ def test_loss_that_has_fallen_far_is_drawn_by_decades(sight: Callable[..., Sight
 def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> None:
     """No step, no curve, and nothing of either is drawn."""
     told = drawn(picture(sight(progress={}, curves=Curves()), log("hello")))
-    assert "no step told yet" in told
+    assert "no step reported yet" in told
     assert "samples/s" not in told
     assert "[r0] hello" in told
 

@@ -118,7 +118,7 @@ def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[.
 def test_notify_without_channels_says_so(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
     """That is no failure."""
     done = cli("notify", cwd=project())
-    assert (done.code, "nobody is told" in done.stderr) == (0, True)
+    assert (done.code, "no alerts are sent" in done.stderr) == (0, True)
 
 
 STEPS = """\
@@ -179,5 +179,5 @@ def test_hanging_receiver_does_not_hold_up_a_followed_job(
         process.stdout.close()
         process.stderr.close()
     assert (code, "done" in printed) == (0, True), said
-    assert "not told yet: slack env:HOOK" in said[-1]
+    assert "alerts not delivered yet: slack env:HOOK" in said[-1]
     assert 2.0 < held_s < 3.5  # of which a moment is the command's own end, on a busy machine

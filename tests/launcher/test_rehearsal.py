@@ -207,12 +207,12 @@ LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 @pytest.mark.parametrize(
     ("first", "second", "is_right", "words"),
     [
-        ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next step that it tells is 3"),
-        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next step that it tells is 40"),  # it tells every tenth
+        ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next reported step is 3"),
+        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next reported step is 40"),  # it tells every tenth
         ({1: 0.5, 9: 0.4}, {5: 0.3}, True, "what it did up to step 9 after what was saved is done again"),
-        ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began anew at step 3"),
-        ({1: 0.5}, {}, False, "the script told no steps"),
-        ({}, {7: 0.1}, False, "its first start told no steps"),
+        ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began again at step 3"),
+        ({1: 0.5}, {}, False, "the script reported no steps"),
+        ({}, {7: 0.1}, False, "its first start reported no steps"),
     ],
 )
 def test_script_goes_on_where_its_steps_do(

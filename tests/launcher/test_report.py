@@ -332,7 +332,7 @@ def test_report_of_a_silent_script_says_how_to_tell_steps(
     path = tmp_path / "silent.html"
     path.write_text(report_html(registry, job, NOW_S))
     text = open_page(path.as_uri()).locator("#charts").inner_text()
-    assert "The job told no steps" in text
+    assert "The job reported no steps" in text
     assert "::ct" in text
 
 
@@ -346,7 +346,7 @@ def test_report_of_a_job_that_has_just_begun_promises_nothing(
     )
     path = tmp_path / "begun.html"
     path.write_text(report_html(registry, registry.find(job.id), NOW_S))
-    assert "No step has been told yet" in open_page(path.as_uri()).locator("#charts").inner_text()
+    assert "No step is reported yet" in open_page(path.as_uri()).locator("#charts").inner_text()
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

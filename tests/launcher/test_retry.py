@@ -67,5 +67,5 @@ def test_what_stands_in_the_way_is_said(
     assert retry.earned(Registry(), replace(job, config=config, bundle=bundle)) is None
     said = capsys.readouterr().err
     assert "attempt 2 of at most 3 begins" in said
-    assert "no further attempt: the code as it was submitted is no longer here" in said
+    assert "no retry: the code as it was submitted is no longer here" in said
     assert Registry().find("j-1").attempt.number == 1

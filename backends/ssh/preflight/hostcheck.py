@@ -163,7 +163,7 @@ def limits(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
             grades[host] = ("ok", f"{MIN_NOFILE} or more") if is_enough else ("warn", str(soft))
 
     def cure(verdict: str, hosts: Sequence[str]) -> str:
-        return f"then log in anew: {remote(hosts, _limit_line('nofile', str(MIN_NOFILE)))}"
+        return f"then log in again: {remote(hosts, _limit_line('nofile', str(MIN_NOFILE)))}"
 
     yield from graded("open files", grades, of, cure)
     pinned = {}
@@ -173,7 +173,7 @@ def limits(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
             pinned[host] = ("ok", "unlimited") if soft == -1 else ("warn", f"{soft >> 10} kB, with InfiniBand")
 
     def cure_pinned(verdict: str, hosts: Sequence[str]) -> str:
-        return f"then log in anew: {remote(hosts, _limit_line('memlock', 'unlimited'))}"
+        return f"then log in again: {remote(hosts, _limit_line('memlock', 'unlimited'))}"
 
     yield from graded("locked memory", pinned, of, cure_pinned)
 

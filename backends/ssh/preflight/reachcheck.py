@@ -36,10 +36,10 @@ _REASONS = (
 _OWN_WORDS = r"our first (program|call)|no Python 3|its folder|its Python"
 _ADVICE = {
     "has no Python": "or name one that is there: --set ssh.python=/path/to/python",
-    "its host key has changed": "if it was set up anew; compare the fingerprint",
+    "its host key has changed": "if the host was set up again; compare the fingerprint",
     "its host key is not known here": "once, to compare its fingerprint",
     "it lets this login not in": "or `ssh-add` the key, or set `user` in ssh.hosts",
-    "nobody knows its name": "mend ssh.hosts, or add a `Host` entry to ssh's configuration",
+    "nobody knows its name": "fix ssh.hosts, or add a `Host` entry to ssh's configuration",
     "nothing listens on its port": "start sshd there, `sudo systemctl start ssh`, or set `port` in ssh.hosts",
     "it does not answer": "is it up, and the way to it (VPN, bastion, firewall) open?",
     "it closes the connection": "is sshd's MaxStartups reached, or this address banned?",
