@@ -124,16 +124,3 @@ def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError
     command = " ".join([f"cloudtrain resume {job.id}", f"--budget {more}", *given])
     hint = f"{error.hint.partition(';')[0]}, at least: {command}"
     return BudgetError(error.message, where=error.where, hint=hint)
-<<<<<<< HEAD
-=======
-
-
-def require_ended(job: Job) -> None:
-    """Raise UsageError for a job that runs, or is done, ConfigError where its folder is gone: it cannot be resumed."""
-    if job.active:
-        raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
-    if job.attempt.state.state == "succeeded":
-        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
-    if not Path(job.config_file).parent.is_dir():
-        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
->>>>>>> page
