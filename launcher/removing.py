@@ -1,4 +1,4 @@
-"""Removing jobs that have ended: their rows, their folders here, their cached logs. The ledger keeps all costs."""
+"""Removing ended jobs: rows of the registry, folders on this machine, cached logs. The ledger keeps all costs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def size_of(registry: Registry, job: Job) -> int:
 
 
 def remove(registry: Registry, job: Job) -> None:
-    """Remove the job. What it has cost stays in the budgets; a damaged one counts there at its worst case.
+    """Remove the job. The cost stays in the budgets; a damaged job counts at the worst case.
 
-    Raises ConfigError where a folder cannot be removed; the job is then listed still.
+    Raises ConfigError for a folder that cannot be removed; then the job stays in the list.
     """
     for folder in _folders(registry, job):
         try:

@@ -45,7 +45,6 @@ def ready(request: Request, shipment: Shipment) -> None:
         raise rest.not_installed(ImportError("No module named 'azure.ai.ml'"))
     cloud = request.beside["workspace"]["cloud"]
     with rest.answers("start the job"):
-        rest.credential(cloud)
         rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
 
 

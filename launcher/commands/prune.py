@@ -17,7 +17,7 @@ __all__ = ["command"]
 @yes_option
 @json_option
 def command(older: str, yes: bool, as_json: bool) -> int:
-    """Remove all jobs that ended longer ago than that, as `rm` does. Damaged jobs stay: `rm` removes them."""
+    """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
     from cloudtrain.launcher.commands.rm import removed
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.units import parse_duration

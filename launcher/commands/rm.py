@@ -21,10 +21,10 @@ __all__ = ["command", "removed"]
 @yes_option
 @json_option
 def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
-    """Remove jobs that have ended: their rows, their folders on this machine with checkpoints, their cached logs.
+    """Remove ended jobs: rows of the registry, folders on this machine with checkpoints, cached logs.
 
-    Files in the cloud and on other machines stay. Budgets still count what the jobs have cost. A name that has run is
-    not used again.
+    Files in the cloud and on other machines stay. Budgets still count the cost. No new job gets the name of a removed
+    job that has run.
     """
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry

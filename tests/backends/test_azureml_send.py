@@ -214,7 +214,7 @@ def test_refusal_is_one_sentence_with_what_to_do(
     assert ("itself failed" in done.stderr, done.stderr.count("error:")) == (False, 1)
     [put] = azure_account.journal("vault.put")
     assert azure_account.secret(put["path"].rpartition("/")[2]) is None
-    assert cli("status", "last", "--json").json["state"] == "failed"
+    assert [job["phase"] for job in cli("list", "--json").json["jobs"]] == ["never_sent"]
 
 
 @pytest.mark.parametrize(
@@ -253,6 +253,8 @@ def test_what_is_missing_is_said(
     assert (done.code, said in done.stderr, "itself failed" in done.stderr) == (exit_code, True, False), done.stderr
     assert azure_account.jobs() == []
     assert [call for call in azure_account.journal("blob.put") if ACCOUNT in call["host"]] == []
+    if exit_code == 4:  # nothing is written down
+        assert cli("list", "--json").json["jobs"] == []
 
 
 def test_cluster_tells_its_type_and_how_long_it_idles(cli: Any, folder: Path, azure_account: Azure) -> None:

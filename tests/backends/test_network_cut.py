@@ -52,7 +52,7 @@ Run = Callable[..., Said]
 
 
 class Network:
-    """The network below all clients here: from the request number `cut` on it is away, None for never."""
+    """The network below all clients of this process: cut from the request number `cut` on, None for never."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,7 +62,7 @@ class Network:
         self._real = urllib3.connectionpool.HTTPConnectionPool._make_request
 
     def request(self, pool: Any, connection: Any, method: str, url: str, **details: Any) -> Any:
-        """Pass the request on, or cut it: before it leaves, or after the server has answered."""
+        """Pass the request on, or cut the network before the request or after the answer."""
         self.count += 1
         self.urls.append(f"{method} {pool.host}{url}"[:110])
         if self.cut is None or self.count < self.cut:
@@ -80,7 +80,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud's stand-in: `jobs` returns the names of the jobs that it has and that are not being ended."""
+    """A cloud's stand-in: `jobs` returns the names of the jobs that run there."""
 
     folder: Path
     jobs: Callable[[], list[str]]
@@ -102,7 +102,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 @pytest.fixture
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
-    """Return the cloud that the test names, with a project that goes there; its jobs never begin."""
+    """Return the named cloud and a project for the cloud; no job ever begins."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "loop.py").write_text("print('x')\n")
@@ -141,7 +141,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
 
 @pytest.fixture
 def run(cloud: Cloud, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Return the command, run in this very process as a fresh one: it knows no client nor token of a call before."""
+    """Return the command, run in this process without the clients and tokens of earlier calls."""
     monkeypatch.setenv("TOKEN", "sesame-open")
     monkeypatch.chdir(cloud.folder)
 
@@ -179,7 +179,7 @@ def shown(run: Run) -> list[str]:
 
 
 def see_it_settled(run: Run, cloud: Cloud, network: Network, home: Path, name: str, *, forgets: bool) -> str:
-    """Check a submit that the network has cut off: its row, its money; return what came of it."""
+    """Check row and money of a submit that the network has cut off; return the outcome."""
     there = f"{name}-1"
     if held(home):  # the request that creates the job had begun
         stopped = run("stop", name)
@@ -207,7 +207,7 @@ def see_it_settled(run: Run, cloud: Cloud, network: Network, home: Path, name: s
 
 
 def cut_everywhere(run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind) -> list[str]:
-    """Cut the network at each request of a submit in turn; return what came of each."""
+    """Cut the network at each request of a submit in turn; return the outcomes."""
     assert run("submit", "-d", "-y", "--name", "whole").code == 0
     network.heal()
     assert run("submit", "-d", "-y", "--name", "second").code == 0  # its code is there already
@@ -240,7 +240,7 @@ def cut_everywhere(run: Run, cloud: Cloud, network: Network, home: Path, kind: K
 def test_cut_at_each_request_leaves_no_row_and_no_money(
     run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind
 ) -> None:
-    """Either the job is there and can be stopped, or it is not there, its row says so, and its name can be retried."""
+    """Either the job exists and `stop` ends the job, or the row says `not sent` and a retry of the name works."""
     found = cut_everywhere(run, cloud, network, home, kind)
     print(kind, found)
     assert found.count("not sent") >= 3
