@@ -2,7 +2,7 @@
 
 An event line in rank 0's log carries the figures of all nodes; the launcher reads rank 0's events alone:
 
-    gpus: 93 % busy on average, 310 of 640 GiB, 2.9 kW  ::ct {"e":"gpu","gpus":[[0,93.0,39680,81920,402.1],...]}
+    gpus: rank 0 93 %, rank 1 95 %  ::ct {"e":"gpu","gpus":[[0,93.0,39680,81920,402.1],...]}
 
 A list holds rank, utilisation in percent, memory used and in all in MiB, and power in watts; None if not known.
 """
@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.host import gpus
 __all__ = ["EVENT_S", "Figures", "Meter", "figures_of", "lines", "write"]
 
 EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
-MOST_FAILED = 3  # measurements in a row; then the tool is not asked again
+MOST_FAILED = 3  # measurements in a row; then the thread ends
 RANKS_A_LINE = 64  # 64 lists of at most 40 characters stay below a line's 4096 bytes
 
 _FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "power.draw")
@@ -33,10 +33,10 @@ Figures = tuple[float | None, ...]  # utilisation, memory used, memory in all, p
 
 
 class Meter:
-    """A thread that measures until `finish`; it ends by itself on a machine without a GPU or a working nvidia-smi."""
+    """A thread that measures until `finish`; the thread ends on a machine without a GPU or a working nvidia-smi."""
 
     def __init__(self, visible: str | None, ranks: int, every_s: float = EVERY_S) -> None:
-        """`visible`: the node's CUDA_VISIBLE_DEVICES; local rank i uses the i-th GPU of it."""
+        """`visible`: the node's CUDA_VISIBLE_DEVICES; local rank i uses the i-th GPU of the list."""
         self.latest: tuple[Figures, ...] = ()
         self._visible, self._ranks, self._every_s = visible, ranks, every_s
         self._stop = threading.Event()
@@ -71,13 +71,12 @@ def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
     """Yield the event lines for the ranks' figures, with as many ranks in each as fit."""
     for begin in range(0, len(told), RANKS_A_LINE):
         some = told[begin : begin + RANKS_A_LINE]
-        use, used, total, watts = ([each[place] for _, each in some] for place in range(4))
-        text = f"gpus: {_mean(use)} % busy on average, {_sum(used, 1024)} of {_sum(total, 1024)} GiB, {_sum(watts)} W"
-        yield events.format_line("gpu", text, {"gpus": [[rank, *each] for rank, each in some]})
+        busy = (f"rank {rank} {'?' if each[0] is None else f'{each[0]:.0f}'} %" for rank, each in some)
+        yield events.format_line("gpu", f"gpus: {', '.join(busy)}", {"gpus": [[rank, *each] for rank, each in some]})
 
 
 def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
-    """Append the event lines to a rank's log, if it is there; return whether. A line that the rank has begun ends."""
+    """Append the event lines to an existing log; return whether. A line that the rank has begun is ended before."""
     # Without O_CREAT: in a container the rank may be another user, who makes the file.
     with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
         if file.seek(0, os.SEEK_END):
@@ -93,13 +92,3 @@ def _figure(text: str, most: float) -> float | None:
         if math.isfinite(value := float(text)) and 0 <= value <= most:
             return value
     return None
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.0f}" if known else "?"
-
-
-def _sum(values: Sequence[float | None], unit: float = 1) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / unit:.0f}" if known else "?"

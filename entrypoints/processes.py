@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "cores",
     "descendants",
     "die_with_parent",
+    "environments",
     "is_of_this_boot",
     "is_stopped",
     "kill",
@@ -115,6 +117,16 @@ def killed_for_memory() -> int:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return 0
+
+
+def environments(name: str) -> Iterator[dict[str, str]]:
+    """Yield the environment of each of our own processes that has the variable (Linux)."""
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            pairs = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
+            found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            if name in found:
+                yield found
 
 
 def with_environment(**variables: str) -> list[int]:

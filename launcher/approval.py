@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.registry import Registry
 
-__all__ = ["approved"]
+__all__ = ["approved", "require_allowed"]
 
 
 def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
@@ -36,3 +37,28 @@ def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callab
         return True
     say("not sent")
     return False
+
+
+def require_allowed(
+    registry: Registry, prepared: Prepared, *, key: str | None = None, force: bool = False
+) -> list[str]:
+    """Return in lines the budgets that a first sending counts against; a known idempotency key `key` sends no job.
+
+    Raises BudgetError if a budget does not hold the job, ConfigError for a slip in the project's name, and for spot
+    machines without a proven resume, unless `force`.
+    """
+    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.money import foretold
+
+    if key is not None and registry.with_key(key) is not None:
+        return []
+    if prepared.config.resources.spot and not force:
+        from cloudtrain.launcher.rehearsal import proofs
+
+        proofs.require(registry.database, prepared)
+    if prepared.plan.worst_case_micro == 0:
+        return []
+    books = foretold.books_of(prepared.config)
+    foretold.require_known_project(books)
+    submit.require_room(registry, prepared, is_first=True)
+    return books.lines(prepared.plan.worst_case_micro)

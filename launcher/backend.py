@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.bundle import Bundle
@@ -39,11 +39,14 @@ __all__ = [
     "Priced",
     "NodeRun",
     "Rehearsal",
+    "Ready",
     "Rehearsed",
     "Request",
+    "Sending",
     "Stage",
     "Shipment",
     "Stored",
+    "Sought",
     "Terms",
     "load",
     "names",
@@ -134,17 +137,40 @@ class Request:
         return cls(name, data.get("body", {}), "", beside=data.get("beside", {}))
 
 
+@dataclass
+class Sending:
+    """Whether the platform may have the job already: a send that fails before frees the job's money at once.
+
+    A backend that never calls `prepares` leaves `may_exist` true: the job then counts until `find` has looked for it.
+    """
+
+    may_exist: bool = True
+
+    def prepares(self) -> None:
+        """Say that the request that creates the job has not begun: uploads and looks come first."""
+        self.may_exist = False
+
+    def creates(self) -> None:
+        """Say that the request that creates the job begins now."""
+        self.may_exist = True
+
+    def is_nothing_sent(self, error: BaseException) -> bool:
+        """Return whether a send that ends with the error has created no job: it was refused, or had not begun."""
+        return not self.may_exist or (isinstance(error, CloudtrainError) and error.exit_code != 7)
+
+
 @dataclass(frozen=True)
 class Shipment:
     """What travels beside the request: the archive, where local state is kept, and the secrets' values.
 
-    Relative paths of the config count from `base`, its file's folder.
+    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is.
     """
 
     bundle: Bundle
     home: Path
     base: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sending: Sending = field(default_factory=Sending, compare=False)
 
 
 @dataclass(frozen=True)
@@ -285,6 +311,20 @@ class Backend(Protocol):
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy what the job has left in its output folder below `folder`; return the files there."""
+
+
+class Ready(Protocol):
+    """What a backend can do that knows, before a job is written down, whether it could be sent from here."""
+
+    def ready(self, request: Request, shipment: Shipment) -> None:
+        """Look for the libraries and the credentials. Raises ConfigError, CredentialError, UnreachableError."""
+
+
+class Sought(Protocol):
+    """What a backend can do whose jobs the vendor's own tools show."""
+
+    def where_to_look(self, request: Request) -> str:
+        """Return the vendor's command that shows whether the request's job exists."""
 
 
 class HasCheckpoints(Protocol):

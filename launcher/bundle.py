@@ -74,11 +74,15 @@ class Bundle:
         return cls(**{**data, "path": Path(data["path"]), "largest": largest})
 
     def summary(self) -> str:
-        """Return one line: size, files, commit."""
-        size = f"{self.bytes / MB:.1f} MB" if self.bytes >= MB / 10 else f"{self.bytes / 1000:.0f} kB"
+        """Return one line: size and number of the user's files, their commit, the archive's size."""
         commit = f", commit {self.git['commit'][:10]}" if self.git.get("commit") else ""
         dirty = " with uncommitted changes" if self.git.get("dirty") else ""
-        return f"{size}, {self.files} files{commit}{dirty}"
+        files = f"{self.files} file{'s' * (self.files != 1)}, {_size(self.code_bytes)}{commit}{dirty}"
+        return f"{files}; {_size(self.bytes)} packed, with cloudtrain's own files"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / MB:.1f} MB" if size_bytes >= MB / 10 else f"{size_bytes / 1000:.1f} kB"
 
 
 def collect(folder: Path, exclude: Iterable[str] = ()) -> list[PurePosixPath]:

@@ -36,6 +36,8 @@ COMMANDS = {
     "ui": "Show jobs, their lines and costs on a page in the browser.",
     "wait": "Wait for jobs to end.",
     "stop": "Have a job save and stop.",
+    "rm": "Remove jobs that have ended, and their files here.",
+    "prune": "Remove the jobs that ended long ago.",
     "resume": "Go on from a job's newest checkpoint.",
     "budget": "Limit the cost of all jobs together, or of a project.",
     "diagnose": "Find the bound of a step: network, data or compute.",
@@ -55,7 +57,7 @@ COMMANDS = {
 # The help's headings; what none of them names comes last.
 SECTIONS = {
     "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
-    "A job's life": ("submit", "stop", "resume", "wait"),
+    "A job's life": ("submit", "stop", "resume", "wait", "rm", "prune"),
     "To look": ("status", "list", "logs", "watch", "ui", "report", "compare", "artifacts", "diagnose", "exec", "hosts"),
     "Money": ("cost", "budget", "prices"),
 }
@@ -147,8 +149,9 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         say(shown.getvalue().rstrip("\n"))
         told = CloudtrainError(error.format_message()).as_json()
         return _ended({**told, "exit_code": error.exit_code}, as_json)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        words = (error.__cause__ or error).args  # click makes an Abort of an interrupt
+        click.echo(": ".join(["interrupted", *map(str, words)]), err=True)
         return 130
     except (ReaderGoneError, BrokenPipeError):
         # Nothing to say, and nobody to say it to. (click by itself would exit 1, which means that the job failed.)

@@ -13,6 +13,7 @@ from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import as_usd
 from cloudtrain.launcher.progress import data_share
+from cloudtrain.launcher.registry import submitter_lives
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.onward import Onward
@@ -43,6 +44,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "project": project_of(job),
         "tags": job.config.get("tags") or {},
         "state": state.state,
+        "phase": attempt.phase,
         "reason": state.reason,
         "resumable": state.resumable,
         "attempt": attempt.number,
@@ -97,6 +99,7 @@ def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str,
     return {
         "number": attempt.number,
         "state": state.state,
+        "phase": attempt.phase,
         "reason": state.reason,
         "created_s": attempt.created_s,
         "started_s": state.started_s,
@@ -132,12 +135,18 @@ def project_of(job: Job) -> str | None:
 def outcome(job: Job) -> str:
     """Return the state in words: `stopped (user), resumable`."""
     state = job.attempt.state
+    if job.attempt.word != state.state:
+        return job.attempt.word
     reason = f" ({state.reason})" if state.reason else ""
     return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
 
 
 def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     """Return what the user may want to do now; `attempts`, all of its, say what a job out of money needs."""
+    if job.attempt.phase == "damaged":
+        return [f"cloudtrain rm {job.id}"]
+    if job.attempt.phase == "intent" and not submitter_lives(job.attempt):
+        return [f"cloudtrain status {job.id}", f"cloudtrain stop --forget {job.id}"]
     if job.active:
         return [f"cloudtrain watch {job.id}", f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
     if job.attempt.state.state == "succeeded":

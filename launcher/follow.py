@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from cloudtrain.launcher import backend as backends
@@ -22,7 +23,7 @@ from cloudtrain.launcher.refresh import refresh
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.terminal import aside, say
 
-__all__ = ["follow", "show", "tails", "wait"]
+__all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
 
 BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
@@ -74,6 +75,42 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
             aside("some lines could not be read: the backend refuses them for now")
     finally:
         stream.close()
+
+
+def read(
+    registry: Registry, job: Job, view: View, *, tail: int | None = None, following: bool = False
+) -> Generator[tuple[int, list[LogLine]], None, None]:
+    """Yield the view's lines with the number of their attempt: up to now, or with `following` to the job's end.
+
+    Retries and notices are sent as by `follow`. Raises UnreachableError, unless following.
+    """
+    printer, herald, job_was_active = Printer(view, is_live=False), Herald(registry), job.active
+
+    def chosen(lines: list[LogLine]) -> tuple[int, list[LogLine]]:
+        return job.attempt.number, view.chosen(printer.ended(lines))
+
+    try:
+        while True:
+            stream = _stream_of(registry, job, job.attempt, view, now=not following)
+            with contextlib.closing(stream):
+                if following:
+                    reader = _read_on(registry, job, stream, view, tail, aside, herald.look)
+                    for job_now, lines in reader:
+                        job = job_now
+                        yield chosen(lines)
+                else:
+                    yield chosen(stream.tail(tail, _wanted(view)) if tail is not None else [])
+                    for lines in stream.backlog():
+                        yield chosen(lines)
+            yield job.attempt.number, view.chosen(printer.bars())
+            again = retry.earned(registry, job) if following and job_was_active else None
+            if again is None:
+                break
+            job, tail = again, None
+    except BaseException:  # GeneratorExit too: the caller reads no further
+        herald.close(0.0)
+        raise
+    herald.close()
 
 
 def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
@@ -153,8 +190,15 @@ def _wait(
 def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
     """Print an attempt's lines to its end; return the job as it is then."""
     stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
+
+    def look(job: Job) -> None:
+        printer.clear()
+        herald.look(job)
+
     try:
-        job = _read_on(registry, job, stream, printer, tail, herald)
+        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.tell, look):
+            job = job_now
+            printer.print(lines)
         printer.finish()
         herald.look(job)
         return job
@@ -163,7 +207,16 @@ def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: 
         stream.close()
 
 
-def _read_on(registry: Registry, job: Job, stream: Stream, printer: Printer, tail: int | None, herald: Herald) -> Job:
+def _read_on(
+    registry: Registry,
+    job: Job,
+    stream: Stream,
+    view: View,
+    tail: int | None,
+    tell: Callable[[str], None],
+    look: Callable[[Job], object],
+) -> Iterator[tuple[Job, list[LogLine]]]:
+    """Yield the job and its attempt's lines, to the end; `tell` gets messages, `look` the job after each refresh."""
     begin_s, state_due = time.monotonic(), 0.0
     told, outage = None, None
     is_through = has_said = False  # what was there at the beginning
@@ -175,33 +228,33 @@ def _read_on(registry: Registry, job: Job, stream: Stream, printer: Printer, tai
             state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
             if job.active and job.attempt.state.detail != told:
                 told = job.attempt.state.detail
-                printer.tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
+                tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
             if is_through or time.monotonic() - begin_s > REPLAY_S:  # alerts of now come below lines of before
-                printer.clear()
-                herald.look(job)
+                look(job)
         try:
             if tail is not None:
-                lines, tail = stream.tail(tail, _wanted(printer.view)), None
+                lines, tail = stream.tail(tail, _wanted(view)), None
             else:
                 lines = stream.read()
         except UnreachableError as error:
             if outage != error.message:
                 outage = error.message
                 hint = f" ({error.hint})" if error.hint else ""
-                printer.tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
+                tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
             if stream.is_over:
-                return job
+                yield job, []
+                return
             time.sleep(BACK_OFF_S)
             continue
         if outage is not None:
             outage = None
-            printer.tell("the log can be read again")
-        printer.print(lines)
+            tell("the log can be read again")
+        yield job, lines
         if stream.is_over:
-            return job
+            return
         if not has_said and stream.is_waiting_s > SAY_S:
             has_said = True
-            printer.tell("the job is over; looking for its last lines")
+            tell("the job is over; looking for its last lines")
         if not stream.is_behind:
             if not is_through:
                 is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)

@@ -1,4 +1,4 @@
-"""How busy the job's GPUs are, folded from its `gpu` events (entrypoints/gpumeter.py), and when they idle."""
+"""How busy the job's GPUs are, folded from `gpu` events (entrypoints/gpumeter.py), and a warning about idle GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from cloudtrain.launcher import hearsay
 
 __all__ = ["IDLE_S", "as_list", "fold", "mean", "warning", "words"]
 
-IDLE_PERCENT, IDLE_S = 10.0, 300.0  # a GPU that was less busy for that long idles
-GONE_S = 600.0  # a rank without figures for that long is not there any more
+IDLE_PERCENT, IDLE_S = 10.0, 300.0  # a GPU below this use for IDLE_S seconds idles
+GONE_S = 600.0  # without figures, after which a rank is dropped
 MOST_RANKS = 1024
 _MOST = {"use": 100.0, "memory_mib": 1e7, "total_mib": 1e7, "watts": 1e5}
 
-Gpus = Mapping[str, Mapping[str, Any]]  # rank -> its newest figures, their time, the mean use, and since when it idles
+Gpus = Mapping[
+    str, Mapping[str, Any]
+]  # rank -> its newest figures, their time, the mean use, and the start of an idle time
 
 
 def fold(known: Gpus, told: Any, time_s: float) -> dict[str, dict[str, Any]]:
@@ -40,7 +42,7 @@ def fold(known: Gpus, told: Any, time_s: float) -> dict[str, dict[str, Any]]:
 
 
 def as_list(progress: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for JSON each rank's newest figures: percent, MiB and watts, None if not known."""
+    """Return for JSON each rank's newest figures: percent, MiB and watts, None if unknown."""
     gpus: Gpus = progress.get("gpus") or {}
     return [{"rank": int(rank), **{name: gpus[rank].get(name) for name in _MOST}} for rank in sorted(gpus, key=int)]
 
@@ -52,7 +54,7 @@ def mean(progress: Mapping[str, Any]) -> float | None:
 
 
 def words(progress: Mapping[str, Any]) -> str:
-    """Return the newest figures in a few words; empty without any."""
+    """Return the newest figures in a few words; empty without figures."""
     gpus: Gpus = progress.get("gpus") or {}
     uses = {rank: each["use"] for rank, each in gpus.items() if each.get("use") is not None}
     parts = []
@@ -69,7 +71,7 @@ def words(progress: Mapping[str, Any]) -> str:
 
 
 def warning(progress: Mapping[str, Any]) -> str:
-    """Return which GPUs have idled for minutes, and what to do; empty if none has."""
+    """Return which GPUs have idled for minutes, and a remedy; empty without an idle GPU."""
     gpus: Gpus = progress.get("gpus") or {}
     idle = {int(rank): each["told_s"] - each["idle_since_s"] for rank, each in gpus.items() if "idle_since_s" in each}
     idle = {rank: took_s for rank, took_s in idle.items() if took_s >= IDLE_S}

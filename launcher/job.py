@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name"]
+from cloudtrain.launcher.errors import UsageError
+
+__all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name", "require_name"]
 
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
 ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 
 # Without 0/o, 1/l/i and vowels: nothing to misread, no words.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class State:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sending of a job. `phase`: intent (journalled), sent, or never_sent; `ref` is the backend's handle."""
+    """One sending of a job. `ref` is the backend's handle.
+
+    `phase`: intent (journalled), sent, never_sent, or damaged: its row in the registry cannot be read.
+    """
 
     job_id: str
     number: int
@@ -70,6 +77,11 @@ class Attempt:
     def name(self) -> str:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
+
+    @property
+    def word(self) -> str:
+        """The state as people see it."""
+        return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)
 
     @property
     def hourly_usd(self) -> float | None:
@@ -117,6 +129,14 @@ class Job:
 def new_id(name: str) -> str:
     """Return a job id for a config's name: unlikely to be taken, short enough to type."""
     return f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+
+
+def require_name(name: str) -> None:
+    """Raise UsageError for a name that no job can have."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
+    if name == "last":
+        raise UsageError("`last` cannot name a job: it stands for the newest job", hint="choose another name")
 
 
 def platform_name(job_id: str, attempt: int) -> str:

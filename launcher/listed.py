@@ -20,12 +20,13 @@ from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.progress import shown
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.registry import RAN, Registry
 from cloudtrain.launcher.terminal import json_line
 
 __all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 2  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
+FORM = 3  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
+UNSENT_S = 86_400.0  # for which a list shows a job that was never sent
 _BATCH = 500  # are kept in one transaction
 
 
@@ -33,7 +34,8 @@ _BATCH = 500  # are kept in one transaction
 class Choice:
     """Which jobs: what is empty or None chooses all. `limit`: the newest so many of them.
 
-    `tags` with their values, None for any; `since_s`: submitted from then on, in unix seconds.
+    `tags` with their values, None for any; `since_s`: submitted from then on, in unix seconds. `hides_unsent`: without
+    jobs that were never sent, from a day after their submit on.
     """
 
     states: frozenset[str] = frozenset()
@@ -42,6 +44,7 @@ class Choice:
     tags: tuple[tuple[str, str | None], ...] = ()
     since_s: float | None = None
     limit: int | None = None
+    hides_unsent: bool = False
 
     @property
     def is_narrow(self) -> bool:
@@ -127,6 +130,9 @@ def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Li
     )
     lines = list(map(Line._make, rows))
     made = [_line(each.row) for each in fresh if _fits(each.job, choice)]
+    if choice.hides_unsent:
+        is_old = {each.job.seq for each in fresh if _is_old_unsent(each)}
+        made = [line for line in made if line.seq not in is_old]
     made = [line for line in made if not choice.states or line.state in choice.states]
     return (sorted([*lines, *made], key=lambda line: -line.seq)[: choice.limit] if made else lines), fresh
 
@@ -145,6 +151,9 @@ def _conditions(choice: Choice) -> tuple[str, list[Any]]:
     if choice.since_s is not None:
         parts.append("created_s >= ?")
         values.append(choice.since_s)
+    if choice.hides_unsent:
+        parts.append("NOT (outcome = 'not sent' AND created_s < ? AND job_id NOT IN (" + RAN + "))")
+        values.append(time.time() - UNSENT_S)
     for key, value in choice.tags:
         parts.append("EXISTS (SELECT 1 FROM json_each(tags) WHERE key = ? AND value = COALESCE(?, value))")
         values += [key, value]
@@ -160,6 +169,11 @@ def _fits(job: Job, choice: Choice) -> bool:
         and (choice.since_s is None or job.created_s >= choice.since_s)
         and all(key in tags and value in (None, tags[key]) for key, value in choice.tags)
     )
+
+
+def _is_old_unsent(each: _Fresh) -> bool:
+    is_unsent = all(attempt.phase == "never_sent" for attempt in each.attempts)
+    return is_unsent and each.job.created_s < time.time() - UNSENT_S
 
 
 def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault, UsageError
+from cloudtrain.launcher.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -135,6 +135,7 @@ class Overrides:
     def load(self, backend: str | None = None) -> Config:
         """Return the config for one backend. Raises ConfigError with every fault, and where several are meant."""
         from cloudtrain.launcher import config
+        from cloudtrain.launcher.prepare import refused
 
         chosen = backend or self.backend
         settings = self.settings
@@ -143,7 +144,7 @@ class Overrides:
                 *settings,
                 price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
             )
-        return config.load(self.file, backend=chosen, overrides=settings, further=_further)
+        return config.load(self.file, backend=chosen, overrides=settings, further=refused)
 
     def compares(self) -> bool:
         """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""
@@ -169,34 +170,11 @@ class Overrides:
         is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
         return config.backends_configured(self.file, self.settings) if is_all else listed
 
-    @contextmanager
-    def placing(self) -> Iterator[None]:
+    def placing(self) -> AbstractContextManager[None]:
         """Give what the block refuses its place in the file."""
-        try:
-            yield
-        except ConfigError as error:
-            from cloudtrain.launcher import config
+        from cloudtrain.launcher import config
 
-            raise (config.placed(error, self.file, self.settings) if not error.where else error) from error
-        except BudgetError as error:  # its `where` is a key of the config
-            from cloudtrain.launcher import config
-
-            fault = config.placed(ConfigError([Fault("", error.where)]), self.file, self.settings).faults[0]
-            error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
-            raise
-
-
-def _further(config: Config) -> Sequence[Fault]:
-    """Return what the backend refuses of a config that has other faults too."""
-    from cloudtrain.launcher.prepare import require_a_plan
-
-    try:
-        require_a_plan(config)
-    except ConfigError as error:
-        return error.faults
-    except BudgetError:  # of money the user is told when the faults are fixed
-        pass
-    return ()
+        return config.placing(self.file, self.settings)
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

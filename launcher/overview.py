@@ -21,6 +21,7 @@ from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.money.words import clock, of_limit
 from cloudtrain.launcher.progress import data_share
 from cloudtrain.launcher.progress import shown as progress_words
+from cloudtrain.launcher.registry import submitter_lives
 from cloudtrain.launcher.signs import signs_of
 from cloudtrain.launcher.terminal import when
 
@@ -130,6 +131,8 @@ def _pending(job: Job, now_s: float) -> list[str]:
     waited = f"for {span(now_s - attempt.created_s)}"
     if attempt.phase == "intent":
         who = attempt.submitter
+        if not submitter_lives(attempt):
+            return [f"  waiting     {waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}"]
         return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
     most = (job.config.get("limits") or {}).get("max_wait")
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
@@ -331,7 +334,7 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple
     reason = f" ({state.reason})" if state.reason else ""
     return (
         str(attempt.number),
-        "never sent" if attempt.phase == "never_sent" else f"{state.state}{reason}",
+        attempt.word if attempt.word != state.state else f"{state.state}{reason}",
         took,
         "?" if spent is None else amount(spent),
         str(progress.get("step", "-")),

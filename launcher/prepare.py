@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import bundle as bundles
 from cloudtrain.launcher import plan as plans
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.errors import BudgetError, ConfigError
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.errors import Fault
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "require_a_plan"]
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
 
 DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
 
@@ -84,6 +85,17 @@ def require_a_plan(config: Config) -> None:
         raise ConfigError(faults)
 
 
+def refused(config: Config) -> Sequence[Fault]:
+    """Return what the backend refuses of a config that has other faults too."""
+    try:
+        require_a_plan(config)
+    except ConfigError as error:
+        return error.faults
+    except BudgetError:  # about money the user is informed when the faults are fixed
+        pass
+    return ()
+
+
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:
     """Yield the keys of the config that this backend ignores, and other facts to know before a submit."""
     asked = {
@@ -109,5 +121,10 @@ def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> It
         from cloudtrain.launcher.notices.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
+    wanted = config.resources.accelerators if config.backend == "local" else None
+    if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
+        there = plan.gpus_per_instance
+        gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
+        yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"

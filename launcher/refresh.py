@@ -20,7 +20,7 @@ from cloudtrain.launcher.lastword import LastWord
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.registry import Registry, submitter_lives
 
-__all__ = ["NEVER_SENT", "refresh"]
+__all__ = ["NEVER_SENT", "look_again", "refresh"]
 
 MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
@@ -60,12 +60,24 @@ def refresh(registry: Registry, job: Job) -> Job:
     return replace(job, attempt=attempt)
 
 
+def look_again(registry: Registry, job: Job) -> Job:
+    """Return the job as it is now, after its backend was asked for one that counts as not sent: it may be there.
+
+    Raises what the backend's `find` raises.
+    """
+    if job.attempt.phase != "never_sent":
+        return refresh(registry, job)
+    return refresh(registry, replace(job, attempt=_settle(registry, job.attempt, backends.load(job.backend))))
+
+
 def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
     """Adopt what the dead submitter has sent, or close the attempt: never send again."""
     ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
     if ref is not None:
         registry.mark_sent(attempt, ref)
-        return replace(attempt, phase="sent", ref=ref)
+        return replace(attempt, phase="sent", ref=ref, state=State("pending"))
+    if attempt.phase == "never_sent":
+        return attempt
     state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
     registry.mark_never_sent(attempt, state)
     return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
-from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State, new_id
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
 
-__all__ = ["Registry", "submitter_lives", "this_process"]
+__all__ = ["RAN", "Registry", "submitter_lives", "this_process"]
 
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
@@ -29,6 +29,8 @@ SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.su
 FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
+RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
+_PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # what every plan has
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -69,11 +71,25 @@ class Registry:
                     hint=f"choose another --name, or look at it: cloudtrain status {name}",
                 )
             job_id = name if exclusive else new_id(name)
-            while not exclusive and self._select("AND jobs.id = ?", job_id):
+            while not exclusive and self._booked(job_id):
                 job_id = new_id(name)
-            job = make(job_id, 1)
+            booked = self._booked(job_id)
+            if any(row["state"] != "released" for row in booked):
+                raise UsageError(
+                    f"a job named `{name}` was removed here; its backend may still have its files under that name",
+                    hint="choose another --name",
+                )
+            job = make(job_id, max((row["attempt"] for row in booked), default=0) + 1)
             self._insert_job(job, key)
         return job, True
+
+    def remove(self, job_id: str) -> None:
+        """Remove the job from all tables but the ledger's, which keep what it has cost; its name is not used again."""
+        with self.database.transaction():
+            for table in ("notices", "points", "kept_logs", "attempts"):
+                self.database.execute(f"DELETE FROM {table} WHERE job_id = ?", (job_id,))
+            self.database.execute("DELETE FROM listed WHERE job_id = ?", (job_id,))
+            self.database.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
         """Journal the intent to send a further attempt, with this config and bundle, which the next one starts from.
@@ -172,7 +188,7 @@ class Registry:
     def find(self, key: str) -> Job:
         """Return the job of that id, name (its newest), unique prefix, or `last`. Raises NoSuchJobError."""
         if key in ("last", "-"):
-            rows = self._select("ORDER BY jobs.seq DESC LIMIT 1")
+            rows = self._select(f"AND jobs.id IN ({RAN}) ORDER BY jobs.seq DESC LIMIT 1")
             if not rows:
                 raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
             return rows[0]
@@ -191,7 +207,8 @@ class Registry:
     def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
         """Return jobs, the newest first."""
         only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
-        return self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
+        found = self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
+        return [job for job in found if job.active or not active]  # a damaged one says nothing of itself
 
     def numbered(self, seqs: Sequence[int]) -> list[Job]:
         """Return the jobs that were submitted as these, the newest first."""
@@ -223,6 +240,10 @@ class Registry:
         return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
 
     # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _booked(self, job_id: str) -> list[sqlite3.Row]:
+        """Return what the ledger knows of the attempts of a job of this id, whether the job is still here or not."""
+        return self.database.execute("SELECT attempt, state FROM reservations WHERE job_id = ?", (job_id,))
 
     def _insert_job(self, job: Job, key: str | None) -> None:
         """Write the job and its attempt as the newest; a row of that id, which never ran, becomes this one."""
@@ -279,31 +300,61 @@ def submitter_lives(attempt: Attempt) -> bool:
 
 
 def _job(row: sqlite3.Row) -> Job:
+    attempt = _attempt(row, row["id"])
+    try:
+        config, bundle, created_s = _object(row["config"]), _object(row["bundle"]), float(row["created_s"])
+    except (ValueError, TypeError) as error:
+        config, bundle, created_s, attempt = {}, {}, attempt.created_s, _damaged(row, row["id"], error)
     return Job(
         id=row["id"],
         name=row["name"],
         backend=row["backend"],
-        created_s=row["created_s"],
-        config=json.loads(row["config"]),
+        created_s=created_s,
+        config=config,
         config_file=row["config_file"],
-        bundle=json.loads(row["bundle"]),
+        bundle=bundle,
         idempotency_key=row["idempotency_key"],
         seq=row["seq"],
-        attempt=_attempt(row, row["id"]),
+        attempt=attempt,
     )
 
 
 def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
-    return Attempt(
-        job_id=job_id,
-        number=row["number"],
-        phase=row["phase"],
-        plan=json.loads(row["plan"]),
-        request=json.loads(row["request"]),
-        created_s=row["sent_s"],
-        submitter=json.loads(row["submitter"]),
-        ref=json.loads(row["ref"]) if row["ref"] else None,
-        state=State(**json.loads(row["outcome"])),
-        progress=json.loads(row["progress"]),
-        unreachable_since_s=row["unreachable_since_s"],
-    )
+    """Return the attempt; of a damaged row what can still be said, so that it hides no other job."""
+    try:
+        state = State(**_object(row["outcome"]))
+        found = Attempt(
+            job_id=job_id,
+            number=row["number"],
+            phase=row["phase"],
+            plan=_object(row["plan"]),
+            request=_object(row["request"]),
+            created_s=float(row["sent_s"]),
+            submitter=_object(row["submitter"]),
+            ref=_object(row["ref"]) if row["ref"] else None,
+            state=state,
+            progress=_object(row["progress"]),
+            unreachable_since_s=row["unreachable_since_s"],
+        )
+        times = (state.started_s, state.ended_s, found.unreachable_since_s, found.plan.get("hourly_usd"))
+        if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
+            raise ValueError(f"its state is {state.state!r}")
+        if not all(isinstance(found.plan.get(key), int) for key in _PLANNED):
+            raise ValueError("its plan is not whole")
+    except (ValueError, TypeError) as error:
+        return _damaged(row, job_id, error)
+    return found
+
+
+def _damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
+    detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
+    created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
+    plan = {**dict.fromkeys(_PLANNED, 0), "hourly_usd": None}
+    return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found

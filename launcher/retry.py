@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.prepare import Prepared
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "earned", "is_earned", "prepare_next"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
@@ -43,6 +43,35 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
         )
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, stored)
     return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+
+
+def require_ended(registry: Registry, job: Job) -> None:
+    """Raise UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone."""
+    if job.active:
+        raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
+    if job.attempt.state.state == "succeeded":
+        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    if not Path(job.config_file).parent.is_dir():
+        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
+    if registry.never_ran(job):
+        raise UsageError(f"{job.id} was never sent", hint="submit it again")
+
+
+def budget_setting(job: Job, text: str) -> str:
+    """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
+    from cloudtrain.launcher.money.outlook import budget_micro
+    from cloudtrain.launcher.units import format_money, parse_money
+
+    wanted, before = text.strip(), budget_micro(job)
+    try:
+        micro = parse_money(wanted.removeprefix("+"))
+    except ValueError as error:
+        raise UsageError(f"--budget: expected {error}", hint="+50USD adds to the budget, 200USD sets it") from None
+    if wanted.startswith("+"):
+        if before is None:
+            raise UsageError(f"{job.id} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
+        micro += before
+    return f"budget.limit={format_money(micro)}"
 
 
 def _spent_micro(registry: Registry, job: Job, config: Config) -> int:
@@ -86,10 +115,11 @@ def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
         return submit.resend(registry, job, prepare_next(registry, job), environ)
-    except UnreachableError as error:
-        say(f"whether attempt {number} was sent is not known yet: {error}")
-        return registry.find(job.id)
     except (CloudtrainError, OSError) as error:
+        known = registry.find(job.id)
+        if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:
+            say(f"whether attempt {number} was sent is not known yet: {error}")
+            return known
         found = _of_another(registry, job)
         if found is None:
             say(f"no retry: {error}")

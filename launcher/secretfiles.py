@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from cloudtrain.launcher.errors import Fault, Place
 
@@ -44,44 +44,37 @@ _COPY = re.compile(r"(~|\.(bak|backup|old|orig|save|swp|copy))+$")
 _HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|md)|(example|sample|template)\.env")
 
 
-class _Shape(NamedTuple):
-    """The name of a kind of secret, a fixed part of its text, and its regular expression."""
-
-    name: str
-    mark: str
-    pattern: str
-
-
+# A kind of secret, a fixed part of its text, and its regular expression.
 _SHAPES = (
-    _Shape("a private key", "PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\w\\+/=:,-]{64}"),
-    *(_Shape("an AWS access key", mark, rf"{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),
-    _Shape("an AWS secret key", "ecret_access_key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}(?![\w/+])"),
-    _Shape("an AWS secret key", "SECRET_ACCESS_KEY", r"AWS_SECRET_ACCESS_KEY\W{1,6}[\w/+]{40}(?![\w/+])"),
-    _Shape("an Azure storage key", "AccountKey=", r"AccountKey=[\w/+]{86}=="),
-    _Shape("an Azure client secret", "Q~", r"[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
-    _Shape("a Google API key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
-    *(_Shape("a GitHub token", mark, rf"{mark}[0-9A-Za-z]{{36}}") for mark in ("ghp_", "gho_")),
-    _Shape("a GitHub token", "github_pat_", r"github_pat_\w{82}"),
-    _Shape("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
-    _Shape("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
-    _Shape("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
-    _Shape("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
-    _Shape("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
-    _Shape("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
-    *(_Shape("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
-    _Shape(
+    ("a private key", "PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\w\\+/=:,-]{64}"),
+    *(("an AWS access key", mark, rf"{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),
+    ("an AWS secret key", "ecret_access_key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}(?![\w/+])"),
+    ("an AWS secret key", "SECRET_ACCESS_KEY", r"AWS_SECRET_ACCESS_KEY\W{1,6}[\w/+]{40}(?![\w/+])"),
+    ("an Azure storage key", "AccountKey=", r"AccountKey=[\w/+]{86}=="),
+    ("an Azure client secret", "Q~", r"[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
+    ("a Google API key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
+    *(("a GitHub token", mark, rf"{mark}[0-9A-Za-z]{{36}}") for mark in ("ghp_", "gho_")),
+    ("a GitHub token", "github_pat_", r"github_pat_\w{82}"),
+    ("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
+    ("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
+    ("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
+    ("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
+    ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
+    ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
+    *(("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
+    (
         "a Slack webhook",
         "hooks.slack.com",
         r"(?:https://)?hooks\.slack\.com/(?:services|workflows|triggers)/[\w+/]{43}",
     ),
-    _Shape("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
-    _Shape("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
-    _Shape("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),
-    _Shape("a PyPI token", "pypi-AgEIcHlwaS5vcmc", r"pypi-AgEIcHlwaS5vcmc[\w-]{50}"),
-    _Shape("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
-    _Shape("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
-    _Shape("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
-    _Shape("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
+    ("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
+    ("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
+    ("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),
+    ("a PyPI token", "pypi-AgEIcHlwaS5vcmc", r"pypi-AgEIcHlwaS5vcmc[\w-]{50}"),
+    ("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
+    ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
+    ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
+    ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
 )
 # Bytes around a mark: a secret that begins less than _STEP bytes behind the mark ends before _AFTER.
 _BEFORE, _STEP, _AFTER = 80, 150, 400
@@ -98,7 +91,7 @@ def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterabl
 
     `sizes` are the files to ship, links among them. A line `!FILE` in `exclude` or .cloudtrainignore permits a file.
     """
-    left, read, found = FOLDER_BYTES, dict[Path, set[str]](), dict[PurePosixPath, list[Fault]]()
+    left, found = FOLDER_BYTES, dict[PurePosixPath, list[Fault]]()
     for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
         if _looks_secret(name):
             hint = f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`"
@@ -107,9 +100,9 @@ def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterabl
         elif (searched := min(size, FILE_BYTES)) <= left and not (folder / name).is_symlink():
             left -= searched
             found[name] = list(_tokens(folder, name))
-    for name in sorted(name for name, faults in found.items() if faults):
-        if not _is_permitted(folder, name, set(exclude), read):
-            yield from found[name]
+    names = {name for name, faults in found.items() if faults}
+    for name in sorted(names - _permitted(folder, names, exclude)):
+        yield from found[name]
 
 
 def token_in(text: str) -> str | None:
@@ -145,17 +138,16 @@ def _tokens(folder: Path, name: PurePosixPath) -> Iterator[Fault]:
 
 def _found(data: bytes) -> Iterator[tuple[str, int]]:
     """Yield each kind of secret in the data, and the offset of the first match."""
-    for shape in _SHAPES:
-        if (start := _first(data, shape)) is not None:
-            yield shape.name, start
+    for kind, mark, pattern in _SHAPES:
+        if (start := _first(data, mark.encode(), pattern.encode())) is not None:
+            yield kind, start
 
 
-def _first(data: bytes, shape: _Shape) -> int | None:
-    mark = shape.mark.encode()
+def _first(data: bytes, mark: bytes, pattern: bytes) -> int | None:
     at = data.find(mark)
     while at >= 0:
-        pattern = re.compile(rb"(?<![\w+-])" + shape.pattern.encode())  # cached by re
-        for match in pattern.finditer(data, max(0, at - _BEFORE), at + _AFTER):
+        whole = re.compile(rb"(?<![\w+-])" + pattern)  # cached by re
+        for match in whole.finditer(data, max(0, at - _BEFORE), at + _AFTER):
             if len(set(match[0].replace(mark, b""))) >= _FEWEST and not _PLACEHOLDER.search(match[0]):
                 return match.start()
         at = data.find(mark, at + _STEP)
@@ -166,16 +158,11 @@ def _permit(name: PurePosixPath) -> str:
     return f"`!{name}` in .cloudtrainignore ships it all the same"
 
 
-def _is_permitted(folder: Path, name: PurePosixPath, exclude: set[str], read: dict[Path, set[str]]) -> bool:
-    """Return whether a `!` line names exactly this file; a pattern such as `!*.py` permits no file."""
-    if not exclude.isdisjoint({f"!{name}", f"!/{name}"}):
-        return True
-    for parent in name.parents:
-        ignore = folder / parent / ".cloudtrainignore"
-        if ignore not in read:
-            is_there = ignore.is_file()
-            read[ignore] = set(map(str.strip, ignore.read_text(errors="replace").splitlines())) if is_there else set()
-        inside = name.relative_to(parent)
-        if not read[ignore].isdisjoint({f"!{inside}", f"!/{inside}"}):
-            return True
-    return False
+def _permitted(folder: Path, names: Iterable[PurePosixPath], exclude: Iterable[str]) -> set[PurePosixPath]:
+    """Return the files that a `!` line names exactly; a pattern such as `!*.py` permits no file."""
+    lines = [(PurePosixPath(), line) for line in exclude]
+    for parent in {parent for name in names for parent in name.parents}:
+        with suppress(OSError):
+            text = (folder / parent / ".cloudtrainignore").read_text(errors="replace")
+            lines += [(parent, line) for line in text.splitlines()]
+    return {parent / line[1:].strip().lstrip("/") for parent, line in lines if line.startswith("!")}

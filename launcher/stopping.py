@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.refresh import look_again, refresh
+from cloudtrain.launcher.registry import submitter_lives
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.registry import Registry
 
-__all__ = ["Asked", "ask"]
+__all__ = ["Asked", "ask", "forget", "where_to_look"]
 
 
 @dataclass(frozen=True)
 class Asked:
     """The job as it was found, and what came of it.
 
-    `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, or `kept`: whoever was to agree has not.
-    `kills`: it is ended at once, as was wished and its backend can.
+    `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, `doubtful`: nobody knows whether it was sent
+    and the backend does not answer, `forgotten`, or `kept`: whoever was to agree has not. `kills`: it is ended at once,
+    as was wished and its backend can.
     """
 
     job: Job
-    verdict: Literal["asked", "ended", "unsent", "kept"]
+    verdict: Literal["asked", "ended", "unsent", "doubtful", "forgotten", "kept"]
     wants_kill: bool = False
     kills: bool = False
 
@@ -51,6 +57,10 @@ class Asked:
             return f"{self.job.id} is just being submitted; try again in a moment"
         if self.verdict == "kept":
             return "not stopped"
+        if self.verdict == "doubtful":
+            return f"{self.job.backend} does not answer: {self.job.id} may exist there as {self.job.attempt.name}"
+        if self.verdict == "forgotten":
+            return f"{self.job.id} is forgotten: nothing is reserved for it any more"
         return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
 
 
@@ -59,10 +69,17 @@ def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[A
 
     `agrees` is shown what is about to be asked. Raises NoSuchJobError, UnreachableError, CredentialError, ConfigError.
     """
-    job = refresh(registry, registry.find(name))
+    job = registry.find(name)
+    if job.attempt.phase == "never_sent":
+        with suppress(CloudtrainError):  # it may be there all the same
+            job = look_again(registry, job)
+    else:
+        job = refresh(registry, job)
     ref = job.attempt.ref
+    if ref is None and job.active:
+        return Asked(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
     if ref is None:
-        return Asked(job, "unsent" if job.active else "ended")
+        return Asked(job, "ended")
     backend = backends.load(job.backend)
     kills = now and job.active and backend.pace(ref).can_kill
     asked = Asked(job, "asked" if job.active else "ended", now, kills)
@@ -70,3 +87,40 @@ def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[A
         return replace(asked, verdict="kept")
     backend.stop(ref, now=now)  # of one that has ended, too: what agents that were killed may have left
     return asked
+
+
+def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> Asked:
+    """Give up a job whose backend does not answer, so that it holds no money; what runs there is not stopped.
+
+    Of an attempt that may never have been sent all money is freed; one that was sent keeps what it has cost until now.
+    Raises NoSuchJobError; UsageError for a job that can be stopped.
+    """
+    job = registry.find(name)
+    with suppress(CloudtrainError):  # a plug-in that is gone answers no more than a network that is down
+        job = refresh(registry, job)
+    attempt = job.attempt
+    if not job.active:
+        return Asked(job, "ended")
+    if attempt.phase == "intent" and submitter_lives(attempt):
+        return Asked(job, "unsent")
+    if attempt.phase == "sent" and attempt.unreachable_since_s is None:
+        raise UsageError(f"{job.backend} answers: {job.id} need not be forgotten", hint=f"cloudtrain stop {job.id}")
+    if not agrees(Asked(job, "doubtful")):
+        return Asked(job, "kept")
+    state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
+    state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
+    if attempt.phase == "intent":
+        registry.mark_never_sent(attempt, state)
+    else:
+        registry.set_state(attempt, state, attempt.progress)
+    teams.tell(registry.database)
+    return Asked(registry.find(job.id), "forgotten")
+
+
+def where_to_look(job: Job) -> str:
+    """Return how to look for the job without cloudtrain: its backend's own command, else its name there."""
+    name, seek = job.attempt.name, None
+    with suppress(CloudtrainError):
+        seek = getattr(backends.load(job.backend), "where_to_look", None)
+    request = backends.Request.load(name, job.attempt.request)
+    return seek(request) if seek else f"look for {name} where {job.backend} lists its jobs"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money import budgets, foretold, ledger, reserving, teamledger, teams
 from cloudtrain.launcher.money.cells import open_cell
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["require_room", "resend", "send"]
+__all__ = ["NOTHING", "require_room", "resend", "send"]
 
+NOTHING = "nothing was sent, and nothing is reserved"
 T = TypeVar("T")
 
 
@@ -46,8 +47,11 @@ def send(
     """
     secrets = _secrets(prepared.config, environ)
     config = prepared.config
-    if key is not None and (known := registry.with_key(key)) is not None:
+    known = None if key is None else registry.with_key(key)
+    if known is not None:
         refresh(registry, known)  # where a submit has died and sent nothing, the key is free again
+    else:
+        _require_ready(registry, prepared)
 
     def make(job_id: str, number: int) -> Job:
         request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)
@@ -92,6 +96,7 @@ def resend(
         checkpoint = sent.checkpoint.model_copy(update={"all_damaged": "start-over"})
         sent = sent.model_copy(update={"checkpoint": checkpoint})
     secrets = _secrets(sent, environ)
+    _require_ready(registry, prepared)
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
@@ -104,6 +109,17 @@ def resend(
 
     _with_room(registry, add)
     return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
+
+
+def _require_ready(registry: Registry, prepared: Prepared) -> None:
+    """Raise what a send would raise for a missing library or for missing credentials, before a job is written down."""
+    if (ready := getattr(prepared.backend, "ready", None)) is not None:
+        base = prepared.config_file.absolute().parent
+        try:
+            ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
+        except UnreachableError as error:
+            error.message += f"; {NOTHING}"
+            raise
 
 
 def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> None:
@@ -167,10 +183,9 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         except BudgetError:
             reserving.reconcile(registry)  # what of this home's jobs has ended holds its worst case there until now
             shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
-    except CloudtrainError as error:
-        registry.mark_never_sent(attempt, _not_sent(error))
-        if error.exit_code != 7:  # else it would not hear of it now either
-            teams.tell(registry.database)
+    except BaseException as error:
+        # A ledger that does not answer would not hear of the end now either.
+        _close(registry, attempt, error, tells=not isinstance(error, UnreachableError))
         raise
     held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
     own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])
@@ -178,8 +193,16 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         say(line)
 
 
-def _not_sent(error: CloudtrainError) -> State:
-    return State("failed", "error", detail=f"not sent: {error.message}", ended_s=time.time())
+def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells: bool = True) -> None:
+    """Store that nothing was sent, and free the money here and with the team; a Ctrl-C leaves no new job behind."""
+    why = error.message if isinstance(error, CloudtrainError) else repr(error)
+    registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
+    if tells:
+        teams.tell(registry.database)
+    if isinstance(error, KeyboardInterrupt):
+        if registry.never_ran(registry.find(attempt.job_id)):
+            registry.remove(attempt.job_id)
+        raise KeyboardInterrupt(NOTHING) from None
 
 
 def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
@@ -190,21 +213,24 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
     attempt = job.attempt
     request = backends.Request.load(attempt.name, attempt.request)
     shipment = backends.Shipment(prepared.bundle, registry.folder, Path(job.config_file).parent, secrets)
+    _hold(registry, attempt)
     try:
-        _hold(registry, attempt)
         ref = prepared.backend.send(request, shipment)
-    except CloudtrainError as error:
-        # The backend refused: the attempt is over, with its reason. What it did not answer stays an intent.
-        if error.exit_code == 7:
-            registry.release(attempt)
+        shipment.sending.creates()
+        registry.mark_sent(attempt, ref)
+    except BaseException as error:
+        if shipment.sending.is_nothing_sent(error):
+            _close(registry, attempt, error)
+            if isinstance(error, UnreachableError):
+                error.message += f"; {NOTHING}"
             raise
-        registry.mark_never_sent(attempt, _not_sent(error))
-        teams.tell(registry.database)
+        registry.release(attempt)  # this process may live on, and follow; any command may settle the attempt
+        where = f"{job.id} may have been sent, as {attempt.name}: cloudtrain status {job.id} looks for it"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{where}, cloudtrain stop {job.id} stops it") from None
+        if isinstance(error, UnreachableError):
+            error.message += f"; {where}"
         raise
-    except BaseException:  # this process may live on, and follow
-        registry.release(attempt)
-        raise
-    registry.mark_sent(attempt, ref)
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
 
 

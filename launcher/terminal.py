@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import click
@@ -26,6 +28,8 @@ __all__ = [
     "print_json",
     "print_lines",
     "print_text",
+    "reported",
+    "reporting",
     "say",
     "when",
     "write",
@@ -38,8 +42,30 @@ _LINE_END = re.compile("[\r\u2028\u2029]")
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
+_reporter: ContextVar[Callable[[str], None] | None] = ContextVar("reporter", default=None)
+
+
+@contextmanager
+def reporting(to: Callable[[str], None]) -> Iterator[None]:
+    """Hand messages for people to a function during the block, in this thread or task, instead of printing them."""
+    token = _reporter.set(to)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def reported(message: str) -> bool:
+    """Hand the message to the function of `reporting`; return False outside such a block."""
+    if (to := _reporter.get()) is not None:
+        to(escaped(message).strip("\n"))
+    return to is not None
+
+
 def say(message: str) -> None:
     """Tell the user something: on standard error, its lines broken at words where it is a terminal."""
+    if reported(message):
+        return
     click.echo("\n".join(columns.wrapped([escaped(message)], columns.width(sys.stderr))), err=True)
 
 
@@ -57,6 +83,8 @@ def _escape(found: re.Match[str]) -> str:
 
 def aside(message: str) -> None:
     """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
+    if reported(message):
+        return
     lines = columns.wrapped([escaped(message)], _beside(len(_MARK)))
     dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     marked = [f"{_MARK}{line}" for line in lines]

@@ -170,8 +170,8 @@ def _availability() -> str:
     return "\n".join(
         [
             "## Keys that not every backend supports\n",
-            "A plan names the keys that the backend ignores. Without a yes, retries happen only while a",
-            "cloudtrain command follows the job (`submit`, `logs -f`, `wait`, `watch`); with a yes, the platform does the retries.",
+            "A plan names the keys that the backend ignores. Without a yes, retries happen only while a command",
+            "follows the job (`submit`, `logs -f`, `wait`, `watch`); with a yes, the platform retries.",
             "`limits.max_wait` is for spot on SageMaker, and for flex start on Vertex AI.\n",
             f"| key | {' | '.join(BACKENDS)} |",
             f"| --- | {' | '.join('---' for _ in BACKENDS)} |",

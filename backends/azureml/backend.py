@@ -26,14 +26,17 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "ready",
     "rehearsal",
     "request",
     "send",
     "state",
     "stop",
+    "where_to_look",
 ]
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
+_require = lazily.of("cloudtrain.backends.azureml.request", "require")
 CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented
 LEAD_S = 300  # the image and mounts before our clock begins, should limits.timeout count them: that is not documented
 LEAST_S = 60  # the service takes less for 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
@@ -72,7 +75,7 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.azureml.request", "build")
-_require = lazily.of("cloudtrain.backends.azureml.request", "require")
+ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -85,3 +88,9 @@ doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
 price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")
 rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
+
+
+def where_to_look(request: Request) -> str:
+    """Return Azure's own command that shows the job."""
+    place = request.beside["workspace"]
+    return f"az ml job show -n {request.name} -w {place['name']} -g {place['resource_group']}"

@@ -7,6 +7,7 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
 
 STATE_S = 4.0
 LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
@@ -38,6 +39,16 @@ BUSY_S = 10.0  # of silence for each second that a look is put off
 _last_line_s: dict[str, float] = {}
 
 
+def ready(request: Request, shipment: Shipment) -> None:
+    """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without the login."""
+    if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
+        raise rest.not_installed(ImportError("No module named 'azure.ai.ml'"))
+    cloud = request.beside["workspace"]["cloud"]
+    with rest.answers("start the job"):
+        rest.credential(cloud)
+        rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
+
+
 def send(request: Request, shipment: Shipment) -> JobRef:
     """Look at what the job needs, send it, and return its handle.
 
@@ -47,6 +58,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     from cloudtrain.backends.azureml.request import SENT, encoded  # of a job's many readers none needs it
 
     workspace, owner = _workspace(request.beside), identity(shipment.home)
+    shipment.sending.prepares()
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
         if there is not None:  # an earlier try's, whose answer was lost
@@ -66,10 +78,9 @@ def send(request: Request, shipment: Shipment) -> JobRef:
             "environment_variables": {**request.body["environment_variables"], SENT: encoded(sent)},
         }
         services = _create(request, shipment, job, owner)
-    except UnreachableError:
-        raise
-    except Exception:  # refused: nothing of it may stay
-        _remove_secrets(workspace, sent.get("vault"))
+    except BaseException as error:
+        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+            _remove_secrets(workspace, sent.get("vault"))
         raise
     return _ref(request, services, idle_s, sent.get("vault"))
 
@@ -210,12 +221,13 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     for number in range(1, TRIES + 1):
         try:
             with rest.answers("start the job"):
-                return sdk.create(workspace, job, shipment.bundle.path, folder)
+                return sdk.create(workspace, job, shipment.bundle.path, folder, shipment.sending.creates)
         except CloudtrainError as error:
-            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
-                there = _described(workspace, request.name)
-            if there is not None:
-                return _services_of_ours(request, there, owner)
+            if shipment.sending.may_exist:
+                with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                    there = _described(workspace, request.name)
+                if there is not None:
+                    return _services_of_ours(request, there, owner)
             # Of a lost answer to an upload the SDK's own second try hears that the blob exists.
             is_lost = isinstance(error, UnreachableError) or "BlobAlreadyExists" in str(error)
             if number == TRIES or not is_lost or time.monotonic() - begin_s > AGAIN_S:

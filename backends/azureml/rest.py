@@ -60,8 +60,8 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 _NO_CAPACITY = ("quota", "insufficientcapacity", "notenoughcores", "allocationfailed", "skunotavailable")
 # What the credentials' library says of a login that cannot be reached: it calls that a failed authentication.
 _NO_WAY = re.compile(
-    r"Unable to connect|establish a new connection|resolve|timed out|Connection (aborted|broken)|RemoteDisconn"
-    r"|IncompleteRead|HTTP Error: (5|429)|Unable to get authority configuration|TooManyRequests"
+    r"Unable to connect|refused|reset by peer|establish a new connection|resolve|timed out|Connection (aborted|broken)"
+    r"|RemoteDisconn|IncompleteRead|HTTP Error: (5|429)|Unable to get authority configuration|TooManyRequests"
 )
 _NO_CERTIFICATES = re.compile(r"CA certificate bundle|certificate file")
 # What Azure calls a part of the workspace's id that is not there -> the config's key for it, and what tells it.

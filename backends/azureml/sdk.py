@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ __all__ = ["create"]
 RETRIES = 4
 
 
-def create(workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path) -> dict[str, Any]:
+def create(
+    workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path, begins: Callable[[], None]
+) -> dict[str, Any]:
     """Upload the code, unless it is there, and start the job; return its services, as Azure names them.
 
-    Runs with `folder`, the user's own of the code, as current directory: of it the SDK notes the commit. Raises
-    AzureError, ConfigError for what the SDK itself refuses.
+    Runs with `folder`, the user's own of the code, as current directory: of it the SDK notes the commit. `begins` is
+    called before each request that may create the job. Raises AzureError, ConfigError for what the SDK itself refuses.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
@@ -36,12 +38,12 @@ def create(workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path
             code.mkdir()
             shutil.copyfile(bundle, code / BUNDLE)
             with _quiet(), _inside(folder if folder.is_dir() else code):
-                return _create(workspace, {**job, "code": str(code)}, Path(scratch))
+                return _create(workspace, {**job, "code": str(code)}, Path(scratch), begins)
     except OSError as error:
         raise ConfigError(f"the code cannot be sent: {error.strerror or error}", where=error.filename or "") from error
 
 
-def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Callable[[], None]) -> dict[str, Any]:
     try:
         from azure.ai.ml import MLClient, load_job
         from azure.ai.ml.exceptions import MlException
@@ -50,6 +52,13 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[st
     except ImportError as error:
         raise rest.not_installed(error) from error
     from cloudtrain.launcher.render import as_yaml
+
+    seen: list[bool] = []
+
+    def look(request: Any) -> None:
+        seen.append(True)
+        if request.http_request.method not in ("GET", "HEAD") and "/jobs/" in request.http_request.url:
+            begins()
 
     path = scratch / "job.yml"
     path.write_text(as_yaml(job), encoding="utf-8")
@@ -63,6 +72,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[st
             enable_telemetry=False,
             retry_total=RETRIES,
             logging_enable=False,
+            raw_request_hook=look,
         )
         sent = client.jobs.create_or_update(load_job(path))
     except core.HttpResponseError as error:
@@ -75,6 +85,9 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path) -> dict[st
         if isinstance(error.__cause__ or error.__context__, core.AzureError):
             raise _of_cause(error) from error
         raise ConfigError([Fault(f"Azure's SDK refuses the job: {_line(error)}", key="azureml")]) from error
+    finally:
+        if not seen:  # a version of the SDK that calls no hook: the request may have been any
+            begins()
     return {name: {"endpoint": getattr(each, "endpoint", None)} for name, each in (sent.services or {}).items()}
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "doctor", "find", "interpreter", "logs"]
-__all__ += ["pace", "rehearsal", "request", "send", "state", "stop"]
+__all__ += ["pace", "ready", "rehearsal", "request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next one is as near, so the first is on the screen at once
@@ -71,9 +71,15 @@ def check(request: Request) -> list[Fault]:
     return list(rules.faults(request.body))
 
 
+def ready(request: Request, shipment: Shipment) -> None:
+    """Raise ConfigError where there is no interpreter with torch."""
+    interpreter(request.body["python"], shipment.base)
+
+
 def send(request: Request, shipment: Shipment) -> JobRef:
     """Start one detached agent a node, all or none. Raises ConfigError where the machine lacks something."""
     body = request.body
+    shipment.sending.prepares()
     python = interpreter(body["python"], shipment.base)
     job_folder = shipment.home / "local" / body["job"]
     folder = job_folder / f"attempt-{body['attempt']}"
@@ -88,6 +94,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         durable.write_json(folder / "ref.json", ref)
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
+    shipment.sending.creates()
     try:
         _start_agents(folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
     except ConfigError:
@@ -149,8 +156,13 @@ def pace(ref: JobRef) -> Pace:
 def stop(ref: JobRef, *, now: bool) -> None:
     """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
     roots = _roots(ref)
-    for root in roots:
-        nodefolder.ask_to_stop(root, "now" if now else "user")
+    try:
+        for root in roots:
+            nodefolder.ask_to_stop(root, "now" if now else "user")
+    except OSError as error:  # a full disk: agents that have ended need no word, and a kill needs none
+        if not now and any(map(nodefolder.agent_pid, roots)):
+            what = f"the agents cannot be asked to stop: {error.strerror}"
+            raise ConfigError(what, where=error.filename or roots[0], hint="free some room, or stop --now") from error
     if now or not any(map(nodefolder.agent_pid, roots)):
         nodefolder.end(roots)
 

@@ -1,12 +1,15 @@
-"""What this machine would refuse."""
+"""What this machine would refuse, and what makes a job slow here."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import durable, processes
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.home import where
 
 __all__ = ["faults"]
 
@@ -33,3 +36,32 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
                 key=key,
                 hint=f"use a folder here: --set {key}=/some/path",
             )
+    yield from _crowding(body, processes.cores())
+
+
+def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
+    """Yield that the ranks of running local jobs and those of this one have more threads than there are cores."""
+    try:
+        home = where()
+    except RuntimeError:  # `~nobody`: the submit says so
+        return
+    held: dict[str, int] = {}  # by log folder, which is a node's
+    jobs = set()
+    for environ in processes.environments("CLOUDTRAIN_SPEC"):
+        folder = environ.get("CLOUDTRAIN_LOG_DIR", "")
+        if Path(folder).is_relative_to(home / "local"):
+            ranks = (durable.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)
+            held[folder] = ranks * _threads(environ, cores)
+            jobs.add(environ.get("CLOUDTRAIN_JOB"))
+    ranks = len(body["nodes"]) * body["spec"]["nproc_per_node"]
+    own = ranks * _threads(body["environment"], max(1, cores // ranks))
+    if jobs and own + sum(held.values()) > cores:
+        others = f"{len(jobs)} other local job{'s use' if len(jobs) > 1 else ' uses'}"
+        message = f"{others} {sum(held.values())} threads, and this job {own}, on {cores} cores: the jobs get slower"
+        yield Fault(message, key="env.OMP_NUM_THREADS", is_warning=True)
+
+
+def _threads(environ: Mapping[str, str], usual: int) -> int:
+    """Return how many threads OpenMP gives a rank; the variable may be a list, by level."""
+    first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else usual

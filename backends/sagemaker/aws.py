@@ -20,7 +20,17 @@ from cloudtrain.launcher.errors import (
 )
 from cloudtrain.launcher.extras import install
 
-__all__ = ["Access", "answers", "client", "code_of", "is_expired", "is_refusal", "polls", "renew"]
+__all__ = [
+    "Access",
+    "answers",
+    "client",
+    "code_of",
+    "is_expired",
+    "is_refusal",
+    "polls",
+    "renew",
+    "require_credentials",
+]
 
 CONNECT_S, READ_S = 10, 60
 RENEW_S = 5.0
@@ -65,6 +75,14 @@ def client(access: Access, service: str, *, patient: bool = False) -> Any:
         if (known := _clients.get(key)) is None:
             known = _clients[key] = _new_client(access, service, patient=patient)
     return known
+
+
+def require_credentials(access: Access) -> None:
+    """Raise ConfigError without the SDK, CredentialError where it finds no credentials; AWS itself is not asked."""
+    boto3, botocore = _sdk()
+    with answers("start the training job"):
+        if boto3.Session(profile_name=access.profile).get_credentials() is None:
+            raise botocore.exceptions.NoCredentialsError
 
 
 def renew() -> None:

@@ -30,14 +30,17 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "ready",
     "rehearsal",
     "request",
     "send",
     "state",
     "stop",
+    "where_to_look",
 ]
 
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
+_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 
 # Billed are the seconds from TrainingStartTime to TrainingEndTime, and MaxRuntimeInSeconds ends them, of all attempts
 # that SageMaker makes together (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
@@ -75,7 +78,7 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
-_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
+ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -89,3 +92,8 @@ quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
 invoice = lazily.of("cloudtrain.backends.sagemaker.invoice", "invoice")
 price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")
 rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
+
+
+def where_to_look(request: Request) -> str:
+    """Return AWS's own command that shows the job."""
+    return f"aws sagemaker describe-training-job --region {request.beside['region']} --training-job-name {request.name}"

@@ -18,11 +18,16 @@ from cloudtrain.launcher.home import identity
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
 
 CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
 STATE_S = 5.0
 LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
+
+
+def ready(request: Request, shipment: Shipment) -> None:
+    """Raise ConfigError without the SDK, CredentialError where it finds no credentials."""
+    aws.require_credentials(aws.Access.of(request.beside))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -33,19 +38,20 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     beside, owner = request.beside, identity(shipment.home)
     access, ref = aws.Access.of(beside), _ref(request, owner)
+    shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
     files.claim(access, beside["owner_uri"], owner)
     files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref))
     try:
         if shipment.secrets:
             parameters.put(access, ref["secrets_prefix"], shipment.secrets)
+        shipment.sending.creates()
         _create(access, request)
-    except UnreachableError:
-        raise
-    except CloudtrainError:  # refused: nothing of it may stay
-        with contextlib.suppress(CloudtrainError):
-            files.retract(access, beside["job_uri"] + requests.SPEC)
-            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+    except BaseException as error:
+        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+            with contextlib.suppress(CloudtrainError):
+                files.retract(access, beside["job_uri"] + requests.SPEC)
+                parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
         raise
     return ref
 

@@ -44,6 +44,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     holds their GPUs.
     """
     body, lines = request.body, fleet()
+    shipment.sending.prepares()
     seats = seated(body, lines)
     seats = _holder_first(lines, body, seats)
     nodes = [_node(lines, number, seat, body) for number, seat in enumerate(seats)]
@@ -68,6 +69,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
         for number, seat in enumerate(seats)
     ]
+    shipment.sending.creates()
     _start(lines, seats, specs, body)
     return ref
 

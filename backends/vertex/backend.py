@@ -26,15 +26,18 @@ __all__ = [
     "pace",
     "price_region",
     "quotes",
+    "ready",
     "rehearsal",
     "rehearsal_service",
     "request",
     "send",
     "state",
     "stop",
+    "where_to_look",
 ]
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
+_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
 TAIL_S = 60  # from scheduling.timeout to replicas that are gone; an assumption, none is documented
 LEAD_S = 300  # the image before our clock begins, should the timeout count it: that is not documented
@@ -44,7 +47,7 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
-_require = lazily.of("cloudtrain.backends.vertex.request", "require")
+ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
 state = lazily.of(_JOBS, "state")
@@ -94,3 +97,9 @@ def check(request: Request) -> list[Fault]:
 
 rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
 rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serving")
+
+
+def where_to_look(request: Request) -> str:
+    """Return Google's own command that shows the job."""
+    place = f"--project {request.beside['project']} --region {request.beside['location']}"
+    return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"

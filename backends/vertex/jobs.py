@@ -12,12 +12,13 @@ import contextlib
 import secrets
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Sending, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.home import home as state_home
 from cloudtrain.launcher.home import identity
@@ -26,7 +27,7 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
 STATE_S = 4.0
@@ -39,6 +40,15 @@ DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked fo
 _over: set[str] = set()  # jobs whose end this process has seen
 
 
+def ready(request: Request, shipment: Shipment) -> None:
+    """Raise ConfigError without Google's libraries, CredentialError where they find no credentials."""
+    access = Access.of(request.beside)
+    with rest.answers("start the job"):
+        rest.credentials(access.project)
+    if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
+        raise rest.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
+
+
 def send(request: Request, shipment: Shipment) -> JobRef:
     """Upload what is not there yet, claim the job's name, and start it.
 
@@ -48,6 +58,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     from cloudtrain.backends.vertex import sdk
 
     beside, access, owner = request.beside, Access.of(request.beside), identity(shipment.home)
+    shipment.sending.prepares()
     files.require_bucket(access, beside["code_uri"])
     with rest.answers("write to the bucket", needs=files.ROLE):
         if not files.exists(access, beside["code_uri"], shipment.bundle.path.stat().st_size):
@@ -57,17 +68,16 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         files.claim(access, beside["owner_uri"], owner)
     _require_new(access, request, owner)
     secret = _secret(request, owner)
-    if shipment.secrets and secret is not None:
-        with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
-            secretmanager.put(access, secret, shipment.secrets)
     try:
-        name, is_doubtful = _create(access, request, owner)
-    except UnreachableError:
-        raise
-    except CloudtrainError:  # refused: nothing of it may stay
-        with contextlib.suppress(GoogleError):
-            files.retract(access, beside["order_uri"])
-        _remove_secret(access, secret)
+        if shipment.secrets and secret is not None:
+            with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
+                secretmanager.put(access, secret, shipment.secrets)
+        name, is_doubtful = _create(access, request, owner, shipment.sending)
+    except BaseException as error:
+        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+            with contextlib.suppress(GoogleError):
+                files.retract(access, beside["order_uri"])
+            _remove_secret(access, secret)
         raise
     return _ref(request, name, owner, is_doubtful=is_doubtful)
 
@@ -193,7 +203,7 @@ def _secret(request: Request, owner: str) -> str | None:
     return f"{told['secret']}-{owner[:8]}" if told else None
 
 
-def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
+def _create(access: Access, request: Request, owner: str, sending: Sending) -> tuple[str, bool]:
     """Send, and send again where something was lost on the way and no job is there.
 
     Return the job's resource name, and whether another of the same label may still arrive. Raises UnreachableError
@@ -207,15 +217,16 @@ def _create(access: Access, request: Request, owner: str) -> tuple[str, bool]:
         try:
             with rest.answers("start the job"):
                 files.put_order(access, request.beside["order_uri"], _order(request, owner, fence, time.time()))
-                made = sdk.create(access, _with_marks(request, owner, fence))
+                made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
                     _cancel_others(access, request.name, owner, made["name"])
             return made["name"], number > 1
         except UnreachableError as error:
-            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
-                if found := _there(access, request.name, owner):
-                    return _settle(access, request, owner, found), True
+            if sending.may_exist:
+                with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                    if found := _there(access, request.name, owner):
+                        return _settle(access, request, owner, found), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
                 raise
             time.sleep(PAUSE_S * number)

@@ -24,8 +24,11 @@ TAIL_S = 300.0  # of one session; it may last an hour, but nobody can tell it me
 TAIL_WINDOW_S = 1  # for which Cloud Logging gathers entries to put them in order
 
 
-def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
-    """Send the job once; return its resource name and state. Raises GoogleError, ConfigError."""
+def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Send the job once; return its resource name and state. Raises GoogleError, ConfigError.
+
+    `begins` is called when all is ready but the request itself.
+    """
     try:
         from google.api_core import exceptions
         from google.cloud.aiplatform_v1.services.job_service import JobServiceClient
@@ -44,6 +47,7 @@ def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
             credentials=rest.credentials(access.project), client_options=options, transport=transport
         )
         with client:
+            begins()
             made = client.create_custom_job(
                 parent=access.parent, custom_job=CustomJob.wrap(message), timeout=CREATE_S, retry=None
             )

@@ -112,6 +112,7 @@ class Teller:
         self._said: set[str] = set()
         self._verdict: Mapping[str, Any] | None = None
         self._end_s = 0.0
+        self._wall_s = time.time() - time.monotonic()  # measured once: the wall clock may be set meanwhile
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
 
@@ -154,7 +155,7 @@ class Teller:
 
     def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
         """Tell what is due; return the seconds until something may be tried again, None where nothing is left."""
-        now_s = time.time()
+        now_s = self._now_s()
         due = self._due(what({}, now_s), now_s)
         if due:  # only now is the log read
             due = self._due(what(_progress(self._log), now_s), now_s)
@@ -162,10 +163,13 @@ class Teller:
         for (name, notice), fault in zip(due, faults, strict=True):
             if fault is not None and (name, notice.key) not in self._told:
                 tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
-                self._tries[name, notice.key] = (tries, time.time() + back_off_s(tries, fault))
+                self._tries[name, notice.key] = (tries, self._now_s() + back_off_s(tries, fault))
                 self._say(self._channels[name][0], fault)
         waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._told]
-        return max(0.05, min(waits) - time.time()) if waits else None
+        return max(0.05, min(waits) - self._now_s()) if waits else None
+
+    def _now_s(self) -> float:
+        return self._wall_s + time.monotonic()
 
     def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
         found = []

@@ -86,6 +86,8 @@ class Gathering:
         for source, entry in sorted(offers, key=lambda each: listing.order(each[1]), reverse=True):
             if self._stop.is_set():
                 return
+            if self._newest_alone and entry.step is not None and not entry.is_ours:
+                continue  # a step's name without a manifest: the trainer cannot use the entry
             if any(fnmatchcase(entry.name, pattern) for pattern in self._merged):
                 self._merge(source, entry)
             elif entry.name not in had and self._bring(source, entry):

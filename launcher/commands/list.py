@@ -35,7 +35,7 @@ DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # where the terminal is
     ),
 )
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
-@click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}.")
+@click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="How many.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
@@ -73,6 +73,7 @@ def command(
         tags=tuple(_tag(each) for each in tags),
         since_s=_since_s(since),
         limit=limit or (None if everything or as_json else SHOWN),
+        hides_unsent=not (everything or as_json),
     )
     registry, faults = Registry(), dict[str, CloudtrainError]()
 

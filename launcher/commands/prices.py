@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,12 @@ from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.prices.listing import Line
+    from cloudtrain.launcher.prices.listing import Line, Wanted
     from cloudtrain.launcher.prices.refreshing import Change
 
 __all__ = ["command"]
 
+PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
 DROPPED = ("AS OF", "BACKEND", "AGE", "ORIGIN", "OFF BY", "LISTED", "PER GPU", "HAS")  # where the terminal is narrow
 CHANGES = ("BACKEND", "TYPE", "REGION", "HOW", "WAS", "IS", "CHANGE", "SOURCE, OR WHY NOT")
@@ -31,6 +33,14 @@ PERCENT = 0.0005  # as a share, from which on a price is another one
 @click.option("--region", help="In this region alone.")
 @click.option("--type", "instance_type", help="Of this machine type alone.")
 @click.option("--spot/--on-demand", "is_spot", default=None, help="Spot prices alone, or on demand alone.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help=f"Of its machines.  [default: {DEFAULT_FILE}, if there]",
+)
+@click.option("--all", "is_all", is_flag=True, help="Of all machines, not only the config's.")
+@click.option("--wide", is_flag=True, help="Show all columns: one GPU's price, what it is off by, origin, day.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
 @json_option
 @click.pass_context
@@ -41,13 +51,17 @@ def command(
     region: str | None,
     instance_type: str | None,
     is_spot: bool | None,
+    file: Path | None,
+    is_all: bool,
+    wide: bool,
     as_csv: bool,
     as_json: bool,
 ) -> None:
     """Show what is known of machines' prices: US dollars for one machine and an hour.
 
-    COUNTED is what budgets count with, by which the cheapest comes first: the LISTED price, and OFF BY as much as it
-    may be too low. An old spot price counts as the price on demand. `quoted` was found in a public place, `derived`
+    With a config file only its machines are shown, unless --all, a region, a type or the like is given. AT MOST is the
+    sum that budgets count with (COUNTED with --wide), and the order: the price, and how much it may be too low. An old
+    spot price counts as the price on demand. Of --wide's origins, `quoted` was found in a public place, `derived`
     follows from another figure by a rule, `read` comes from the vendor's own list by `cloudtrain prices refresh`; the
     sources are in --json and --csv.
     """
@@ -57,17 +71,63 @@ def command(
 
     _require(backend, accelerator)
     wanted = Wanted(backend, accelerator, region, instance_type, is_spot)
-    found = lines(wanted)
+    is_filtered = is_all or any((backend, accelerator, region, instance_type))
+    if file is None and not is_filtered and _has_a_list(Path(DEFAULT_FILE)):
+        file = Path(DEFAULT_FILE)
+    found = lines(wanted) if file is None else _of_config(file, wanted)
     if as_json:
         print_json({"prices": [line.dump() for line in found]})
     elif as_csv:
         print_lines(_csv(found))
     elif found:
-        columns, cut = width(), {"TYPE": 20}
-        print_lines(table(HEAD, [_row(line) for line in found], drop=DROPPED, shorten=cut, columns=columns))
-        say(f"{len(found)} prices; budgets count with COUNTED; sources: --json, --csv")
-    if not found:
+        columns, cut, head = width(), {"TYPE": 20}, HEAD if wide else PLAIN
+        rows = [_row(line) if wide else _plain(line) for line in found]
+        print_lines(table(head, rows, drop=DROPPED, shorten=cut, columns=columns))
+        counted, others = "COUNTED" if wide else "AT MOST", "" if file is None else "; other machines: --all"
+        say(
+            f"{len(found)} price{'s' * (len(found) != 1)}; budgets count with {counted}; sources: --json, --csv{others}"
+        )
+    if not found and file is None:
         say(why_none(wanted))
+
+
+def _has_a_list(file: Path) -> bool:
+    """Return whether the file names a backend whose vendor publishes prices."""
+    if not file.exists():
+        return False
+    from cloudtrain.launcher import config as configs
+    from cloudtrain.launcher.errors import ConfigError
+    from cloudtrain.launcher.prices.refreshing import priced
+
+    try:
+        return any(priced(name) is not None for name in configs.backends_configured(file))
+    except ConfigError:  # a faulty file hides no price
+        return False
+
+
+def _of_config(file: Path, wanted: Wanted) -> list[Line]:
+    """Return the prices of the config's machines, and say which machine has no price."""
+    from cloudtrain.launcher import backend as backends
+    from cloudtrain.launcher.errors import CloudtrainError
+    from cloudtrain.launcher.prices import refreshing
+    from cloudtrain.launcher.prices.listing import lines
+
+    found: list[Line] = []
+    for target in refreshing.targets(file, None):
+        cloud = refreshing.priced(target.name)
+        try:
+            if target.error is not None or target.config is None or cloud is None:
+                raise target.error or CloudtrainError("no config")
+            capacity = backends.load(target.name).capacity(target.config)
+            region = cloud.price_region(target.config)
+        except CloudtrainError as error:
+            say(f"{target.name}: {error.message}")
+            continue
+        there = lines(replace(wanted, backend=target.name, region=region, instance_type=capacity.machine))
+        if not any(line.rate is not None for line in there):
+            say(f"{target.name}: {capacity.price_source}")
+        found += there
+    return found
 
 
 def _require(backend: str | None, accelerator: str | None) -> None:
@@ -101,6 +161,11 @@ def _row(line: Line) -> list[str]:
         "-" if rate is None else rate.as_of,
         key.backend,
     ]
+
+
+def _plain(line: Line) -> list[str]:
+    counted, _, name, has, region, how, listed, age, *_ = _row(line)
+    return [line.key.backend, name, has, region, how, listed, counted, age]
 
 
 def _usd(value: float | None) -> str:

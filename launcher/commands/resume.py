@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from shlex import quote
 
 import click
 
 from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.errors import BudgetError, ConfigError, UsageError
+from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.options import (
     examples,
@@ -22,7 +21,7 @@ from cloudtrain.launcher.options import (
 )
 from cloudtrain.launcher.terminal import confirm, print_json, say
 
-__all__ = ["budget_setting", "command", "require_ended"]
+__all__ = ["command"]
 
 
 @click.command(
@@ -59,14 +58,13 @@ def command(
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.refresh import refresh
     from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.retry import budget_setting, require_ended
 
     if budget is not None:
         require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    require_ended(found)
-    if registry.never_ran(found):
-        raise UsageError(f"{found.id} was never sent", hint="submit it again")
+    require_ended(registry, found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
         say("no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
@@ -93,23 +91,6 @@ def command(
         say("\n".join(detached.lines(found)))
         return 0
     return follow(registry, found, view_of(found, View(as_json=as_json)))
-
-
-def budget_setting(job: Job, text: str) -> str:
-    """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
-    from cloudtrain.launcher.money.outlook import budget_micro
-    from cloudtrain.launcher.units import format_money, parse_money
-
-    wanted, before = text.strip(), budget_micro(job)
-    try:
-        micro = parse_money(wanted.removeprefix("+"))
-    except ValueError as error:
-        raise UsageError(f"--budget: expected {error}", hint="+50USD adds to the budget, 200USD sets it") from None
-    if wanted.startswith("+"):
-        if before is None:
-            raise UsageError(f"{job.id} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
-        micro += before
-    return f"budget.limit={format_money(micro)}"
 
 
 def _as_typed(
@@ -143,13 +124,3 @@ def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError
     command = " ".join([f"cloudtrain resume {job.id}", f"--budget {more}", *given])
     hint = f"{error.hint.partition(';')[0]}, at least: {command}"
     return BudgetError(error.message, where=error.where, hint=hint)
-
-
-def require_ended(job: Job) -> None:
-    """Raise UsageError for a job that runs, or is done, ConfigError where its folder is gone: it cannot be resumed."""
-    if job.active:
-        raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
-    if job.attempt.state.state == "succeeded":
-        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
-    if not Path(job.config_file).parent.is_dir():
-        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
 from cloudtrain.launcher.terminal import confirm, say
 
@@ -22,9 +23,10 @@ PATIENCE_S = 5.0  # before the wait is explained
 @job_argument
 @click.option("--now", is_flag=True, help="Kill at once, without saving; goes on from the last checkpoint.")
 @click.option("-d", "--detach", is_flag=True, help="Ask, and return; else wait until it has stopped.")
+@click.option("--forget", is_flag=True, help="Give up a job whose backend does not answer, and free its money.")
 @yes_option
 @json_option
-def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
+def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json: bool) -> int:
     """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there.
 
     A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB it is the newest one, after a
@@ -43,8 +45,16 @@ def command(job: str, now: bool, detach: bool, yes: bool, as_json: bool) -> int:
             say(wish.note)
         return confirm(f"Stop {wish.job.id} {wish.how}?", yes=yes or (not now and not is_newest))
 
+    def gives_up(wish: stopping.Asked) -> bool:
+        say(f"{wish.words}; if it does, it runs on and is billed. To look there:")
+        say(f"  {stopping.where_to_look(wish.job)}")
+        return confirm(f"Forget {wish.job.id}?", yes=yes)
+
     registry = Registry()
-    asked = stopping.ask(registry, job, now=now, agrees=agrees)
+    asked = stopping.forget(registry, job, gives_up) if forget else stopping.ask(registry, job, now=now, agrees=agrees)
+    if asked.verdict == "doubtful":
+        hint = f"try again later, or look: {stopping.where_to_look(asked.job)}; cloudtrain stop --forget {asked.job.id}"
+        raise UnreachableError(asked.words, hint=f"{hint} gives it up and frees its money")
     say(asked.words if asked.verdict != "asked" else f"stopping {asked.job.id} {asked.how}")
     if asked.verdict in ("unsent", "kept"):
         return 1

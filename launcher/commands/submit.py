@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.launcher import detached
-from cloudtrain.launcher.approval import approved
+from cloudtrain.launcher.approval import approved, require_allowed
 from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.job import require_name
 from cloudtrain.launcher.options import (
     ALL,
     CHEAPEST,
@@ -31,11 +31,9 @@ from cloudtrain.launcher.terminal import print_json, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
-    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command", "render"]
 
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 _ARGS = "cloudtrain.args"  # of click's context: the words after `--`
 
 
@@ -94,10 +92,8 @@ def command(
     is a process tree a node, detached: closing the terminal does not touch it.
     """
     overrides = _with_words(overrides, given)
-    if name is not None and not NAME.fullmatch(name):
-        raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
-    if name == "last":
-        raise UsageError("`last` cannot name a job: it stands for the newest one", hint="choose another --name")
+    if name is not None:
+        require_name(name)
     if dry_run:
         return _dry_run(overrides, output, as_json)
     if output is not None:
@@ -150,20 +146,23 @@ def _submit(
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    config = overrides.load()
-    with overrides.placing():
-        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-    registry = Registry(folder)
-    is_known = key is not None and registry.with_key(key) is not None  # it is not sent again, and costs nothing more
-    if not approved(
-        prepared, yes=yes, check=lambda: None if is_known else _check(registry, prepared, overrides, force)
-    ):
-        return 1
     try:
+        config = overrides.load()
+        with overrides.placing():
+            prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+        registry = Registry(folder)
+
+        def check() -> None:
+            with overrides.placing():
+                lines = require_allowed(registry, prepared, key=key, force=force)
+            for line in lines:
+                say(line)
+
+        if not approved(prepared, yes=yes, check=check):
+            return 1
         job, is_new = submit.send(registry, prepared, name=name, key=key)
-    except KeyboardInterrupt:
-        say("\ninterrupted while sending: `cloudtrain list` tells whether the job runs; it is never sent twice")
-        return 130
+    except (click.Abort, KeyboardInterrupt) as error:
+        raise KeyboardInterrupt(*(error.args or (submit.NOTHING,))) from None
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
@@ -171,30 +170,6 @@ def _submit(
         say("\n".join(detached.lines(job)))
         return 0
     return follow(registry, job, view_of(job, View(as_json=as_json)))
-
-
-def _check(registry: Registry, prepared: Prepared, overrides: Overrides, force: bool) -> None:
-    """Say which budgets the job counts against, before anybody is asked.
-
-    Raises BudgetError where one does not hold it, ConfigError for a slip in the project's name, and for spot machines
-    without a proven resume.
-    """
-    from cloudtrain.launcher import submit
-    from cloudtrain.launcher.money import foretold
-
-    if prepared.config.resources.spot and not force:
-        from cloudtrain.launcher.rehearsal import proofs
-
-        with overrides.placing():
-            proofs.require(registry.database, prepared)
-    if prepared.plan.worst_case_micro == 0:
-        return
-    books = foretold.books_of(prepared.config)
-    with overrides.placing():
-        foretold.require_known_project(books)
-    submit.require_room(registry, prepared, is_first=True)
-    for line in books.lines(prepared.plan.worst_case_micro):
-        say(line)
 
 
 def _chosen(overrides: Overrides) -> Overrides:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,9 +17,19 @@ from cloudtrain.launcher.config import choices, codefiles, rules, schema, schema
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config.schema import Config
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 
-__all__ = ["DEFAULT_FILE", "Config", "backends_asked", "backends_configured", "load", "placed", "stored"]
+__all__ = [
+    "DEFAULT_FILE",
+    "Config",
+    "backends_asked",
+    "backends_configured",
+    "from_data",
+    "load",
+    "placed",
+    "placing",
+    "stored",
+]
 
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
@@ -42,11 +53,38 @@ def load(
     parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
     if parsed.root is None:
         raise ConfigError(parsed.faults or [_empty(path)])
-    root, faults = parsed.root, list(parsed.faults)
+    return _checked(parsed.root, parsed.faults, path, _assignments(backend, overrides), environ, further)
+
+
+def from_data(
+    data: Mapping[str, Any],
+    path: Path,
+    *,
+    backend: str | None = None,
+    overrides: Sequence[str] = (),
+    further: Callable[[Config], Sequence[Fault]] | None = None,
+) -> Config:
+    """Return the config of a Python mapping, checked like a file at `path`, which need not exist.
+
+    Text is taken literally: `${NAME}` is not filled in. Raises ConfigError with every fault.
+    """
+    root = yamlfile.from_data(data, given_values.Given(path.name, 0, 0, ""))
+    return _checked(root, (), path, _assignments(backend, overrides), os.environ, further)
+
+
+def _checked(
+    root: Node,
+    before: Sequence[Fault],
+    path: Path,
+    assignments: Sequence[tuple[str, str]],
+    environ: Mapping[str, str],
+    further: Callable[[Config], Sequence[Fault]] | None,
+) -> Config:
+    faults = list(before)
     if not isinstance(root.value, dict):
         message = f"expected a mapping of keys, found {schemafaults.found(root)}"
         raise ConfigError(faults or [Fault(message, place=root.place, hint="begin with `name: my-job`")])
-    for option, assignment in _assignments(backend, overrides):
+    for option, assignment in assignments:
         root, more = given_values.apply(root, option, assignment, environ)
         faults += more
     config, more = _validated(root)
@@ -95,6 +133,19 @@ def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> Con
         root = None
     given = tuple(assignment.partition("=")[0].strip() for assignment in overrides)
     return ConfigError([_placed(fault, root, given) for fault in error.faults])
+
+
+@contextmanager
+def placing(path: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Give faults that the block raises their place in the config file, if there is a file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise (placed(error, path, overrides) if not error.where else error) from error
+    except BudgetError as error:  # its `where` is a key of the config
+        fault = placed(ConfigError([Fault("", error.where)]), path, overrides).faults[0]
+        error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
+        raise
 
 
 def _placed(fault: Fault, root: Node | None, given: tuple[str, ...]) -> Fault:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import secretfiles
 from cloudtrain.launcher.config import schemafaults, yamlfile
@@ -25,28 +25,20 @@ def notes_of(config: Config, file: Path) -> Iterator[str]:
     root = _root(file) if config.env or config.args or config.resume_args else None
     for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
         # The config holds arguments as a list, whatever their form in the file: an argument is found by its text.
-        written = {
-            (path[-1] if key == "env" else "", str(node.text)): (path, node) for path, node in _leaves((key,), root)
-        }
-        for path, value in _items(key, values):
-            path, node = written.get((path[-1] if key == "env" else "", str(value)), (path, None))
-            variables = [*_VARIABLES.findall(node.shown)] if node is not None else []
-            variables += [str(path[-1])] if key == "env" and value else []
+        is_env = key == "env"
+        leaves = _leaves((key,), root)
+        written = {(path[-1] if is_env else "", leaf.text): (path, leaf) for path, leaf in leaves}
+        for step, value in values.items() if isinstance(values, dict) else enumerate(values or ()):
+            place, node = written.get((step if is_env else "", str(value)), ((key, step), None))
+            variables = [*(_VARIABLES.findall(node.shown) if node else ()), *([str(step)] if is_env and value else ())]
             variable = next(filter(secretfiles.secret_name, variables), None)
             kind = secretfiles.token_in(str(value))
-            if variable is None and kind is None:
-                continue
-            place = f"{node.place}, " if node is not None else ""
-            what = f"holds {kind}, and is" if kind is not None else "looks secret, and is"
-            name = str(path[-1]) if key == "env" else variable or "NAME"
-            how = f"write `secrets: [{name}]` and export {name}"
-            reads = "" if key == "env" else "; the script reads the variable"
-            yield f"{place}{schemafaults.dotted(path)} {what} sent and stored in clear: {how}{reads}"
-
-
-def _items(key: str, values: Any) -> Iterator[tuple[KeyPath, Any]]:
-    pairs = values.items() if isinstance(values, dict) else enumerate(values or ())
-    return (((key, step), value) for step, value in pairs)
+            if variable is not None or kind is not None:
+                name = step if is_env else variable or "NAME"
+                where = f"{node.place}, {schemafaults.dotted(place)}" if node else schemafaults.dotted(place)
+                what = f"holds {kind}, and is" if kind else "looks secret, and is"
+                reads = "" if is_env else "; the script reads the variable"
+                yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
 
 
 def _leaves(path: KeyPath, root: Node | None) -> Iterator[tuple[KeyPath, Node]]:

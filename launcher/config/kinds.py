@@ -46,6 +46,7 @@ __all__ = [
     "RelativePath",
     "Shorthand",
     "SizeGb",
+    "TagName",
     "Text",
     "Written",
     "argv",
@@ -265,6 +266,9 @@ BackendChoice = Annotated[
     Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]
 EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
+# 128 is AWS's limit, the largest of the three clouds; the smaller ones stand in the backends' own checks.
+_TAG = r"[^\x00-\x1f\x7f\u2028\u2029]{1,128}"
+TagName = Annotated[str, _matching("tag's name", "a tag's name: 1 to 128 characters on one line", _TAG)]
 InputName = Annotated[
     str, _matching("name", "a name of letters, digits and `_`: it becomes part of a variable's name", _WORD)
 ]

@@ -37,6 +37,7 @@ from cloudtrain.launcher.config.kinds import (
     RelativePath,
     Shorthand,
     SizeGb,
+    TagName,
     Text,
     Written,
 )
@@ -100,7 +101,9 @@ class Code(Section):
         examples=["src"],
     )
     exclude: Many[Text] = Field(
-        (), description="More to leave out, as .gitignore patterns.", examples=[["*.ipynb", "data/"]]
+        (),
+        description="More to leave out, as .gitignore patterns; `!FILE` ships a file that looks like a secret.",
+        examples=[["*.ipynb", "data/"]],
     )
     max_size_mb: int = Field(
         500,
@@ -452,7 +455,7 @@ class Config(Section):
     retry: Retry = Field(
         Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]
     )
-    tags: dict[str, Written] = Field(
+    tags: dict[TagName, Written] = Field(
         {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]
     )
     local: Local | None = Field(None, description="This machine.", examples=[{"python": "/opt/venv/bin/python"}])

@@ -82,7 +82,9 @@ def _fault(error: dict[str, Any], path: KeyPath, node: Node | None, root: Node) 
     if path and path[-1] == "[key]":
         path = path[:-1]
         wanted = _wanted(error)
-        return Fault(f"expected {wanted}, found `{path[-1]}`", dotted(path), key_place(root, path))
+        name = str(path[-1])
+        shown = repr(name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 3] + "...")[1:-1]
+        return Fault(f"expected {wanted}, found `{shown}`", dotted(path[:-1]), key_place(root, path))
     place = node.place if node is not None else key_place(root, path)
     if path[0] == "secrets":
         return _secret_fault(path, place)

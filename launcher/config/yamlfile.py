@@ -8,6 +8,7 @@ value can never add a key.
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -116,12 +117,14 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
 
 
 def from_data(data: Any, place: Place) -> Node:
-    """Return the tree of plain data that was stored: everything at one place, nothing left to fill in."""
-    if isinstance(data, dict):
-        return Node({key: Member(place, from_data(value, place)) for key, value in data.items()}, place)
-    if isinstance(data, list):
+    """Return the tree of plain data from storage or Python: all values at one place, variables not filled in."""
+    if isinstance(data, Mapping):
+        return Node({str(key): Member(place, from_data(value, place)) for key, value in data.items()}, place)
+    if isinstance(data, list | tuple):
         return Node(tuple(from_data(item, place) for item in data), place)
-    return Node(data, place, text="" if data is None else str(data))
+    value = os.fspath(data) if isinstance(data, os.PathLike) else data
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return Node(value, place, text=text, plain=not isinstance(value, str))
 
 
 def scalar(text: str) -> Any:

@@ -58,7 +58,7 @@ _ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return who it is, its state and reason, and for how long it has run."""
     job, state = sight.job, sight.job.attempt.state
-    left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(state.state, "bold"))]
+    left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(job.attempt.word, "bold"))]
     took = ""
     if state.started_s is not None:
         took = span((state.ended_s or now_s) - state.started_s)

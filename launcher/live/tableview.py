@@ -91,7 +91,7 @@ def _texts(sight: Sight, now_s: float) -> dict[str, str]:
     reason = "no answer" if is_silent else state.reason
     return {
         "JOB": job.id,
-        "STATE": f"{state.state} ({reason})" if reason else state.state,
+        "STATE": f"{state.state} ({reason})" if reason and job.attempt.word == state.state else job.attempt.word,
         "STEP": ""
         if "step" not in told
         else f"{told['step']}" + (f"/{told['max_steps']}" if share is not None else ""),
@@ -140,7 +140,7 @@ def _head(shape: Shape, width: int, signs: Signs) -> Text:
 
 
 def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool) -> Text:
-    state = sight.job.attempt.state.state
+    state = sight.job.attempt.word
     parts: list[Part] = [(signs.pointer + " ", "bold") if is_chosen else "  "]
     for place, (head, columns) in enumerate(shape.widths.items()):
         parts.append(" " * _GAP if place else "")

@@ -39,7 +39,7 @@ class Printer:
             self._print_raw(lines)
             return
         if self._bars or "\r" in "\n".join([line[0] for line in lines]):
-            lines = self._without_bars(lines)
+            lines = self.ended(lines)
         texts = self.view.shown(self.view.chosen(lines))
         if texts:
             self.clear()
@@ -61,11 +61,15 @@ class Printer:
     def finish(self) -> None:
         """Print bars that never ended."""
         self.clear()
-        bars, self._bars = sorted(self._bars.values(), key=lambda line: line.time_s), {}
-        print_lines(self.view.shown(self.view.chosen([bar for bar in map(_ended, bars) if bar.text])))
+        print_lines(self.view.shown(self.view.chosen(self.bars())))
 
-    def _without_bars(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return the lines that are ended, and note the state of those that are not."""
+    def bars(self) -> list[LogLine]:
+        """Return the last state of each bar that never ended, and forget the bars."""
+        bars, self._bars = sorted(self._bars.values(), key=lambda line: line.time_s), {}
+        return [bar for bar in map(_ended, bars) if bar.text]
+
+    def ended(self, lines: list[LogLine]) -> list[LogLine]:
+        """Return the lines without running bars, whose newest state is kept until the bar ends."""
         found = []
         for line in lines:
             stream = line[1], line[2]

@@ -9,7 +9,7 @@ import click
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.columns import width, wrapped
-from cloudtrain.launcher.terminal import escaped
+from cloudtrain.launcher.terminal import escaped, reported
 
 __all__ = ["ON_TERMINAL", "show"]
 
@@ -20,6 +20,8 @@ MARK = "[alert]"
 
 def show(notice: Notice) -> None:
     """Print it; a terminal that can shows it on the desktop too (OSC 9)."""
+    if reported("\n".join((notice.title, *notice.lines))):
+        return
     is_terminal = sys.stderr.isatty()
     colour = "yellow" if is_terminal and not os.environ.get("NO_COLOR") else None
     mark = click.style(MARK, fg=colour, bold=True) if colour else MARK

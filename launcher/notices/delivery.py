@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,7 @@ class Courier:
             is_new = any(errand.id not in self._errands or errand.is_told for errand in fresh)
             self._errands |= {errand.id: errand for errand in fresh}
         if fresh and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
+            self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="notices", daemon=True)
             self._thread.start()
         if is_new:
             self._news.set()

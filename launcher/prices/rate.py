@@ -14,8 +14,11 @@ Kind = Literal["on_demand", "spot", "flex_start", "reservation"]  # how a machin
 KINDS: tuple[Kind, ...] = ("on_demand", "spot", "flex_start", "reservation")
 
 # A list price that was read from the vendor lately is what the bill says: 1.00. The others' factors are multiplied.
+# A list price older than OLD_DAYS counts 5 % more for each half year that has begun since it was read, at most 45 %: an
+# allowance, not a measured figure. The largest change seen at once is 44 % (p5, June 2025). A price without a day has
+# the share of the oldest.
 OLD_DAYS = 90
-OLD = 1.05  # a list price older than that: an allowance, set in the design of 2026-10, not a measured figure
+OLD_STEP, OLD_STEP_DAYS, OLD_MOST = 0.05, 180, 0.45
 # By a rule from another figure. SageMaker's, EC2's price x 1.15 to 1.40 by the size: no exception in 54 comparisons of
 # 41 types (2026-10), and the next class is 4 % away. Vertex AI's, Compute Engine's x 1.15: seen on a bill of 2025-08
 # for one card, while one article has 1.20, which is 4.3 % more. So 1.05 covers both. (Before that bill it was 1.21.)
@@ -117,9 +120,16 @@ def uncertainty(rates: Mapping[Kind, Rate], kind: Kind) -> float:
     found = rate.factor * (DERIVED if rate.is_derived else 1.0)
     if kind == "spot" and on_demand is not None and (age is None or age > SPOT_OLD_DAYS):
         found = max(found, on_demand.usd * uncertainty(rates, "on_demand") / rate.usd)
-    elif age is None or age > OLD_DAYS:
-        found *= OLD
+    else:
+        found *= 1 + _old_share(age)
     return round(found, 4)
+
+
+def _old_share(age: int | None) -> float:
+    """Return how much more than a list price of that age may cost, as a share."""
+    if age is None:
+        return OLD_MOST
+    return min(OLD_MOST, OLD_STEP * -(-age // OLD_STEP_DAYS)) if age > OLD_DAYS else 0.0
 
 
 def stale(as_of: str | None) -> str | None:

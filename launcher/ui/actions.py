@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.figures import dollars, up
-from cloudtrain.launcher import stopping
+from cloudtrain.launcher import retry, stopping
 from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.refresh import refresh
 
@@ -78,13 +78,8 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
-    from cloudtrain.launcher.commands.resume import budget_setting, require_ended
-    from cloudtrain.launcher.retry import prepare_next
-
-    require_ended(job)
-    if registry.never_ran(job):
-        raise UsageError(f"{job.id} was never sent", hint="submit it again")
-    return prepare_next(registry, job, [budget_setting(job, budget)] if budget else [])
+    retry.require_ended(registry, job)
+    return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
 
 
 def _cost(prepared: Prepared) -> str:

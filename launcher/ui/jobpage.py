@@ -80,6 +80,7 @@ def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "state": state.state,
+        "phase": attempt.phase,
         "reason": state.reason,
         "detail": state.detail,
         "restarts": state.restarts,

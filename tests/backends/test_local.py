@@ -317,6 +317,41 @@ def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path
     assert (tmp_path / "kept" / "w").read_text() == "__main__"
 
 
+def test_plan_counts_the_threads_of_other_local_jobs(
+    cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Any
+) -> None:
+    """Two jobs of this home share the cores; each node's processes count once, another home's jobs do not."""
+    (tmp_path / "spec.json").write_text('{"nproc_per_node": 2}')
+    common = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "OMP_NUM_THREADS": "500"}
+    others = []
+    for job, home in (("a", cli.home), ("a", cli.home), ("b", cli.home), ("c", tmp_path / "elsewhere")):
+        log = str(home / "local" / job / "attempt-1" / "node-0" / "log")
+        env = {**common, "CLOUDTRAIN_LOG_DIR": log, "CLOUDTRAIN_JOB": job}
+        others.append(subprocess.Popen(["sleep", "100"], env=env))
+    try:
+        wait_until(lambda: all(b"sleep" in Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in others))
+        told = cli("plan", cwd=project("env: {OMP_NUM_THREADS: '3'}\n"))
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+    words = f"2 other local jobs use 2000 threads, and this job 3, on {processes.cores()} cores"
+    assert words in told.stdout + told.stderr
+    alone = cli("plan", cwd=project("env: {OMP_NUM_THREADS: '3'}\n"))
+    assert "other local job" not in alone.stdout + alone.stderr
+
+
+def test_plan_names_the_accelerators_that_this_machine_has_not(
+    cli: Any, project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local backend takes what it has, and the plan says that the key is ignored."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = cli("plan", cwd=project("resources: {accelerators: 'A100:8'}\n"))
+    assert told.code == 0
+    words = "ignored on local: resources.accelerators (A100:8); this machine has no GPU for each instance"
+    assert words in told.stdout + told.stderr
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

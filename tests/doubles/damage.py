@@ -1,4 +1,4 @@
-"""Ways to damage a checkpoint whose checksums still hold: each leaves a contradiction that a resume must find."""
+"""Ways to damage a checkpoint and keep the checksums right: a resume must find each contradiction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDER = "step-00000005"  # the intact checkpoint beside the damaged one
 
 
 def rewrite(path: Path, files: dict[str, bytes], manifest: Any = None) -> None:
-    """Replace files of the checkpoint, and write a manifest that agrees with them, or the given one."""
+    """Replace files of the checkpoint, and write a manifest that agrees with the files, or the given manifest."""
     listed = json.loads((path / "manifest.json").read_text().partition("\n")[0])
     for name, data in files.items():
         (path / name).write_bytes(data)
@@ -45,7 +45,7 @@ def _replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
 
 
 def swap(path: Path) -> None:
-    """Give the checkpoint and the older one each other's name."""
+    """Swap the names of the checkpoint and the older checkpoint."""
     older = path.with_name(OLDER)
     path.rename(path.with_name("x"))
     older.rename(path)
@@ -77,7 +77,7 @@ def _without(listed: dict[str, Any], name: str) -> dict[str, Any]:
     return {**listed, "files": {key: value for key, value in listed["files"].items() if not key.startswith(name)}}
 
 
-# Form of damage -> what makes it. Each is done to the newest checkpoint; the older one stays intact.
+# Form of damage -> function that damages the newest checkpoint; the older checkpoint stays intact.
 FORMS: dict[str, Callable[[Path], object]] = {
     "copied": _replaced(lambda path: shutil.copytree(path.with_name(OLDER), path)),
     "linked": _replaced(lambda path: path.symlink_to(OLDER)),

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cloudtrain.entrypoints import resume
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -156,6 +158,31 @@ def test_contradiction_is_damage(tmp_path: Path, form: str) -> None:
     assert re.search(r"(manifest|trainer)\.json|plain\.pt|shard|step-00000010", wrong), wrong
     assert "\n" not in wrong
     assert loader.check(older) is None
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(field=st.sampled_from(sorted(folders._TRAINER)), value=ANY_JSON, where=st.sampled_from(["trainer", "manifest"]))
+def test_any_value_is_sound_or_named_as_damage(tmp_path: Path, field: str, value: object, where: str) -> None:
+    """Whatever JSON is in a field of trainer.json, or listed as a file: a sentence that names the file, or no fault."""
+    path = tmp_path / "step-00000005"
+    if not path.exists():
+        write(tmp_path, 5)
+    files = {name: (path / name).read_bytes() for name in ("trainer.json", "manifest.json")}
+    if where == "trainer":
+        damage.rewrite(path, {"trainer.json": json.dumps({"step": 5, field: value}).encode()})
+    else:
+        damage.rewrite(path, {}, lambda listed: {**listed, "files": {**listed["files"], field: value}})
+    wrong = folders.verify(path)
+    assert (where, wrong) == ("trainer", None) or (wrong and ".json" in wrong) or f"{field} is missing" == wrong
+    for name, data in files.items():
+        (path / name).write_bytes(data)
 
 
 def test_swapped_folders_are_both_damaged(tmp_path: Path) -> None:

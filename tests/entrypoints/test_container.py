@@ -318,6 +318,22 @@ def test_signal_to_one_container_has_both_save(containers: Containers, tmp_path:
     assert (fields["state"], fields["reason"], fields["resumable"]) == ("stopped", "preempted", True)
 
 
+def test_container_without_node_0_obeys_a_signal(containers: Containers, tmp_path: Path) -> None:
+    """Node 0 has ended before node 1 heard from that node: SIGTERM ends node 1 long before the join timeout."""
+    both = containers("9", "loop")
+    both[0].kill()  # before that process can listen
+    state = tmp_path / "node-1/cloudtrain/state.json"
+    end = time.monotonic() + 50
+    while not state.exists():
+        assert time.monotonic() < end, output(tmp_path, 1)
+        time.sleep(0.05)
+    os.kill(both[1].pid, signal.SIGTERM)
+    assert both[1].wait(30) == 75
+    fields = events.parse((tmp_path / "node-1/output/failure").read_text())[1]
+    assert fields is not None
+    assert (fields["state"], fields["reason"]) == ("stopped", "preempted")
+
+
 def output(folder: Path, node: int) -> list[str]:
     """Return the lines that a container has written so far."""
     return (folder / f"node-{node}" / "output.txt").read_text().splitlines()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -110,6 +111,18 @@ def test_next_older_comes_where_the_newest_cannot(node: Any, gather: Any, here: 
     assert "cannot copy step-00000003" in missing
     assert "damaged there" in missing
     assert names(here) == ["step-00000002"]
+
+
+def test_checkpoint_that_contradicts_its_name_does_not_count(node: Any, gather: Any, here: Path) -> None:
+    """An older checkpoint copied under a newer name, or a file under a step's name, hides no intact checkpoint."""
+    there, source = node()
+    shutil.copytree(checkpoint(there, 1), there / "step-00000003")
+    (there / "step-00000007").write_text("x")
+    (here / "step-00000005").write_text("x")
+    (missing,) = gather(source)
+    assert "trainer.json is of step 1, which contradicts the folder's name step-00000003" in missing
+    assert (here / "step-00000001" / "manifest.json").exists()
+    assert not (here / "step-00000007").exists()
 
 
 def test_same_entry_comes_from_the_next_node(node: Any, gather: Any, here: Path) -> None:

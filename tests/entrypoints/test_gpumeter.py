@@ -1,4 +1,4 @@
-"""How busy the GPUs are: what is read from nvidia-smi, whatever it prints, and what goes into rank 0's log."""
+"""How busy the GPUs are: the meter reads nvidia-smi, with any output, and writes into rank 0's log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GARBAGE = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return a function that puts a program named nvidia-smi first on the PATH; it counts its calls."""
+    """Return a function that puts a program named nvidia-smi first on the PATH and counts the calls."""
 
     def install(script: str) -> Path:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho x >> {tmp_path}/calls\n{script}\n")
@@ -53,18 +53,18 @@ def rows(text: str) -> list[list[str]]:
     ],
 )
 def test_rank_has_the_gpu_that_it_sees(visible: str | None, ranks: int, found: Any) -> None:
-    """The i-th of CUDA_VISIBLE_DEVICES, by index or by the beginning of its UUID, belongs to local rank i."""
+    """The i-th of CUDA_VISIBLE_DEVICES, by index or by the beginning of a UUID, belongs to local rank i."""
     assert gpumeter.figures_of(rows(REAL), visible, ranks) == found
 
 
 @pytest.mark.parametrize("value", ["ERR!", "", "nan", "inf", "-1", "1e9", "101", "Ä"])
-def test_figure_that_is_none_is_not_known(value: str) -> None:
+def test_impossible_figure_is_not_known(value: str) -> None:
     """No text, no infinity and no impossible percentage becomes a figure."""
     assert gpumeter.figures_of([["0", "GPU-x", value, "1", "2", "3"]], None, 1) == ((None, 1.0, 2.0, 3.0),)
 
 
 def test_meter_reads_the_tool(tool: Callable[[str], Path], wait_until: Callable[..., Any]) -> None:
-    """The newest figures are there without a call of the reader's own."""
+    """The newest figures are known without a call by the reader."""
     tool(f"cat <<'END'\n{REAL}END")
     meter = gpumeter.Meter("0,1", 2, every_s=0.01)
     assert wait_until(lambda: meter.latest) == (FIRST, SECOND)
@@ -87,7 +87,7 @@ def test_tool_that_does_not_work_is_left_alone(
 
 
 def test_machine_without_the_tool_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU nothing runs, and nothing is told."""
+    """On a CPU no process runs, and no figure is known."""
     monkeypatch.setattr(gpus, "_tool", lambda: None)
     meter = gpumeter.Meter(None, 1, every_s=0.0)
     meter.thread.join(10)
@@ -103,25 +103,25 @@ def test_lines_are_short_and_parse() -> None:
     assert [entry for each in fields for entry in each["gpus"]] == [[rank, *each] for rank, each in told]
     assert {each["e"] for each in fields} == {"gpu"}
     unknown = next(iter(gpumeter.lines([(0, THIRD)])))
-    assert unknown.startswith("gpus: ? % busy on average, 0 of 80 GiB, ? W  ::ct {")
+    assert unknown.startswith("gpus: rank 0 ? %  ::ct {")
     json.loads(unknown.partition("::ct ")[2])
 
 
 @pytest.mark.parametrize(("before", "after"), [("", ""), ("step 1\n", "step 1\n"), ("loss: ", "loss: \n")])
 def test_line_stays_apart_from_the_ranks(before: str, after: str, tmp_path: Path) -> None:
-    """A line that the rank has begun is not continued by ours; a log that is not there yet is not made."""
+    """A line that the rank has begun ends before; a missing log stays missing."""
     log = tmp_path / "rank-0.log"
     gpumeter.write(log, [(0, FIRST)])
     assert not log.exists()
     log.write_text(before)
     gpumeter.write(log, [(0, FIRST)])
-    assert log.read_text().startswith(f"{after}gpus: 97 % busy")
+    assert log.read_text().startswith(f"{after}gpus: rank 0 97 %")
     assert log.read_text().endswith("}\n")
 
 
 @pytest.mark.slow
 def test_job_tells_of_all_nodes_gpus(cli: Any, tmp_path: Path, tool: Callable[[str], Path]) -> None:
-    """A script on two nodes, without a line of its own code for it: each rank's figures reach `status`."""
+    """A script on two nodes, without code for GPU figures: each rank's figures reach `status`."""
     tool(f"cat <<'END'\n{REAL}END")
     folder = tmp_path / "project"
     folder.mkdir()
@@ -134,7 +134,7 @@ def test_job_tells_of_all_nodes_gpus(cli: Any, tmp_path: Path, tool: Callable[[s
         f'env: {{CUDA_VISIBLE_DEVICES: "1", STOP: {tmp_path}/stop}}\n'
     )
     assert cli("submit", "-d", "-y", cwd=folder).code == 0
-    cli.watch("gpus: 3 % busy on average, 2 of 160 GiB, 123 W", "logs", "-f", "last", timeout_s=180)
+    cli.watch("gpus: rank 0 3 %, rank 1 3 %", "logs", "-f", "last", timeout_s=180)
     found = cli("status", "last", "--json").json
     (tmp_path / "stop").touch()
     assert [(each["rank"], each["use"]) for each in found["gpus"]] == [(0, 3), (1, 3)]

@@ -119,6 +119,15 @@ def test_other_nodes_and_jobs_that_are_not_asked_tell_nothing(tmp_path: Path) ->
     assert of_agent(agent_spec(tmp_path, "x", spec={}), 0.0) is None
 
 
+def test_clock_that_is_set_makes_nothing_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that jumps by a day has used no money and no time of the job."""
+    wall_s = time.time()
+    found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/"), wall_s)
+    assert found is not None
+    monkeypatch.setattr(time, "time", lambda: wall_s + 86_400)
+    assert standing(found._run, {}, found._now_s()) == []
+
+
 def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the last step and checkpoint from rank 0's log, through two failures; what was told stands there."""
     monkeypatch.setattr(teller, "EVERY_S", 0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -88,6 +89,17 @@ def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[...,
     assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
     done = cli("submit", "no.yaml", cwd=project())
     assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize("backend", ["azureml", "sagemaker", "vertex", "ssh", "local"])
+@pytest.mark.parametrize("name", ["k" * 1100, "k" * 129, "", "a\nb", "a\u2028b"])
+def test_name_of_a_tag_has_a_limit_everywhere(cli: Any, project: Callable[..., Path], backend: str, name: str) -> None:
+    """A tag's name that no platform takes is a fault of the config, with its place."""
+    folder = project(f"backend: {backend}\nresources: {{accelerators: T4:1}}\ntags:\n  ? {json.dumps(name)}\n  : v\n")
+    done = cli("validate", "--json", cwd=folder)
+    fault = next(fault for fault in done.json["faults"] if fault["key"] == "tags")
+    assert (done.code, fault["message"].startswith("expected a tag's name: 1 to 128"), fault["line"]) == (3, True, 6)
+    assert len(fault["message"]) < 130
 
 
 @pytest.mark.parametrize("line", ["status", "logs", "artifacts", "report --json", "wait", "stop", "stop --now"])

@@ -1,4 +1,4 @@
-"""What the launcher makes of the GPUs' events: figures by rank, their mean, and a warning when GPUs idle."""
+"""The launcher folds the GPUs' events: figures by rank, the mean, and a warning when GPUs idle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
 
 
 def test_figures_are_kept_by_rank() -> None:
-    """The newest of each rank, and the mean over the attempt; a rank that is gone for long is dropped."""
+    """The newest of each rank, and the mean over the attempt; a rank without figures for long is dropped."""
     found = folded({0: 50, 1: 90}, {0: 100, 1: 90})
     assert gpufigures.as_list(found) == [
         {"rank": rank, "use": use, "memory_mib": 1024, "total_mib": 81920, "watts": 100}
@@ -51,7 +51,7 @@ def test_gpu_that_idles_for_minutes_is_named() -> None:
     [None, "x", 5, {}, [5], [[]], [["0", 1, 2, 3, 4]], [[-1, 1, 2, 3, 4]], [[0, 1]], [[True, 1, 2, 3, 4]], [[[0]] * 5]],
 )
 def test_event_without_sense_changes_nothing(told: Any) -> None:
-    """A script may print any such line."""
+    """A script may print any line."""
     assert gpufigures.fold({}, told, 1.0) == {}
 
 

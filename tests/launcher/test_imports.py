@@ -49,7 +49,7 @@ COMMANDS = {
     "report ended": {MODEL, RICH, PATTERNS},
     "completion bash": LIGHT,
     "backends": LIGHT,
-    "prices --json": LIGHT,
+    "prices --all --json": LIGHT,
     "prices refresh --help": LIGHT,
     "doctor": {TEMPLATES, RICH, PATTERNS},
     "submit --help": LIGHT,

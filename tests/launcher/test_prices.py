@@ -33,7 +33,7 @@ def aws_cli(cli: Any, aws: Aws) -> Any:
 
 def test_prices_are_shown_by_what_budgets_count_with(cli: Any) -> None:
     """With one GPU's, day, age and mark; what has no price comes last, without a figure."""
-    lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker").stdout.splitlines()
+    lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker", "--wide").stdout.splitlines()
     assert lines[0].split()[:4] == ["COUNTED", "PER", "GPU", "TYPE"]
     assert re.match(
         r"63\.2960 +7\.9120 +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +63\.2960 +\d+d +0% +quoted", lines[1]
@@ -46,6 +46,23 @@ def test_prices_are_shown_by_what_budgets_count_with(cli: Any) -> None:
     spot = [one for one in found if one["spot"]]
     assert {one["kind"] for one in spot} == {"spot"}
     assert all(one["uncertainty"] >= 1 for one in found)
+
+
+def test_prices_of_a_config_are_those_of_its_machines(cli: Any, project: Callable[..., Path]) -> None:
+    """In plain columns; a machine without a price is named with the reason, other machines are an option away."""
+    clouds = "vertex: {project: a-project, location: us-central1, staging_bucket: gs://b-uc}\n"
+    folder = project(CPU_JOB.replace("instance_type: ml.m5.xlarge", "accelerators: T4:1") + clouds)
+    done = cli("prices", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert done.stdout.split()[:9] == ["BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT", "MOST", "AGE"]
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:]] == [
+        ["sagemaker", "ml.g4dn.xlarge", "T4:1", "us-east-1"]
+    ]
+    assert "vertex: no price of n1-standard-" in done.stderr
+    (folder / "cloudtrain.yaml").write_text("name: x\nscript: loop.py\n")
+    assert len(cli("prices", cwd=folder).stdout.splitlines()) > 100
+    for option in (("--all",), ("--backend", "azureml")):
+        assert len(cli("prices", *option, cwd=folder).stdout.splitlines()) > 20
 
 
 def test_prices_are_filtered(cli: Any) -> None:
@@ -175,7 +192,7 @@ def test_old_price_is_told_in_the_plan(cli: Any, project: Callable[..., Path]) -
     folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
     done = cli("plan", cwd=folder)
     assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
-    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] == 1.1025
+    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025  # more each half year
 
 
 def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: Callable[..., Path]) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import detached
-from cloudtrain.launcher.commands import resume
+from cloudtrain.launcher import detached, retry
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money.earlier import metered_at_worst_micro, spent_at_worst_micro
@@ -105,17 +104,17 @@ def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Call
     """With a plus it adds; what is no sum is a usage error."""
     job = make_job("one", config={"budget": {"limit": "85 USD"}})
     if found is not None:
-        assert resume.budget_setting(job, given) == f"budget.limit={found}"
+        assert retry.budget_setting(job, given) == f"budget.limit={found}"
         return
     with pytest.raises(UsageError, match="amount in US dollars"):
-        resume.budget_setting(job, given)
+        retry.budget_setting(job, given)
 
 
 def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callable[..., Job]) -> None:
     """An own machine without a price has no limit; the config keeps the sum for a backend that has one."""
     made = make_job("j", config={"budget": {"limit": "100 USD"}})
     job = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "unpriced_budget_micro": 100_000_000}))
-    assert resume.budget_setting(job, "+50USD") == "budget.limit=150 USD"
+    assert retry.budget_setting(job, "+50USD") == "budget.limit=150 USD"
     assert (limit_micro(made), limit_micro(job)) == (100_000_000, None)
     assert not any("budget" in line for line in detached.lines(job))
 
@@ -123,8 +122,8 @@ def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callab
 def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None:
     """It can be set."""
     with pytest.raises(UsageError, match="no budget to add to"):
-        resume.budget_setting(make_job("one"), "+5USD")
-    assert resume.budget_setting(make_job("one"), "5USD") == "budget.limit=5 USD"
+        retry.budget_setting(make_job("one"), "+5USD")
+    assert retry.budget_setting(make_job("one"), "5USD") == "budget.limit=5 USD"
 
 
 def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:

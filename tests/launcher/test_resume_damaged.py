@@ -1,4 +1,4 @@
-"""A job whose checkpoints are all damaged: nothing starts from step 0 until a person agrees."""
+"""A job with damaged checkpoints alone: no attempt starts from step 0 until a person agrees."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path)
 
 
 def test_another_error_asks_nothing(make_job: Callable[..., Job]) -> None:
-    """Only the trainer's own error counts; a job without an account of its end has none."""
+    """Only the trainer's error of this type counts, and no error with similar words."""
     assert make_job("one").attempt.state.all_damaged is False
     assert State("failed", "error", error={"message": "all checkpoints are damaged", "type": None}).all_damaged is False

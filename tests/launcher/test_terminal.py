@@ -1,4 +1,4 @@
-"""What is printed, whoever wrote it: no word drives the terminal, and JSON stays JSON."""
+"""Printed text from any source: no word drives the terminal, and JSON stays JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\x1b[2Kd\ud800\te\n  \x1b[31mred"
 
 
 def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """The last net, where one was missing further in; lines stay lines, and a colour a colour."""
+    """Data keeps lines and colours, and loses all other controls."""
     terminal.print_lines(["plain", HOSTILE])
     terminal.print_text([HOSTILE])
     told = capsys.readouterr()
@@ -26,7 +26,7 @@ def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A message shows all characters of a name or path; none of them moves the cursor or ends a line."""
+    """A message shows all characters of a name or path, and no character moves the cursor or ends a line."""
     hostile = f"{HOSTILE}\r\u2028\u2029\x85\u202e é 漢"
     terminal.say(hostile)
     terminal.aside(hostile)
@@ -40,7 +40,7 @@ def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_errors_show_controls_as_escapes(cli: Any, tmp_path: Path) -> None:
-    """Of each kind: a job's name, an option, a file that is not there, a key of the config."""
+    """A job's name, an option, a command, a missing file and a key of the config are printed so."""
     hostile = "x\r\x07\u2028y"
     (tmp_path / "cloudtrain.yaml").write_text('name: one\nscript: a.py\n"x\\r\\a\\u2028y": 1\n')
     for command in (("status", hostile), ("status", f"--{hostile}"), (hostile,), ("validate", hostile), ("validate",)):

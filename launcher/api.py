@@ -1,0 +1,343 @@
+"""cloudtrain from Python: for notebooks and pipelines, by the functions that the command line uses.
+
+    from cloudtrain.launcher.api import Config, submit, wait
+
+    job = submit(Config("cloudtrain.yaml", training={"max_steps": 100}))
+    print(wait(job).state)
+
+The import path has three parts because `cloudtrain` is a namespace package: four distributions may add packages to
+`cloudtrain`, so no file `cloudtrain/__init__.py` can hold names. `cloudtrain.launcher` has the modules `submit` and
+`logs`, whose names the functions would hide.
+
+No function prompts or prints. Messages for people go to the logger `cloudtrain` at level INFO. No question is asked
+about costs: set `budget`. The functions raise the exceptions of `cloudtrain.launcher.errors`, listed there. All
+functions block; in an asyncio loop call `await asyncio.to_thread(wait, job)`. Every call opens the registry itself, so
+threads need no lock. Ctrl-C leaves the job running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from cloudtrain.launcher.errors import UnreachableError, UsageError
+from cloudtrain.launcher.job import ACTIVE, JobState, require_name
+from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.terminal import reporting
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config import schema
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.prepare import Prepared
+
+__all__ = ["Config", "DryRun", "JobLine", "JobStatus", "logs", "resume", "status", "stop", "submit", "wait"]
+
+_PATIENCE_S = 60.0  # for a backend's answer, as `cloudtrain status` waits
+_log = logging.getLogger("cloudtrain")
+
+
+class Config:
+    """A checked config, with all defaults. `values` has the keys of cloudtrain.yaml; `file` is the place on disk.
+
+    Config("cloudtrain.yaml", backend="sagemaker")      a file; keywords and `overrides` win over the file
+    Config({"name": "digits", "task": "task.py"})       a mapping
+    Config(name="digits", task="task.py")               keywords
+
+    Relative paths count from the file's folder, else from `folder` (default: the working folder). `overrides` are
+    `a.b=value`, as behind `--set`. Raises ConfigError with every fault.
+    """
+
+    values: schema.Config
+    file: Path
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        /,
+        *,
+        folder: str | os.PathLike[str] = ".",
+        backend: str | None = None,
+        overrides: Sequence[str] = (),
+        **keys: Any,
+    ) -> None:
+        from cloudtrain.launcher import config
+        from cloudtrain.launcher.prepare import refused
+
+        if source is None or isinstance(source, Mapping):
+            self.file, self._settings = Path(folder) / "Config(...)", tuple(overrides)
+            data = {**(source or {}), **keys}
+            self.values = config.from_data(data, self.file, backend=backend, overrides=overrides, further=refused)
+        else:
+            self.file, self._settings = Path(source), (*_settings(keys), *overrides)
+            self.values = config.load(self.file, backend=backend, overrides=self._settings, further=refused)
+
+    def _prepared(self, cache: Path, *, dry: bool) -> Prepared:
+        from cloudtrain.launcher.config import placing
+        from cloudtrain.launcher.prepare import prepare
+
+        with placing(self.file, self._settings):
+            return prepare(self.values, self.file, cache, dry=dry)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The request of a submit, not sent. `text` is the request as --dry-run prints it; `plan` has ranks and prices."""
+
+    backend: str
+    request: dict[str, Any]
+    text: str
+    files: Mapping[str, str]
+    plan: dict[str, Any]
+    worst_case_usd: float | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job as last seen. Money in US dollars; None stands for a value that is not known.
+
+    `reason`: user, budget, time_limit, preempted, node_failure or error. `exit_code`: of `cloudtrain wait`, None for an
+    active job. `unreachable`: the backend did not answer. `details` is the object of `cloudtrain status --json`.
+    """
+
+    id: str
+    name: str
+    backend: str
+    state: JobState
+    reason: str | None
+    resumable: bool
+    attempt: int
+    step: int | None
+    max_steps: int | None
+    loss: float | None
+    checkpoint_step: int | None
+    cost_usd: float | None
+    limit_usd: float | None
+    error: str | None
+    url: str | None
+    exit_code: int | None
+    unreachable: bool
+    details: dict[str, Any] = field(repr=False)
+
+    @property
+    def active(self) -> bool:
+        """Whether the job may still run."""
+        return self.state in ACTIVE
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One line of a job's log. A node's own messages have no `rank`; `event` holds the fields of an event line."""
+
+    text: str
+    node: int
+    rank: int | None
+    time_s: float
+    attempt: int
+    event: dict[str, Any] | None
+
+
+@overload
+def submit(config: Config, *, dry_run: Literal[True]) -> DryRun: ...
+
+
+@overload
+def submit(
+    config: Config, *, name: str | None = None, idempotency_key: str | None = None, force: bool = False
+) -> JobStatus: ...
+
+
+def submit(
+    config: Config,
+    *,
+    dry_run: bool = False,
+    name: str | None = None,
+    idempotency_key: str | None = None,
+    force: bool = False,
+) -> JobStatus | DryRun:
+    """Send a job and return its status at once; with `dry_run` return the request and send no job.
+
+    A second call with the same `idempotency_key` returns the first call's job. `force` allows spot machines without a
+    rehearsal. Raises ConfigError, UsageError (a `name` that is taken), BudgetError, CredentialError, CapacityError,
+    UnreachableError (the job may have been sent: use `idempotency_key` to retry).
+    """
+    from cloudtrain.launcher import submit as sending
+    from cloudtrain.launcher.approval import require_allowed
+    from cloudtrain.launcher.config import placing
+
+    if name is not None:
+        require_name(name)
+    if dry_run:
+        with reporting(_log.info):
+            prepared = config._prepared(Path(), dry=True)
+        request, plan = prepared.request, prepared.plan
+        shown = (request.body, request.text, dict(request.files), plan.dump(), plan.worst_case_usd)
+        return DryRun(config.values.backend, *shown, prepared.warnings)
+    with _opened() as registry:
+        prepared = config._prepared(registry.folder / "bundles", dry=False)
+        with placing(config.file, config._settings):
+            require_allowed(registry, prepared, key=idempotency_key, force=force)
+        job, _ = sending.send(registry, prepared, name=name, key=idempotency_key)
+        return _status_of(registry, job)
+
+
+def status(job: str | JobStatus) -> JobStatus:
+    """Return the job's status. `job` is an id, a name, a unique prefix, `last`, or an earlier status.
+
+    A backend that does not answer within a minute sets `unreachable`. Raises NoSuchJobError, CredentialError,
+    ConfigError.
+    """
+    from cloudtrain.launcher.asking import ask
+
+    with _opened() as registry:
+        answers = ask(registry, [registry.find(_id(job))], _PATIENCE_S)
+        for fault in answers.faults.values():
+            if not isinstance(fault, UnreachableError):
+                raise fault
+        seen = _status_of(registry, answers.jobs[0])
+        return replace(seen, unreachable=seen.unreachable or bool(answers.faults))
+
+
+def wait(job: str | JobStatus, *, timeout_s: float | None = None) -> JobStatus:
+    """Wait for the job's end and return its status; retries of the config and notices are sent meanwhile.
+
+    Raises TimeoutError if the job has not ended after `timeout_s`; a failed job raises no exception.
+    """
+    from cloudtrain.launcher import follow
+
+    with _opened() as registry:
+        found = registry.find(_id(job))
+        if follow.wait(registry, [found], timeout_s, lambda _: None, quiet=True) == 124:
+            raise TimeoutError(f"{found.id} has not ended after {timeout_s:g} s")
+        return _status_of(registry, registry.find(found.id))
+
+
+def logs(
+    job: str | JobStatus,
+    *,
+    follow: bool = False,
+    ranks: Iterable[int] | None = None,
+    tail: int | None = None,
+    attempt: int | None = None,
+) -> Iterator[JobLine]:
+    """Return the job's lines of all nodes and ranks, in time order; with `follow` until the job ends.
+
+    `ranks` limits the lines to these ranks, `tail` to the last lines; `attempt` names an earlier attempt. Following
+    sends retries and notices, as `wait` does. Raises NoSuchJobError, UnreachableError (not while following).
+    """
+    with _opened() as registry:
+        found = refresh(registry, registry.find(_id(job)))
+        if attempt is not None and attempt != found.attempt.number:
+            found, follow = replace(found, attempt=registry.attempt(found, attempt)), False
+    return _lines(found, None if ranks is None else frozenset(ranks), tail, follow)
+
+
+def stop(job: str | JobStatus, *, now: bool = False) -> JobStatus:
+    """Ask the job to save and stop, and return at once; `now` ends the job without saving, if the backend can.
+
+    Raises NoSuchJobError, UsageError (the job is being submitted), UnreachableError, CredentialError.
+    """
+    from cloudtrain.launcher import stopping
+
+    with _opened() as registry:
+        asked = stopping.ask(registry, _id(job), now=now)
+        if asked.verdict == "doubtful":
+            where = stopping.where_to_look(asked.job)
+            raise UnreachableError(asked.words, hint=f"try again later, or look: {where}")
+        if asked.verdict == "unsent":
+            raise UsageError(asked.words)
+        _log.info("%s", asked.words)
+        return _status_of(registry, registry.find(asked.job.id))
+
+
+def resume(
+    job: str | JobStatus,
+    *,
+    budget: str | None = None,
+    overrides: Sequence[str] = (),
+    update_code: bool = False,
+    start_over: bool = False,
+    **keys: Any,
+) -> JobStatus:
+    """Send the next attempt of an ended job, from the newest checkpoint; return the status at once.
+
+    Code and config are the submitted ones, but for `overrides`, keywords (`resources={"instances": 4}`) and `budget`
+    ("+50USD" or "200USD"); `update_code` packs the code folder again. If all checkpoints are damaged, the job trains
+    from step 0 with `start_over`, else UsageError is raised. Raises what `submit` raises.
+    """
+    from cloudtrain.launcher import retry
+    from cloudtrain.launcher import submit as sending
+
+    with _opened() as registry:
+        found = refresh(registry, registry.find(_id(job)))
+        retry.require_ended(registry, found)
+        if (all_damaged := found.attempt.state.all_damaged) and not start_over:
+            raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
+        settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]
+        prepared = retry.prepare_next(registry, found, settings, update_code=update_code)
+        sending.require_room(registry, prepared, is_first=False)
+        return _status_of(registry, sending.resend(registry, found, prepared, start_over=all_damaged))
+
+
+@contextlib.contextmanager
+def _opened() -> Iterator[Registry]:
+    with reporting(_log.info), contextlib.closing(Registry()) as registry:
+        yield registry
+
+
+def _id(job: str | JobStatus) -> str:
+    return job if isinstance(job, str) else job.id
+
+
+def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Yield nested keywords as `a.b=value`, with the value as JSON, which is YAML."""
+    for key, value in keys.items():
+        if isinstance(value, Mapping) and value:
+            yield from _settings(value, f"{above}{key}.")
+        else:
+            text = json.dumps(value, default=os.fspath)
+            yield f"{above}{key}={re.sub(r'[$]{(?!CLOUDTRAIN_)', '$${', text)}"
+
+
+def _status_of(registry: Registry, job: Job) -> JobStatus:
+    from cloudtrain.launcher.describe import as_json, headline
+
+    found = as_json(job, registry.attempts(job))
+    same = ("name", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss")
+    return JobStatus(
+        id=job.id,
+        **{key: found[key] for key in (*same, "checkpoint_step", "limit_usd", "url", "exit_code")},
+        cost_usd=found["spend_usd"],
+        error=headline(found["error"]) if found["error"] else found["detail"],
+        unreachable=found["unreachable_since_s"] is not None,
+        details=found,
+    )
+
+
+def _lines(job: Job, ranks: frozenset[int] | None, tail: int | None, following: bool) -> Iterator[JobLine]:
+    from cloudtrain.entrypoints import events
+    from cloudtrain.launcher.follow import read
+    from cloudtrain.launcher.logs.view import View
+
+    with contextlib.closing(Registry()) as registry:
+        pages = read(registry, job, View(ranks=ranks), tail=tail, following=following)
+        try:
+            while True:
+                with reporting(_log.info):  # ends before the yield, which runs the caller's code
+                    number, lines = next(pages, (0, None))
+                if lines is None:
+                    return
+                for line in lines:
+                    text, event = events.parse(line.text)
+                    yield JobLine(text, line.node, line.rank, line.time_s, number, event)
+        finally:
+            with reporting(_log.info):
+                pages.close()

@@ -1,0 +1,32 @@
+"""`cloudtrain prune`: remove the jobs that ended long ago."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.options import examples, json_option, yes_option
+
+__all__ = ["command"]
+
+
+@click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
+@click.option("--older", metavar="DURATION", required=True, help="Remove jobs that ended longer ago: `30d`.")
+@yes_option
+@json_option
+def command(older: str, yes: bool, as_json: bool) -> int:
+    """Remove all jobs that ended longer ago than that, as `rm` does. Damaged jobs stay: `rm` removes them."""
+    from cloudtrain.launcher.commands.rm import removed
+    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.units import parse_duration
+
+    try:
+        before_s = time.time() - parse_duration(older)
+    except ValueError as error:
+        raise UsageError(f"--older {older}: expected {error}") from error
+    registry = Registry()
+    ended = [job for job in registry.jobs() if not job.active and job.attempt.phase != "damaged"]
+    found = [job for job in ended if (job.attempt.state.ended_s or job.attempt.created_s) < before_s]
+    return removed(registry, found, yes=yes, as_json=as_json)

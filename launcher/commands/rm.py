@@ -1,0 +1,54 @@
+"""`cloudtrain rm`: remove jobs that have ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher.options import completes, examples, json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.registry import Registry
+
+__all__ = ["command", "removed"]
+
+
+@click.command("rm", epilog=examples("cloudtrain rm digits-x4k2p", "cloudtrain rm -y one two"))
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))
+@yes_option
+@json_option
+def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
+    """Remove jobs that have ended: their rows, their folders on this machine with checkpoints, their cached logs.
+
+    Files in the cloud and on other machines stay. Budgets still count what the jobs have cost. A name that has run is
+    not used again.
+    """
+    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    found = list({job.id: job for job in (refresh(registry, registry.find(name)) for name in jobs)}.values())
+    return removed(registry, found, yes=yes, as_json=as_json)
+
+
+def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
+    """Ask, remove the jobs and say how many bytes are free again; return the exit code. Raises UsageError."""
+    from cloudtrain.launcher import removing
+    from cloudtrain.launcher.measures import size
+
+    removing.require_over(jobs)
+    sizes = {job.id: removing.size_of(registry, job) for job in jobs}
+    for job in jobs:
+        say(f"{job.id}  {size(sizes[job.id])}")
+    total = f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}, {size(sum(sizes.values()))}"
+    if jobs and not confirm(f"Remove {total}?", yes=yes):
+        return 1
+    for job in jobs:
+        removing.remove(registry, job)
+    say(f"removed {total}")
+    if as_json:
+        print_json({"removed": list(sizes), "freed_bytes": sum(sizes.values())})
+    return 0

@@ -1,0 +1,247 @@
+"""The network is cut at each request of a submit, on all clouds: each row can be removed, and no money stays held."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import urllib3.connectionpool
+from urllib3.exceptions import NewConnectionError
+
+from cloudtrain.backends.azureml import jobs as azure_jobs
+from cloudtrain.backends.azureml import rest as azure_rest
+from cloudtrain.backends.sagemaker import aws as aws_clients
+from cloudtrain.backends.vertex import follow
+from cloudtrain.backends.vertex import jobs as vertex_jobs
+from cloudtrain.backends.vertex import rest as vertex_rest
+from cloudtrain.launcher import cli as command_line
+from cloudtrain.launcher import refresh
+from cloudtrain.launcher.backend import LogPage
+from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.money import ledger
+from doubles.aws.handle import ROLE, Aws
+from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
+from doubles.google.handle import BUCKET, PROJECT, Google
+from doubles.google.handle import REGION as GOOGLE_REGION
+
+Kind = Literal["refused", "reset", "lost"]
+CLOUDS = ("sagemaker", "azureml", "vertex")
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """Return what it printed, read as JSON."""
+        return json.loads(self.stdout)
+
+
+Run = Callable[..., Said]
+
+
+class Network:
+    """The network below all clients here: from the request number `cut` on it is away, None for never."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.cut: int | None = None
+        self.kind: Kind = "refused"
+        self.urls: list[str] = []
+        self._real = urllib3.connectionpool.HTTPConnectionPool._make_request
+
+    def request(self, pool: Any, connection: Any, method: str, url: str, **details: Any) -> Any:
+        """Pass the request on, or cut it: before it leaves, or after the server has answered."""
+        self.count += 1
+        self.urls.append(f"{method} {pool.host}{url}"[:110])
+        if self.cut is None or self.count < self.cut:
+            return self._real(pool, connection, method, url, **details)
+        if self.kind == "lost" and self.count == self.cut:
+            self._real(pool, connection, method, url, **details).read()
+        if self.kind == "refused":
+            raise NewConnectionError(connection, "[Errno 111] Connection refused")
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    def heal(self) -> None:
+        """Bring the network back, and count from 0."""
+        self.cut, self.count, self.urls = None, 0, []
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """A cloud's stand-in: `jobs` returns the names of the jobs that it has and that are not being ended."""
+
+    folder: Path
+    jobs: Callable[[], list[str]]
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    """Return the network of this very process, where clients wait no longer than a moment to ask again."""
+    made, real = Network(), time.sleep
+    pool = urllib3.connectionpool.HTTPConnectionPool
+    monkeypatch.setattr(pool, "_make_request", lambda self, *args, **more: made.request(self, *args, **more))
+    monkeypatch.setattr(time, "sleep", lambda seconds: real(min(seconds, 0.001)))
+    monkeypatch.setattr(azure_jobs, "SETTLE_S", 0.0)
+    monkeypatch.setattr(vertex_jobs, "PAUSE_S", 0.0)
+    monkeypatch.setattr(refresh, "MOST_LATE_S", 0.0)
+    monkeypatch.setattr(follow, "page", lambda *_, **__: LogPage([], {}))  # nothing has run, nor printed
+    return made
+
+
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
+    """Return the cloud that the test names, with a project that goes there; its jobs never begin."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loop.py").write_text("print('x')\n")
+    jobs: Callable[[], list[str]]
+    if request.param == "sagemaker":
+        aws: Aws = request.getfixturevalue("account")
+        aws.settings(execute=False)
+        block = f'resources: {{instance_type: ml.g5.xlarge}}\nsagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}\n'
+
+        def jobs() -> list[str]:
+            pages = aws.client("sagemaker").get_paginator("list_training_jobs").paginate()
+            found = [job for page in pages for job in page["TrainingJobSummaries"]]
+            return [job["TrainingJobName"] for job in found if job["TrainingJobStatus"] == "InProgress"]
+    elif request.param == "azureml":
+        azure: Azure = request.getfixturevalue("azure_account")
+        azure.settings(execute=False)
+        where = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
+        block = f"resources: {{instance_type: Standard_NC4as_T4_v3}}\nazureml: {{{where}, identity: managed}}\n"
+        jobs = azure.jobs
+    else:
+        google: Google = request.getfixturevalue("google_project")
+        google.settings(execute=False)
+        where = f"project: {PROJECT}, location: {GOOGLE_REGION}, staging_bucket: {BUCKET}"
+        where += f", endpoints: {{aiplatform: {google.endpoints['aiplatform']}}}"
+        block = f"resources: {{instance_type: n1-standard-4}}\nvertex: {{{where}}}\n"
+
+        def jobs() -> list[str]:
+            return [job["display_name"] for job in google.jobs() if "CANCEL" not in job["state"]]
+
+    config = (
+        f"name: j\nbackend: {request.param}\nscript: loop.py\nlimits: {{max_duration: 1h}}\nsecrets: [TOKEN]\n{block}"
+    )
+    (folder / "cloudtrain.yaml").write_text(config)
+    return Cloud(folder, jobs)
+
+
+@pytest.fixture
+def run(cloud: Cloud, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Return the command, run in this very process as a fresh one: it knows no client nor token of a call before."""
+    monkeypatch.setenv("TOKEN", "sesame-open")
+    monkeypatch.chdir(cloud.folder)
+
+    def forget() -> None:
+        aws_clients._clients.clear()
+        for kept in (azure_rest._sessions, azure_rest._credentials, azure_rest._tokens, azure_rest._not_before_s):
+            kept.clear()  # type: ignore[attr-defined]
+        vertex_rest._sessions.clear()
+        vertex_rest._credentials.clear()
+
+    def call(*args: str) -> Said:
+        forget()
+        capsys.readouterr()
+        code = command_line._run(list(args), debug=False, as_json="--json" in args)
+        return Said(code, *capsys.readouterr())
+
+    yield call
+    forget()
+
+
+def held(home: Path) -> list[str]:
+    """Return the jobs for which money is reserved."""
+    database = Database(home)
+    try:
+        return [each.job_id for each in ledger.held(database)]
+    finally:
+        database.close()
+
+
+def shown(run: Run) -> list[str]:
+    """Return the jobs that a list names."""
+    found = run("list", "--json")
+    assert found.code == 0, found.stderr
+    return [job["job"] for job in found.json["jobs"]]
+
+
+def see_it_settled(run: Run, cloud: Cloud, network: Network, home: Path, name: str, *, forgets: bool) -> str:
+    """Check a submit that the network has cut off: its row, its money; return what came of it."""
+    there = f"{name}-1"
+    if held(home):  # the request that creates the job had begun
+        stopped = run("stop", name)
+        assert (stopped.code, "--forget" in stopped.stderr) == (7, True), stopped.stderr
+        assert there in stopped.stderr
+        if forgets:
+            assert run("stop", "--forget", "-y", name).code == 0
+            assert held(home) == []
+    elif name in shown(run):
+        assert run("status", name).stdout.startswith(f"{name}  not sent")
+    network.heal()
+    exists = there in cloud.jobs()
+    if exists:
+        stopped = run("stop", "-d", name)
+        assert (stopped.code, f"stopping {name}" in stopped.stderr) == (0, True), stopped.stderr
+        assert run("status", name, "--json").json["state"] in ("stopping", "stopped")
+        return "forgotten, and stopped" if forgets else "stopped"
+    if name in shown(run):
+        assert run("status", name).stdout.startswith(f"{name}  not sent")
+    assert held(home) == []
+    again = run("submit", "-d", "-y", "--name", name)
+    assert again.code == 0, again.stderr
+    assert [job for job in cloud.jobs() if job.startswith(name)] != []
+    return "not sent"
+
+
+def cut_everywhere(run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind) -> list[str]:
+    """Cut the network at each request of a submit in turn; return what came of each."""
+    assert run("submit", "-d", "-y", "--name", "whole").code == 0
+    network.heal()
+    assert run("submit", "-d", "-y", "--name", "second").code == 0  # its code is there already
+    database = Database(home)
+    found = []
+    for number in itertools.count(1):
+        name = f"{kind}-{number}"
+        database.execute("UPDATE reservations SET state = 'settled', spent_micro = 0 WHERE state = 'held'")
+        database.execute("UPDATE attempts SET state = 'stopped', outcome = '{\"state\": \"stopped\"}'")
+        network.heal()
+        network.cut, network.kind = number, kind
+        done = run("submit", "-d", "-y", "--name", name)
+        if network.count < number:  # the submit asks no more
+            break
+        if done.code == 0:
+            assert kind == "lost", (name, network.urls)
+        else:
+            told = ("nothing was sent, and nothing is reserved", f"{name} may have been sent")
+            is_login = done.code == 4 and "az login" in done.stderr  # Azure's library calls this a failed sign-in
+            assert is_login or (done.code == 7 and sum(words in done.stderr for words in told) == 1), (name, done)
+            assert (told[1] not in done.stderr) == (held(home) == []), (name, done.stderr)
+        found.append(see_it_settled(run, cloud, network, home, name, forgets=number % 2 == 0))
+    database.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
+@pytest.mark.parametrize("kind", ["refused", "reset", "lost"])
+def test_cut_at_each_request_leaves_no_row_and_no_money(
+    run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind
+) -> None:
+    """Either the job is there and can be stopped, or it is not there, its row says so, and its name can be retried."""
+    found = cut_everywhere(run, cloud, network, home, kind)
+    print(kind, found)
+    assert found.count("not sent") >= 3
+    assert (kind == "lost") == any("stopped" in each for each in found)

@@ -1,0 +1,257 @@
+"""The Python interface: the command line's functions, typed, silent, with the same faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Cli
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher import api, errors, stopping, terminal
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.notices import alarm
+from cloudtrain.launcher.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = Path(__file__).with_name("pipeline.py")
+BACKENDS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "ssh": {"ssh": {"hosts": ["gpu1"]}},
+    "sagemaker": {
+        "resources": {"instance_type": "ml.m5.xlarge"},
+        "sagemaker": {"region": "eu-west-1", "role": "arn:aws:iam::123456789012:role/x"},
+    },
+    "azureml": {
+        "resources": {"instance_type": "Standard_D4s_v5"},
+        "azureml": {"subscription": "s", "resource_group": "g", "workspace": "w"},
+    },
+    "vertex": {
+        "resources": {"instance_type": "n1-standard-8"},
+        "vertex": {"project": "a-project", "location": "us-central1", "staging_bucket": "gs://bucket"},
+    },
+}
+
+
+def keys(folder: Path, **more: Any) -> api.Config:
+    """Return a config of keywords for the project in the folder."""
+    return api.Config(name="loop", script="loop.py", folder=folder, **more)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dry_run_is_that_of_the_command_line(
+    backend: str, cli: Cli, project: Callable[..., Path], capfd: pytest.CaptureFixture[str], home: Path
+) -> None:
+    """On every backend a file with keywords, a mapping and plain keywords give the request of `--dry-run --json`."""
+    folder, more = project(), BACKENDS[backend]
+    found = [
+        api.submit(api.Config(folder / "cloudtrain.yaml", backend=backend, **more), dry_run=True),
+        api.submit(
+            api.Config({"name": "loop", "script": "loop.py", **more}, backend=backend, folder=folder), dry_run=True
+        ),
+        api.submit(keys(folder, backend=backend, **more), dry_run=True),
+    ]
+    assert capfd.readouterr() == ("", "")
+    settings = [f"--set={each}" for each in api._settings(more)]
+    said = cli("submit", "--dry-run", "--json", "--backend", backend, *settings, cwd=folder).json
+    assert said["request"] == found[0].request
+    assert said["plan"] == json.loads(json.dumps(found[0].plan))
+    assert {dry.backend for dry in found} == {backend}
+    assert [dry.plan for dry in found[1:]] == [found[0].plan] * 2
+    assert not (home / "registry.sqlite").exists()
+
+
+def test_faults_are_the_same_for_files_mappings_and_keywords(project: Callable[..., Path]) -> None:
+    """Each way raises a ConfigError with all faults at once, with key and hint; only a file gives lines."""
+    more = {"resources": {"instances": "many"}, "scrip": "x"}
+    folder = project("resources: {instances: many}\nscrip: x\n")
+    found = []
+    for make in (
+        lambda: api.Config(folder / "cloudtrain.yaml"),
+        lambda: api.Config({"name": "loop", "script": "loop.py", **more}, folder=folder),
+        lambda: keys(folder, **more),
+    ):
+        with pytest.raises(errors.ConfigError) as caught:
+            make()
+        found.append(caught.value.faults)
+    told = [{(fault.message, fault.key, fault.hint) for fault in faults} for faults in found]
+    assert told[0] == told[1] == told[2]
+    assert (len(told[0]), str(found[0][0].place)) == (2, f"{folder / 'cloudtrain.yaml'}:3:24")
+
+
+def test_keywords_win_over_the_file_key_by_key(project: Callable[..., Path]) -> None:
+    """A nested keyword changes the named key alone; text with `${` stays text, and numbers of `env` become text."""
+    folder = project("env: {A: one, B: two}\nlimits: {max_duration: 1h}\n")
+    config = api.Config(folder / "cloudtrain.yaml", env={"A": 1, "C": "${HOME}"}, overrides=["limits.max_duration=2h"])
+    assert config.values.env == {"A": "1", "B": "two", "C": "${HOME}"}
+    assert config.values.limits.max_duration == 7200
+    assert keys(folder, env={"A": 1, "B": True, "C": "${HOME}"}).values.env == {"A": "1", "B": "true", "C": "${HOME}"}
+
+
+@pytest.mark.slow
+def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, project: Callable[..., Path]) -> None:
+    """Submit, follow and wait on local; the same idempotency key sends no second job."""
+    text = 'import os\n\nfor step in range(int(os.environ["STEPS"])):\n    print("step", step, flush=True)\n'
+    folder = project(text=text)
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, PIPELINE, folder / "cloudtrain.yaml"], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "local: 1 ranks, 0.0 USD at most\n[0] step 0\n[0] step 1\n[0] step 2\n0.0\n"
+        assert done.stderr == ""
+    assert len(cli("list", "--json", "--all").stdout.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_notebook_can_send_watch_and_stop_jobs(
+    project: Callable[..., Path],
+    idle_python: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a running loop and in threads: submit, status, a wait that is too short, stop, logs and resume."""
+    folder = project()
+    caplog.set_level(logging.INFO, "cloudtrain")
+
+    async def one(name: str) -> api.JobStatus:
+        config = keys(folder, local={"python": idle_python, "price_per_hour": "1 USD"}, project="vision")
+        job = await asyncio.to_thread(api.submit, config, name=name)
+        assert (job.id, job.active, api.status(job).id) == (name, True, name)
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(api.wait, job, timeout_s=0.1)
+        with pytest.raises(errors.UsageError, match="has not ended"):
+            api.resume(name)
+        api.stop(name, now=True)
+        return await asyncio.to_thread(api.wait, name)
+
+    async def cells() -> list[api.JobStatus]:
+        return await asyncio.gather(*map(one, ("first", "second", "third")))
+
+    ended = asyncio.run(cells())
+    assert [(job.state, job.reason, job.exit_code) for job in ended] == [("stopped", "user", 9)] * 3
+    assert all(job.cost_usd is not None and job.details["job"] == job.id for job in ended)
+    with ThreadPoolExecutor() as pool:
+        assert [list(lines) for lines in pool.map(api.logs, ended)] == [[]] * 3  # such a node prints no line
+    again = api.resume("first", env={"AGAIN": 1})
+    assert (again.id, again.attempt) == ("first", 2)
+    assert api.status(ended[0]).details["attempts"][0]["state"] == "stopped"
+    api.stop(again, now=True)
+    assert api.wait(again).state == "stopped"
+    assert capfd.readouterr() == ("", "")
+    assert "stopping first at once, without saving" in caplog.messages
+
+
+@pytest.mark.slow
+def test_interrupt_ends_the_wait_and_leaves_the_job(cli: Cli, project: Callable[..., Path], idle_python: Path) -> None:
+    """Ctrl-C raises KeyboardInterrupt out of `wait` and of `logs`, as in a notebook's cell; the job runs on."""
+    program = """
+import sys
+from cloudtrain.launcher.api import *
+job = submit(Config(sys.argv[1], local={"python": sys.argv[2]}), name="kept")
+for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
+    try:
+        print("waiting", flush=True)
+        act()
+    except KeyboardInterrupt:
+        print(status(job).active, flush=True)
+"""
+    args = [sys.executable, "-c", program, str(project() / "cloudtrain.yaml"), str(idle_python)]
+    process = subprocess.Popen(
+        args,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "waiting\n"
+        os.kill(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "True\n"
+    process.stdout.close()
+    assert process.wait() == 0
+    assert cli("stop", "--now", "-y", "kept").code == 0
+
+
+def test_errors_are_those_of_the_command_line(home: Path, project: Callable[..., Path]) -> None:
+    """Unknown jobs, impossible names and a budget that is too small raise the documented exceptions."""
+    folder = project()
+    with pytest.raises(errors.NoSuchJobError):
+        api.status("nope")
+    with pytest.raises(errors.NoSuchJobError):
+        api.logs("nope")
+    for name in ("last", "No such name"):
+        with pytest.raises(errors.UsageError, match="cannot name a job"):
+            api.submit(keys(folder), name=name)
+    config = keys(folder, local={"price_per_hour": "100 USD"}, budget={"limit": "0.001 USD"})
+    with pytest.raises(errors.BudgetError):
+        api.submit(config)
+    with pytest.raises(errors.ConfigError, match="SOME_TOKEN"):
+        api.submit(keys(folder, secrets=["SOME_TOKEN"]))
+
+
+def test_stop_and_resume_refuse_as_on_the_command_line(
+    home: Path, tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is being submitted cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
+    job = seed("new")
+    with pytest.raises(errors.UsageError, match="just being submitted"):
+        api.stop("new")
+    error = {"type": "AllDamagedError", "rank": 0, "message": "x"}
+    seed("damaged", State("failed", "error", error=error, ended_s=time.time()))
+    with closing(Registry()) as registry:
+        registry.database.execute("UPDATE jobs SET config_file = ?", (str(tmp_path / "cloudtrain.yaml"),))
+    with pytest.raises(errors.UsageError, match="all checkpoints were damaged"):
+        api.resume("damaged")
+    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.Asked(job, "doubtful"))
+    with pytest.raises(errors.UnreachableError, match="may exist there as new-1"):
+        api.stop("new")
+
+
+def test_messages_are_handed_over_instead_of_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Inside `reporting` messages, asides and alerts reach the function; behind the block they are printed again."""
+    found: list[str] = []
+    with terminal.reporting(found.append):
+        terminal.say("\none")
+        terminal.aside("two")
+        alarm.show(Notice("1", "key", "budget", "three", ("four",)))
+    assert found == ["one", "two", "three\nfour"]
+    assert capfd.readouterr().err == ""
+    terminal.say("five")
+    assert capfd.readouterr().err == "five\n"
+
+
+def test_import_is_light() -> None:
+    """Importing the interface imports no SDK, no torch, no pydantic and no YAML."""
+    program = "import sys, cloudtrain.launcher.api\nprint(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (
+        set(done.stdout.split()) & {"torch", "numpy", "boto3", "azure", "pydantic", "yaml", "jinja2", "rich"} == set()
+    )
+
+
+def test_types_of_the_interface_hold(tmp_path: Path) -> None:
+    """mypy in strict mode accepts the pipeline, and finds the wrong calls of another one."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from cloudtrain.launcher.api import Config, submit, wait\n"
+        "submit('cloudtrain.yaml')\n"
+        "print(submit(Config(), dry_run=True).state)\n"
+        "print(wait('last', timeout=3))\n"
+        "print(wait('last').state.upper() + 1)\n"
+    )
+    mypy = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--no-error-summary"]
+    done = subprocess.run([*mypy, PIPELINE, wrong], cwd=ROOT, capture_output=True, text=True, check=False)
+    places = [line.partition(": error:")[0].rpartition("/")[2] for line in done.stdout.splitlines() if "error:" in line]
+    assert places == ["wrong.py:2", "wrong.py:3", "wrong.py:4", "wrong.py:5"], done.stdout + done.stderr

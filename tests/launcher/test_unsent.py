@@ -1,0 +1,297 @@
+"""Jobs that were not sent, damaged rows of the registry, and jobs that are removed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.backends.local import backend as local
+from cloudtrain.launcher import cli as command_line
+from cloudtrain.launcher import stopping, submit
+from cloudtrain.launcher.backend import Sending
+from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.money import ledger
+from cloudtrain.launcher.registry import Registry
+
+UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
+DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
+
+
+@pytest.fixture
+def registry(home: Path) -> Registry:
+    """Return an empty registry in the private home."""
+    return Registry()
+
+
+@pytest.fixture
+def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that journals a job with 5 USD reserved, in that state; None leaves the intent."""
+
+    def put(name: str, state: State | None = DONE, **changes: Any) -> Job:
+        job, _ = registry.add(name, lambda *given: make_job(*given, **changes), exclusive=True, key=None)
+        ledger.reserve(registry.database, name, job.attempt.number, "", 5_000_000, 1000.0)
+        if state is UNSENT:
+            registry.mark_never_sent(job.attempt, state)
+        elif state is not None:
+            registry.mark_sent(job.attempt, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
+            registry.set_state(job.attempt, state, {})
+        return registry.find(name)
+
+    return put
+
+
+@pytest.fixture
+def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Return the command line, run in this process: its exit code, and all that it prints."""
+
+    def run(*args: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = command_line._run(list(args), debug=False, as_json="--json" in args)
+        return code, "".join(capsys.readouterr())
+
+    return run
+
+
+def test_backend_that_says_nothing_may_have_sent_the_job() -> None:
+    """A plug-in that knows no hook is on the safe side: its unanswered send counts."""
+    silent, known = Sending(), Sending()
+    known.prepares()
+    error = UnreachableError("no answer")
+    assert (silent.is_nothing_sent(error), known.is_nothing_sent(error)) == (False, True)
+    assert silent.is_nothing_sent(ConfigError("refused"))
+    known.creates()
+    assert not known.is_nothing_sent(error)
+    assert not known.is_nothing_sent(KeyboardInterrupt())
+
+
+def test_unsent_job_is_never_last_and_hidden_after_a_day(
+    add: Callable[..., Job], command: Callable[..., tuple[int, str]]
+) -> None:
+    """A list shows it for a day, as `not sent`; --all shows it for ever."""
+    add("done")
+    add("fresh", UNSENT)
+    assert "not sent" in command("list")[1]
+    add("old", UNSENT, created_s=1000.0)
+    for _ in range(2):  # made, then kept
+        assert "old" not in command("list")[1]
+        assert "fresh" in command("list")[1]
+    assert "old" in command("list", "--all")[1]
+    assert command("status")[1].startswith("done ")
+    assert command("status", "fresh")[1].startswith("fresh  not sent\n")
+    described = json.loads(command("status", "fresh", "--json")[1])
+    assert (described["state"], described["phase"]) == ("failed", "never_sent")
+
+
+def test_no_job_but_unsent_ones_is_last(registry: Registry, add: Callable[..., Job]) -> None:
+    """`last` is a job that was sent."""
+    add("one", UNSENT)
+    with pytest.raises(NoSuchJobError):
+        registry.find("last")
+
+
+DAMAGES = {
+    "config": ("jobs", "config", "{"),
+    "bundle": ("jobs", "bundle", "[]"),
+    "created": ("jobs", "created_s", "soon"),
+    "plan": ("attempts", "plan", "{}"),
+    "price": ("attempts", "plan", '{"instances": 1, "nproc_per_node": 1, "ranks": 1, "cap_s": 9, "hourly_usd": "x"}'),
+    "request": ("attempts", "request", "null"),
+    "submitter": ("attempts", "submitter", "7"),
+    "outcome": ("attempts", "outcome", '{"stat'),
+    "state": ("attempts", "outcome", '{"state": "dancing"}'),
+    "field": ("attempts", "outcome", '{"state": "failed", "mood": 1}'),
+    "time": ("attempts", "outcome", '{"state": "failed", "ended_s": "noon"}'),
+    "progress": ("attempts", "progress", "\\x00"),
+    "ref": ("attempts", "ref", "{]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
+def test_damaged_row_hides_no_other_job(
+    registry: Registry,
+    add: Callable[..., Job],
+    command: Callable[..., tuple[int, str]],
+    damage: str,
+    state: State,
+) -> None:
+    """It is shown as damaged with what to do, and `rm` removes it; what it may have cost still counts."""
+    add("sound")
+    add("broken", state)
+    table, column, text = DAMAGES[damage]
+    key = "id" if table == "jobs" else "job_id"
+    registry.database.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = 'broken'", (text,))
+    code, shown = command("list")
+    lines = {line.split()[0]: line for line in shown.splitlines()}
+    assert (code, "damaged" in lines["broken"], "succeeded" in lines["sound"]) == (0, True, True), shown
+    code, shown = command("status", "broken", "sound")
+    assert (code, "damaged" in shown, "cloudtrain rm broken" in shown, "sound  succeeded" in shown) == (
+        0,
+        True,
+        True,
+        True,
+    )
+    assert json.loads(command("list", "--json")[1])["jobs"][0]["phase"] == "damaged"
+    assert command("stop", "broken")[0] in (0, 1)
+    assert command("rm", "-y", "broken")[0] == 0
+    assert [job.id for job in registry.jobs()] == ["sound"]
+    assert ledger.spent(registry.database, None, None) >= (5_000_000 if state.state == "running" else 0)
+    assert ledger.held(registry.database) == []
+
+
+def test_removed_job_leaves_its_cost_and_frees_its_folder(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
+) -> None:
+    """Its rows, folder and cached log are gone, the budget still counts it, and its name is not used again."""
+    add("done")
+    add("other")
+    registry.settle(replace(registry.find("done").attempt, state=replace(DONE, hourly_usd=2.0)))
+    spent = ledger.spent(registry.database, None, None)
+    for place in ("local/done/checkpoints", "logs/done/1", "local/other"):
+        (registry.folder / place).mkdir(parents=True)
+        (registry.folder / place / "file").write_bytes(bytes(1 << 20))
+    code, shown = command("rm", "-y", "done", "--json")
+    assert (code, json.loads(shown[shown.index("{") : shown.index("}") + 1])["freed_bytes"]) == (0, 2 << 20)
+    assert [path.name for path in (registry.folder / "local").iterdir()] == ["other"]
+    assert [job.id for job in registry.jobs()] == ["other"]
+    assert ledger.spent(registry.database, None, None) == spent
+    with pytest.raises(UsageError, match="removed"):
+        add("done")
+
+
+def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:
+    """The next job of the name has the next attempt's number: the platform never sees a name twice."""
+    add("one", UNSENT)
+    registry.remove("one")
+    assert add("one").attempt.number == 2
+    assert ledger.reservation(registry.database, "one", 2) is not None
+
+
+def test_active_job_is_not_removed(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
+) -> None:
+    """Of several jobs none is removed where one may still run."""
+    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
+    add("done")
+    add("runs", State("running", started_s=1000.0))
+    code, shown = command("rm", "-y", "done", "runs")
+    assert (code, "cloudtrain stop runs" in shown) == (2, True)
+    assert len(registry.jobs()) == 2
+
+
+def test_prune_removes_old_jobs_alone(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
+) -> None:
+    """By when they ended; jobs that run and damaged ones stay."""
+    add("old")
+    add("unsent", UNSENT)
+    add("new", replace(DONE, ended_s=time.time() - 60))
+    add("runs", None)
+    add("broken")
+    registry.database.execute("UPDATE jobs SET config = '{' WHERE id = 'broken'")
+    assert command("prune", "--older", "1d", "-y")[0] == 0
+    assert [job.id for job in registry.jobs()] == ["broken", "runs", "new"]
+    assert command("prune", "--older", "soon")[0] == 2
+
+
+def test_forgotten_job_that_turns_up_is_found_by_stop(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
+) -> None:
+    """The backend does not answer, the user gives up; later the job is there, counts again, and is stopped."""
+
+    def silent(*_: Any) -> Any:
+        raise UnreachableError("no network")
+
+    asked: list[Any] = []
+    job = add("doubt", None)
+    registry.release(job.attempt)
+    monkeypatch.setattr(local, "find", silent)
+    code, shown = command("stop", "doubt")
+    assert (code, "may exist there as doubt-1" in shown, "--forget doubt" in shown) == (7, True, True), shown
+    assert len(ledger.held(registry.database)) == 1
+    assert command("stop", "--forget", "-y", "doubt")[0] == 0
+    assert (ledger.held(registry.database), registry.find("doubt").attempt.phase) == ([], "never_sent")
+    monkeypatch.setattr(local, "find", lambda *_: {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
+    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
+    monkeypatch.setattr(local, "stop", lambda ref, *, now: asked.append(ref))
+    assert command("stop", "-d", "doubt")[0] == 0
+    assert len(asked) == len(ledger.held(registry.database)) == 1
+
+
+def test_job_of_a_silent_backend_keeps_what_it_has_cost(
+    registry: Registry, add: Callable[..., Job], monkeypatch: Any
+) -> None:
+    """A host that is gone for ever blocks no budget; one that answers is stopped, not forgotten."""
+    add("runs", State("running", started_s=1000.0))
+    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
+    with pytest.raises(UsageError, match="answers"):
+        stopping.forget(registry, "runs", lambda _: True)
+
+    def silent(*_: Any) -> Any:
+        raise UnreachableError("gone")
+
+    monkeypatch.setattr(local, "state", silent)
+    assert stopping.forget(registry, "runs", lambda _: True).verdict == "forgotten"
+    assert (ledger.held(registry.database), registry.find("runs").active) == ([], False)
+
+
+def test_stop_of_an_ended_local_job_on_a_full_disk(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    """No agent needs the word any more; that it cannot be written is no fault."""
+    add("done")
+    (tmp_path / "node-0").write_text("")  # no file can be written below it
+    ref = json.dumps({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"})
+    registry.database.execute("UPDATE attempts SET ref = ?", (ref,))
+    code, shown = command("stop", "done")
+    assert (code, "has ended already" in shown, "itself failed" in shown) == (0, True, False), shown
+
+
+def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+    """An agent that lives has to hear of it: the error says why it cannot, and what else there is."""
+    (tmp_path / "node-0").write_text("")
+    monkeypatch.setattr(local.nodefolder, "agent_pid", lambda root: 1)
+    with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
+        local.stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
+    assert "--now" in raised.value.hint
+
+
+@pytest.mark.parametrize("step", ["before the row", "after the row", "with the team", "while sending"])
+def test_interrupted_submit_says_whether_something_was_sent(
+    registry: Registry,
+    command: Callable[..., tuple[int, str]],
+    project: Callable[..., Path],
+    idle_python: Path,
+    monkeypatch: Any,
+    step: str,
+) -> None:
+    """Ctrl-C before the send leaves no row and no money; after its begin it says how to look."""
+
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(project(f"local: {{python: {idle_python}, price_per_hour: 1.5}}\n"))
+    places = {
+        "before the row": (local, "ready"),
+        "after the row": (local, "_make_own"),
+        "with the team": (submit.teams, "hold"),
+        "while sending": (local, "_start_agents"),
+    }
+    monkeypatch.setattr(*places[step], interrupt)
+    code, shown = command("submit", "-d", "-y", "--name", "one")
+    assert code == 130
+    if step == "while sending":
+        assert "one may have been sent, as one-1: cloudtrain status one" in shown
+        assert command("status", "one")[1].startswith("one  not sent")
+    else:
+        assert "interrupted: nothing was sent, and nothing is reserved" in shown
+        assert registry.jobs() == []
+    assert ledger.held(registry.database) == []
+    monkeypatch.undo()
