@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MOST = 8  # colours that can be told apart
+MOST = 8  # colours that a reader can distinguish
+CURVE_COLUMNS = 30
 _TYPED = (
     "cloudtrain compare digits digits-lr",
     "cloudtrain compare digits digits-lr -o compared.html",
@@ -75,6 +76,10 @@ def _print(found: Comparison) -> None:
     from cloudtrain.launcher.report import comparing
 
     names = [job.id for job in found.jobs]
+    losses = [[loss for _, loss in comparing.smoothed(data)] for data in found.datas]
+    curves = [[name, _curve(each)] for name, each in zip(names, losses, strict=True) if each]
+    if curves:
+        print_lines([*table(["JOB", "LOSS"], curves, columns=width()), ""])
     results = [[name, *values] for name, values in comparing.rows(found)]
     print_lines(table(["RESULT", *names], results, columns=width()))
     if words := comparing.crossing_words(found):
@@ -87,3 +92,11 @@ def _print(found: Comparison) -> None:
     running = [job.id for job in found.jobs if job.active]
     if running:
         say(f"{', '.join(running)} still {'runs' if len(running) == 1 else 'run'}: this is how it is now")
+
+
+def _curve(losses: list[float]) -> str:
+    """Return the first loss, the curve between, and the last loss."""
+    from cloudtrain.launcher import spark
+    from cloudtrain.launcher.signs import signs_of
+
+    return f"{losses[0]:.4g} {spark.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"

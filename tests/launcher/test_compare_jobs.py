@@ -108,6 +108,7 @@ def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> Non
     told = cli("compare", "one", "two")
     assert told.code == 0, told.stderr
     lines = [line.split() for line in told.stdout.splitlines()]
+    assert (lines[0], [line[0] for line in lines[1:3]]) == (["JOB", "LOSS"], ["one", "two"])  # the curves come first
     assert ["training.optimizer.lr", "0.1", "0.2"] in lines
     assert ["samples/s", "1004", "1004"] in lines
     assert [line[0] for line in lines if line and line[0].startswith("training.")] == [
