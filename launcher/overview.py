@@ -145,8 +145,7 @@ def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     if text := progress_words(progress | ({"loss": None} if trend else {})):
         lines.append(f"  progress    {_done(progress)}{text}{_left(job, money, now_s)}")
     elif job.attempt.state.state == "running":
-        told = "no step yet" if job.config.get("task") else "not known: the job has printed no event lines"
-        lines.append(f"  progress    {told}")
+        lines.append("  progress    no step reported yet")
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
     if gpus := gpufigures.words(progress):

@@ -22,8 +22,8 @@ MOST_BAR, LEAST_BAR = 24, 8
 MOST_NAME = 22
 ALL_JOBS = "(all jobs)"
 COUNTED = (
-    "spent counts as reservations do: prices at their uncertainty, whole units of billing, machines that idle;"
-    " `cloudtrain cost` counts the seconds at list prices"
+    "spent and reserved are worst cases: prices with their uncertainty, whole billing units, idle machines;"
+    " `cloudtrain cost` counts seconds at list prices"
 )
 _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 

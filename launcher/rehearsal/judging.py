@@ -51,8 +51,9 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
         hint = "; checkpoint.every_steps says how often" if ended.is_killed and is_task else ""
         words = f"nothing was saved by step {ended.account.last_step or 0}{hint}"
         if not is_task and not ended.is_killed:
-            words = "at the stop (SIGTERM) there is no file of the script: name its checkpoints in `keep`, or let the "
-            words += "script save into CLOUDTRAIN_CHECKPOINT_DIR"
+            words = f"no file of the script was kept by the stop at step {ended.account.last_step or 0}: interrupt the "
+            words += "script after its first save (--preempt-at N), name the checkpoints in `keep`, or save into "
+            words += "CLOUDTRAIN_CHECKPOINT_DIR"
         return _wrong(verdict, ended, "saved", words)
     verdict.saved_step = _saved_step(ended)
     at = "" if verdict.saved_step is None else f" at step {verdict.saved_step}"
@@ -123,8 +124,9 @@ def compared(
     step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
     if worst > allowed:
         pair = f"{second.account.steps[step]:.7g} and not {whole.account.steps[step]:.7g}"
-        words = f"the losses go another way after the resume: at step {step} {pair}"
-        hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved?"
+        words = f"the losses differ after the resume: at step {step} {pair}"
+        hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved? "
+        hint += "A script whose runs differ a little needs --tolerance"
         return _wrong(verdict, second, "losses", f"{words}; {hint}")
     how = "equal bit for bit" if not allowed else f"equal to {max(after.values()):.1g} of {allowed:g}"
     words = f"losses of steps {min(after)} to {max(after)} {how}"

@@ -116,10 +116,8 @@ def test_rehearsal_proves_that_an_interrupted_job_goes_on(
 @pytest.mark.parametrize(
     ("mode", "name", "words"),
     [
-        ("forgets", "losses", "the losses go another way after the resume"),
-        pytest.param(
-            *("deaf", "saved", "there is no file of the script: name its checkpoints in `keep`"), marks=pytest.mark.soak
-        ),
+        ("forgets", "losses", "the losses differ after the resume"),
+        pytest.param(*("deaf", "saved", "name the checkpoints in `keep`"), marks=pytest.mark.soak),
         pytest.param("anew", "resumed", "the script began again at step 1", marks=pytest.mark.soak),
     ],
 )
