@@ -98,7 +98,7 @@ def test_submit_that_the_vendor_refuses_ends_with_its_exit_code(
     result = cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env)
     assert (result.code, result.stderr.count("error: the vendor said no")) == (code, 1), result.stderr
     assert "hint: ask again" in result.stderr
-    job = Registry().find("last")
+    [job] = Registry().jobs()
     assert (job.attempt.phase, job.attempt.state.state) == ("never_sent", "failed")
 
 

@@ -223,7 +223,8 @@ def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, seed: Callable[..., Job]
 
     seed("a", State("succeeded"))
     with sqlite3.connect(cli.home / "registry.sqlite") as db:
-        db.execute("UPDATE attempts SET plan = '{}'")
+        outcome = '{"state": "failed", "error": {"rank": 0}}'
+        db.execute("UPDATE attempts SET outcome = ?", (outcome,))
     db.close()
     result = cli("status", "a")
     assert (result.code, result.stderr.startswith("error: cloudtrain itself failed: KeyError")) == (1, True)

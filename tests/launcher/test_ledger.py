@@ -226,6 +226,7 @@ def test_registry_of_the_first_version_loses_nothing(
     monkeypatch.setattr(ledger, "settle", lambda *args, **more: None)
     monkeypatch.setattr(ledger, "release", lambda *args: None)
     monkeypatch.setattr(ledger, "revive", lambda *args: None)
+    monkeypatch.setattr(Registry, "_booked", lambda *args: [])
     old = Registry()
     plan = {**PRICED, "price_micro": None, "worst_case_usd": 10.0}
     for name in ("runs", "ended", "unsent"):
