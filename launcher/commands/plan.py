@@ -46,8 +46,9 @@ def command(overrides: Overrides, as_json: bool) -> int:
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
     first, *rest = prepared.lines()
+    largest = ", ".join(f"{name} {_size(size)}" for name, size in prepared.bundle.largest[:3])
+    rest = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in rest]
     print_text([f"{config.backend}: {first}", *rest, *books.lines(worst_micro)])
-    print_lines([f"largest files: {', '.join(f'{name} {_size(size)}' for name, size in prepared.bundle.largest[:3])}"])
     return 0
 
 
