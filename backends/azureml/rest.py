@@ -263,11 +263,12 @@ def token(cloud: str, audience: str) -> str:
     """Return a token for the service. Raises AzureError where there are no credentials."""
     held = _tokens.get((cloud, audience))
     if held is None or held.expires_on - time.time() < MARGIN_S:
-        source = credential(cloud)  # raises ConfigError without the library, which brings the next import
-        from azure.core import exceptions as core
-
         try:
-            held = source.get_token(f"{audience}/.default")
+            from azure.core import exceptions as core
+        except ImportError as error:
+            raise not_installed(error) from error
+        try:
+            held = credential(cloud).get_token(f"{audience}/.default")
         except core.ClientAuthenticationError as error:
             words = _credentials_words(str(error))
             if _NO_CERTIFICATES.search(words):
