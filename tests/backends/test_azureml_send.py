@@ -280,7 +280,7 @@ def test_budget_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_ac
     assert (refused.code, azure_account.jobs()) == (3, []), refused.stderr
     assert all(words in refused.stderr for words in ("for 5m, and the plan counts 2m", "write `idle: 5m`"))
     done = cli(*given, "--set", "azureml.idle=5m", cwd=folder)
-    assert (done.code, "6m billed beyond the end" in done.stderr) == (0, True), done.stderr
+    assert (done.code, "6m that are billed after the job ends" in done.stderr) == (0, True), done.stderr
 
 
 def test_price_alone_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
