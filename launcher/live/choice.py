@@ -21,7 +21,8 @@ class Choice:
     """`opened` is the job in view, None for the table; `chosen` the table's marked one.
 
     `is_single`: one job is watched, and there is no table. `held` is the log as it was when it was paused, `back` how
-    many lines of it below the view. `typing` is what is being typed for `ranks`; `asks` the job that is to be stopped.
+    many lines of it below the view. `wraps`: a long line of the log takes several rows; `helps`: the keys are shown.
+    `typing` is what is being typed for `ranks`; `asks` the job that is to be stopped.
     """
 
     chosen: str = ""
@@ -33,6 +34,8 @@ class Choice:
     asks: str | None = None
     held: tuple[LogLine, ...] | None = None
     back: int = 0
+    wraps: bool = False
+    helps: bool = False
     word: str = ""
 
 
@@ -55,11 +58,15 @@ def steer(
     if key == "redraw":
         return choice, Action("redraw")
     choice = replace(choice, word="")
+    if choice.helps:
+        return replace(choice, helps=False), None
     if choice.asks is not None:
         asked = choice.asks
         return replace(choice, asks=None), Action("stop", asked) if key in ("y", "Y") else None
     if choice.typing is not None:
         return _typed(choice, key, ranks)
+    if key == "?":
+        return replace(choice, helps=True), None
     if choice.opened is None:
         return _in_table(choice, key, jobs)
     return _in_job(choice, key, lines, page)
@@ -110,6 +117,8 @@ def _in_job(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> tu
         return replace(choice, opened=None, held=None, back=0), Action("open", "")
     if key == "l":
         return replace(choice, is_large=not choice.is_large), None
+    if key == "w":
+        return replace(choice, wraps=not choice.wraps), None
     if key == "r":
         return replace(choice, typing=choice.ranks), None
     if key == "s":

@@ -11,7 +11,19 @@ from cloudtrain.entrypoints.figures import dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher import gpufigures, spark
 from cloudtrain.launcher.describe import limit_words, next_step, outcome
-from cloudtrain.launcher.live.rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, labelled, row, sides
+from cloudtrain.launcher.live.rows import (
+    BAD,
+    GOOD,
+    LABEL,
+    QUIET,
+    STATE_STYLES,
+    WARNS,
+    Part,
+    in_job,
+    labelled,
+    row,
+    sides,
+)
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
 from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.measures import percent, quantity, size, step_time
@@ -120,7 +132,7 @@ def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
         return []
     who = f"rank {told['rank']}: " if told.get("rank") is not None else ""
     kind = f"{told['type']}: " if told.get("type") else ""
-    words = [cleaned(line) for line in f"{who}{kind}{told.get('message', '')}".splitlines() if line.strip()]
+    words = [in_job(cleaned(line)) for line in f"{who}{kind}{told.get('message', '')}".splitlines() if line.strip()]
     rows = [labelled(width, signs, "error", (words[0] if words else "unknown", BAD))]
     return [*rows, *(labelled(width, signs, "", (line, BAD)) for line in words[1:3])]
 

@@ -9,7 +9,27 @@ from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.sight import Sight
 from cloudtrain.launcher.signs import Signs
 
-__all__ = ["of_job", "of_table"]
+__all__ = ["help_rows", "of_job", "of_table"]
+
+_HELP = (
+    ("up/down, j/k", "scroll the log; choose a job in the table"),
+    ("PgUp/PgDn", "scroll by a page"),
+    ("Home/End", "the first lines; the newest lines"),
+    ("p, Space", "pause the log, and go on"),
+    ("w", "wrap long lines of the log, and cut them"),
+    ("l", "a larger log, and the figures again"),
+    ("r", "choose ranks of the log: 0 or 0,3-5; nothing for all"),
+    ("s", "stop the job, after a question"),
+    ("Enter", "open the chosen job"),
+    ("q, Esc", "back to the table; q in the table: quit"),
+    ("Ctrl-L", "draw the screen again"),
+)
+
+
+def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
+    """Return the keys and their effects, `height` rows at most; the last row says how to close them."""
+    rows = [row(width, signs, (f"  {key:<14}", "bold"), words) for key, words in _HELP]
+    return [*rows[: height - 1], row(width, signs, ("any key closes this help", QUIET))][:height]
 
 
 def of_job(choice: Choice, sight: Sight, width: int, signs: Signs) -> Text:
@@ -21,16 +41,21 @@ def of_job(choice: Choice, sight: Sight, width: int, signs: Signs) -> Text:
         ("l", "figures" if choice.is_large else "larger log"),
         ("r", "ranks"),
         ("p", "go on" if choice.held is not None else "pause"),
+        ("w", "cut" if choice.wraps else "wrap"),
+        *([("s", "stop")] if sight.job.active else []),
+        ("?", "help"),
         ("up/down", "scroll"),
     ]
-    return _keys([*keys, ("s", "stop the job")] if sight.job.active else keys, width, signs)
+    return _keys(keys, width, signs)
 
 
 def of_table(choice: Choice, width: int, signs: Signs) -> Text:
     """Return the keys of the table."""
     if (asked := _asked(choice, width, signs)) is not None:
         return asked
-    return _keys([("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit")], width, signs)
+    return _keys(
+        [("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit"), ("?", "help")], width, signs
+    )
 
 
 def _asked(choice: Choice, width: int, signs: Signs) -> Text | None:

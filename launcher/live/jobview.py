@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from cloudtrain.entrypoints import events
@@ -12,7 +13,7 @@ from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.faults import in_words
-from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
+from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
 from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.signs import Signs
@@ -42,7 +43,8 @@ def view(
     room = height - 2 - bool(note)  # the log's title, the keys
     kept = _kept(sections, room - _least_log(height, choice))
     head = [each for section in kept for each in section.rows]
-    log = _log(tail, choice, width, max(0, room - len(head)), signs)
+    left = max(0, room - len(head))
+    log = footer.help_rows(width, left, signs) if choice.helps else _log(tail, choice, width, left, signs)
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
     rows = [*head, _log_title(tail, choice, width, signs), *log]
     rows += [Text("")] * (height - 1 - len(notes) - len(rows))
@@ -126,14 +128,19 @@ def _log(tail: TailShot, choice: Choice, width: int, height: int, signs: Signs) 
         words = "no lines yet" if tail.is_read else "reading the log" if not tail.fault else ""
         return [row(width, signs, (words, QUIET))][:height]
     end = len(lines) - choice.back
-    return [_line(line, tail, width, signs) for line in lines[max(0, end - height) : end]]
+    shown = [_line(line, tail, width, signs, wraps=choice.wraps) for line in lines[max(0, end - height) : end]]
+    return [each for rows in shown for each in rows][-height:] if height else []
 
 
-def _line(line: LogLine, tail: TailShot, width: int, signs: Signs) -> Text:
-    text, _ = events.parse(line.text)
+def _line(line: LogLine, tail: TailShot, width: int, signs: Signs, *, wraps: bool) -> list[Text]:
+    """Return the rows of one line: one row, cut at the width, or several if the log is wrapped."""
+    text = in_job(cleaned(events.parse(line.text)[0]))
     parts: list[Part] = []
     if tail.is_prefixed:
         number = line.node if line.rank is None else line.rank
         who = f"node{line.node}" if line.rank is None else f"r{line.rank}"
         parts.append((f"[{who}] ", RANK_COLOURS[number % len(RANK_COLOURS)]))
-    return row(width, signs, *parts, cleaned(text))
+    room = width - sum(cell_len(part[0]) for part in parts)
+    pieces = chop_cells(text, room) if wraps and room > 0 and text else [text]
+    indent: list[Part] = [" " * (width - room)] if parts else []
+    return [row(width, signs, *(indent if place else parts), piece) for place, piece in enumerate(pieces)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -19,6 +20,7 @@ __all__ = [
     "Part",
     "filled",
     "fitted",
+    "in_job",
     "labelled",
     "row",
     "sides",
@@ -36,6 +38,13 @@ STATE_STYLES = {
     "failed": BAD,
     "stopped": "bold magenta",
 }
+# The folder of a node of a local or ssh job, in tracebacks: `code/train.py` is left.
+_JOB_FOLDER = re.compile(r"/[^\s\"']*/attempt-\d+/node-\d+/")
+
+
+def in_job(text: str) -> str:
+    """Return the text with paths below the job's folder as paths from there."""
+    return _JOB_FOLDER.sub("", text)
 
 
 def row(width: int, signs: Signs, *parts: Part) -> Text:

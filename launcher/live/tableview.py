@@ -61,6 +61,8 @@ def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, word
         rows.append(_row(scene.sights[place], texts[place], shape, width, signs, is_chosen=place == chosen))
     if not ids:
         rows.append(row(width, signs, ("no job is active, and none has ended of late: cloudtrain submit", QUIET)))
+    if choice.helps:
+        rows = [rows[0], *footer.help_rows(width, height - 3 - len(notes), signs)]
     rows += [Text("")] * (height - 2 - len(notes) - len(rows))
     rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.sights, width, signs)]
     return [*rows, footer.of_table(choice, width, signs)][:height]

@@ -15,7 +15,7 @@ from rich.text import Text
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.live import jobview, show, tableview
-from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.choice import Choice, steer
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.painter import Painter
 from cloudtrain.launcher.live.sight import Curves, Scene, Sight, TailShot
@@ -126,7 +126,7 @@ before     attempt 1 failed (preempted) after 16m 40s
 
 
 
-q quit  l larger log  r ranks  p pause  up/down scroll  s stop the job
+q quit  l larger log  r ranks  p pause  w wrap  s stop  ? help  up/down scroll
 """
 
 FAILED_TOP = """\
@@ -165,7 +165,7 @@ cloudtrain watch  all jobs                                              14:00:00
 
 13:59:55 queued-abcde: the backend is slow
 3 jobs, 2 active: 2.40 USD/h, 2.44 USD spent
-up/down choose  Enter open  s stop a job  q quit
+up/down choose  Enter open  s stop a job  q quit  ? help
 """
 
 
@@ -210,6 +210,8 @@ def test_no_picture_is_larger_than_the_screen(sight: Callable[..., Sight], size:
         Choice(opened="x"),
         Choice(opened="x", is_large=True),
         Choice(opened="x", typing="0,1"),
+        Choice(opened="x", wraps=True),
+        Choice(opened="x", helps=True),
         Choice(asks="x"),
     ]
     for choice in choices:
@@ -290,6 +292,32 @@ def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
     small = drawn(picture(seen, lines)).count("[r0]")
     large = drawn(picture(seen, lines, choice=Choice(opened="x", is_large=True))).count("[r0]")
     assert (small, large) == (10, 19)
+
+
+def test_long_line_is_wrapped_if_asked(sight: Callable[..., Sight]) -> None:
+    """No text is lost: the rows behind the first are indented below the text."""
+    line = "".join(chr(ord("a") + n % 26) for n in range(200))
+    rows = drawn(picture(sight(), log(line), choice=Choice(opened="x", wraps=True))).splitlines()
+    begin = next(place for place, row in enumerate(rows) if row.startswith("[r0]"))
+    assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
+
+
+def test_paths_in_the_log_begin_in_the_job_folder(sight: Callable[..., Sight]) -> None:
+    """A traceback fits into the screen."""
+    line = '  File "/home/me/.cloudtrain/local/digits-4k2pw/attempt-1/node-0/code/train.py", line 7, in main'
+    assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(sight(), log(line)))
+
+
+def test_help_shows_every_key_until_a_key_is_pressed(sight: Callable[..., Sight]) -> None:
+    """The help is the same for a job and for the table."""
+    choice, _ = steer(Choice(opened="x"), "?", ["x"])
+    told = drawn(picture(sight(), log("a line"), (80, 40), choice=choice))
+    assert ("wrap long lines" in told, "any key closes" in told, "a line" in told) == (True, True, False)
+    table = drawn(
+        tableview.view(Scene(sights=(sight(),), now_s=NOW), replace(choice, opened=None), (80, 24), UNICODE, "all")
+    )
+    assert "wrap long lines" in table
+    assert steer(choice, "s", ["x"]) == (Choice(opened="x"), None)
 
 
 def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
