@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +352,8 @@ def test_job_that_the_order_is_not_for_is_given_it(
     """The first try arrives while the second is lost: the order is made the first one's, whose replicas wait for it."""
     real, bodies = sdk.create, []
 
-    def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
+    def create(access: Access, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+        begins()
         bodies.append(body)
         if len(bodies) == 2:
             real(access, bodies[0])
@@ -370,7 +372,8 @@ def test_refusal_after_a_lost_try_is_no_word_on_that(
     """The quota may be used up by the very job whose answer was lost: it is not called never sent, and found later."""
     real, bodies = sdk.create, []
 
-    def create(access: Access, body: dict[str, Any]) -> dict[str, Any]:
+    def create(access: Access, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+        begins()
         bodies.append(body)
         if len(bodies) == 1:
             raise rest.GoogleError(503, "UNAVAILABLE", "gone")
