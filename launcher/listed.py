@@ -25,7 +25,7 @@ from cloudtrain.launcher.terminal import json_line
 
 __all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 3  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
+FORM = 4  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
 UNSENT_S = 86_400.0  # for which a list shows a job that was never sent
 _BATCH = 500  # are kept in one transaction
 

@@ -112,6 +112,7 @@ def _of_config(file: Path, wanted: Wanted) -> list[Line]:
     from cloudtrain.launcher.prices import refreshing
     from cloudtrain.launcher.prices.listing import lines
 
+    lines(wanted)  # raises ConfigError for damaged own prices, which no single backend is to blame for
     found: list[Line] = []
     for target in refreshing.targets(file, None):
         cloud = refreshing.priced(target.name)

@@ -134,7 +134,7 @@ def test_unknown_jobs_are_exit_code_8(cli: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "code"), [("status x --json", 8), ("submit --json", 3), ("list --json -n x", 2), ("stop --json", 2)]
+    ("line", "code"), [("status x --json", 8), ("submit --json", 3), ("list --json -n x", 2), ("stop --json", 8)]
 )
 def test_errors_are_one_object_where_json_is_asked_for(cli: Any, line: str, code: int) -> None:
     """A script reads standard output alone: it finds the same words there, and the exit code."""

@@ -95,7 +95,7 @@ def test_idling_is_told_beside_what_was_spent_and_counted_by_the_ledger(
     assert (shown["counted"], shown["spent_usd"][0]["months"]) == ("at_worst", {"1970-01": 3.2})
     cli.cli.main(["budget", "set", "100USD"], standalone_mode=False)
     cli.cli.main(["budget", "show"], standalone_mode=False)
-    assert "`cloudtrain cost` counts the seconds at list prices" in capsys.readouterr().err
+    assert "`cloudtrain cost` counts seconds at list prices" in capsys.readouterr().err
 
 
 def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> None:
