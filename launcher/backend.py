@@ -28,10 +28,12 @@ __all__ = [
     "Backend",
     "Capacity",
     "Check",
+    "Found",
     "HostUse",
     "Invoice",
     "Invoiced",
     "JobRef",
+    "Lists",
     "LogLine",
     "LogPage",
     "Machines",
@@ -163,7 +165,8 @@ class Sending:
 class Shipment:
     """What travels beside the request: the archive, where local state is kept, and the secrets' values.
 
-    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is.
+    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is. A send
+    leaves `record` with the job, for `Lists.jobs`.
     """
 
     bundle: Bundle
@@ -171,6 +174,21 @@ class Shipment:
     base: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     sending: Sending = field(default_factory=Sending, compare=False)
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An attempt that a platform has, and that has not ended.
+
+    `record` is the shipment's, None where the job has no record that can be read here. `is_own`: this home has sent it.
+    """
+
+    job_id: str
+    number: int
+    ref: JobRef
+    record: Mapping[str, Any] | None
+    is_own: bool = True
 
 
 @dataclass(frozen=True)
@@ -325,6 +343,16 @@ class Sought(Protocol):
 
     def where_to_look(self, request: Request) -> str:
         """Return the vendor's command that shows whether the request's job exists."""
+
+
+class Lists(Protocol):
+    """What a backend can do that finds running jobs without the registry."""
+
+    def jobs(self, config: Config | None, home: Path) -> list[Found]:
+        """Return the running attempts: with a config those where its jobs run. Changes nothing.
+
+        Raises CredentialError, ConfigError, UnreachableError where the platform cannot be asked.
+        """
 
 
 class HasCheckpoints(Protocol):
