@@ -15,6 +15,7 @@ from cloudtrain.launcher.backend import Check, Found
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.home import where
 from cloudtrain.launcher.job import Attempt, Job, require_name
+from cloudtrain.launcher.money import ledger, reserving, teams
 from cloudtrain.launcher.registry import PLANNED, Registry, this_process
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def row_of(backend: str, found: Found) -> Job:
         plan, request = dict(record["plan"]), dict(record["request"])
         if not all(isinstance(plan[key], int) for key in PLANNED):
             raise ValueError("its plan is not whole")
+        reserving.amount_of(plan)
         attempt = Attempt(found.job_id, found.number, "intent", plan, request, float(record["sent_s"]), this_process())
         return Job(
             id=found.job_id,
@@ -87,14 +89,13 @@ def row_of(backend: str, found: Found) -> Job:
         )
     except (KeyError, TypeError, ValueError, UsageError) as error:
         message = f"{found.job_id} cannot be adopted: its record is missing or damaged"
-        hint = "an earlier version of cloudtrain kept none; stop the job with the platform's own tools"
+        hint = "an earlier version of cloudtrain kept none; on ssh give the config with all its hosts (-f); else stop"
+        hint += " the job with the platform's own tools"
         raise ConfigError(message, where=backend, hint=hint) from error
 
 
 def adopt(registry: Registry, job: Job, found: Found) -> None:
     """Add the job's row, and reserve its worst case in all budgets, whether they have room or not."""
-    from cloudtrain.launcher.money import ledger, reserving, teams
-
     attempt, database = job.attempt, registry.database
     places = reserving.ledgers_of(registry, job.config) if found.is_own else []
     with database.transaction():

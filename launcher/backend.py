@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -189,6 +189,21 @@ class Found:
     ref: JobRef
     record: Mapping[str, Any] | None
     is_own: bool = True
+
+    @classmethod
+    def of(
+        cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
+    ) -> Found:
+        """Return the attempt of that platform name, with the handle of the record's request; a damaged record is none.
+
+        `access` is how the platform was asked: others may write records, and no address in a record is followed.
+        """
+        job_id, _, number = name.rpartition("-")
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            request = Request.load(name, record["request"])
+            ref = ref_of(replace(request, beside={**request.beside, **access}))
+            return cls(job_id, int(number), ref, record, is_own)
+        return cls(job_id, int(number), {}, None, is_own)
 
 
 @dataclass(frozen=True)

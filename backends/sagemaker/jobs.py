@@ -103,13 +103,17 @@ def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
     match = _JOB_URI.fullmatch(uri)
     if match is None or name != platform_name(match["job"], int(match["number"])):
         return None
-    record, owner = None, None
+    record, owner = None, ""
     with contextlib.suppress(CloudtrainError):  # somebody else's bucket hides no other job
         record = files.read_order(access, uri + requests.SPEC).get("record")
-        owner = files.owner(access, match["folder"] + "/owner")
-    ref = _ref(Request.load(name, record["request"]), owner) if record and owner else {}
-    is_own = owner is not None and owner == known_identity(home)
-    return Found(match["job"], int(match["number"]), ref, record if ref else None, is_own)
+        owner = files.owner(access, match["folder"] + "/owner") or ""
+    is_own = owner == known_identity(home)
+    asked = {"region": access.region, "profile": access.profile, "endpoints": dict(access.endpoints)}
+
+    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+        return _ref(request, owner) | ({} if is_own else {"secrets": []})
+
+    return Found.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:

@@ -118,10 +118,23 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
             say(f"{host.name}: not asked for jobs: {answer.error.message}")
             continue
         for told in answer.told["jobs"]:
-            kept, is_own = told["kept"] or {"ref": {}, "record": None}, told["owner"] == known_identity(home)
-            each = Found(told["job"], told["attempt"], kept["ref"], kept["record"], is_own)
+            is_own = told["owner"] == known_identity(home)
+            each = Found(told["job"], told["attempt"], *_kept(told["kept"], asked), is_own)
             found.setdefault((each.job_id, each.number), each)
     return list(found.values())
+
+
+def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | None]:
+    """Return the handle and the record that a host has kept; none unless all hosts of the handle were asked.
+
+    No address is taken from the record: a host may have been taken over.
+    """
+    known = {host.name: host.dump() for host in asked}
+    try:
+        nodes = [{**node, "host": known[node["host"]["name"]]} for node in kept["ref"]["nodes"]]
+        return {**kept["ref"], "nodes": nodes}, kept["record"]
+    except (LookupError, TypeError):
+        return {}, None
 
 
 def _node(lines: Fleet, number: int, seat: Seat, body: Mapping[str, Any]) -> dict[str, Any]:

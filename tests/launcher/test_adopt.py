@@ -51,7 +51,7 @@ def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
     assert "registry does not know" not in cli("doctor", "local").stdout
     status = cli("status", "lost", "--json").json
     assert (status["state"], status["attempt"], status["name"]) == ("running", 1, "loop")
-    assert status["cost"]["spent_usd"] is not None
+    assert status["spend_usd"] is not None
     assert cli("logs", "lost").code == 0
     assert cli("stop", "lost", "--now", "-y").code == 0
     cli("wait", "lost")
@@ -62,7 +62,7 @@ def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
 def test_question_comes_first_and_a_named_job_needs_none(cli: Any, lost: Path) -> None:
     """Without -y nobody answers the question here, so nothing is adopted; an unknown name is exit code 8."""
     assert cli("adopt", "--backend", "local").code != 0
-    assert cli("list", "--json").json == []
+    assert cli("list", "--json").json["jobs"] == []
     done = cli("adopt", "--backend", "local", "other")
     assert (done.code, "no running job `other`" in done.stderr) == (8, True)
     assert cli("adopt", "--backend", "local", "lost").code == 0
