@@ -1,7 +1,7 @@
-"""Jobs that run and have no row in the registry: finding them on a backend, and adding their rows again.
+"""Running jobs without a row in the registry: a backend finds the jobs, and the rows are added again.
 
-A registry may be deleted while jobs run. Each send leaves a record of the job with the job itself (`Shipment.record`);
-the worst case of an adopted attempt is reserved like that of any other.
+A registry may be deleted while jobs run. Each send leaves a record with the job itself (`Shipment.record`). Budgets
+hold the worst case of an adopted attempt.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["adopt", "checks", "record_of", "row_of", "unknown"]
 
 
 def record_of(job: Job) -> dict[str, Any]:
-    """Return what a row of the registry needs, without the addresses of alerts: they may stand in the config."""
+    """Return the fields of a registry row, without the config's alerts: an address of an alert may be a secret."""
     attempt, config = job.attempt, {**job.config, "notify": []}
     kept = {key: getattr(job, key) for key in ("name", "created_s", "config_file", "bundle")}
     return {**kept, "config": config, "plan": attempt.plan, "request": attempt.request, "sent_s": attempt.created_s}
 
 
 def unknown(name: str, config: Config | None, home: Path) -> list[Found]:
-    """Return the running attempts on the backend that no row names; none of a backend that cannot list its jobs.
+    """Return the running attempts on the backend without a row; an empty list for a backend that lists no jobs.
 
-    Neither a registry nor a home is made. Raises what the backend raises.
+    No registry and no home is made. Errors of the backend pass through.
     """
     if (ask := getattr(backends.load(name), "jobs", None)) is None:
         return []

@@ -32,10 +32,10 @@ __all__ = ["command"]
 @yes_option
 @json_option
 def command(jobs: tuple[str, ...], backend: str | None, file: Path | None, yes: bool, as_json: bool) -> int:
-    """Find running jobs that the registry does not know, as after the loss of the registry, and add them again.
+    """Find running jobs that the registry does not know, and add the jobs to the registry again.
 
-    Without JOB: all jobs that this home has sent, after a question. A job that another home has sent is adopted only
-    by its name. Budgets reserve the worst case of each adopted job.
+    Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
+    Budgets reserve the worst case of each adopted job.
     """
     from cloudtrain.launcher import adopting
     from cloudtrain.launcher.registry import Registry
@@ -70,9 +70,9 @@ def command(jobs: tuple[str, ...], backend: str | None, file: Path | None, yes: 
 
 
 def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, Found]], dict[str, str]]:
-    """Return the unknown attempts, each with its backend, and the backends that cannot be asked, which are named.
+    """Return the unknown attempts, each with its backend, and the errors of backends that cannot be asked.
 
-    All are asked at once. Raises what the only backend raises.
+    The backends are asked at once. A single backend's error is raised.
     """
     path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
     there, not_asked = [], {}
