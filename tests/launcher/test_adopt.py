@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import nodefolder
 from cloudtrain.launcher import adopting
 from cloudtrain.launcher.backend import Found
 from cloudtrain.launcher.errors import ConfigError, CredentialError
@@ -31,8 +32,9 @@ def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[
     assert cli("submit", "-d", "-y", "--name", "lost", cwd=folder).code == 0
     forget(cli.home)
     yield folder
-    cli("adopt", "-y", "--backend", "local")
-    cli("stop", "lost", "--now", "-y")
+    root = cli.home / "local/lost/attempt-1/node-0"
+    nodefolder.ask_to_stop(root, "now")
+    nodefolder.end([root])
 
 
 def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
