@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
     ending = _Ending(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
         spec = _spec(root, argv[1], argv[2:])
+        spec.pop("record", None)  # it is for launchers
         ending = _Ending.of(spec, root)
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
         node = nodes.identify({**os.environ, **about})

@@ -6,10 +6,11 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["EXIT", "NEVER_SENT", "START_LOCK", "STATE", "STOP", "TELL_S", "has_checkpoint", "is_whole"]
+__all__ = ["EXIT", "NEVER_SENT", "RECORD", "START_LOCK", "STATE", "STOP", "TELL_S", "has_checkpoint", "is_whole"]
 
 # Held while agents start; the mark that a start, still under way or not, has been given up.
 START_LOCK, NEVER_SENT = "start.lock", "never-sent"
+RECORD = "record.json"  # for a registry that has lost the job
 # Of one node: how its agent is, how the job ended, and the word to stop that is left for it.
 STATE, EXIT, STOP = "state.json", "exit.json", "stop.json"
 TELL_S = 60.0  # between two writings of the state: after a power cut it tells how long the node was taken

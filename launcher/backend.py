@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -28,10 +28,12 @@ __all__ = [
     "Backend",
     "Capacity",
     "Check",
+    "Found",
     "HostUse",
     "Invoice",
     "Invoiced",
     "JobRef",
+    "Lists",
     "LogLine",
     "LogPage",
     "Machines",
@@ -163,7 +165,8 @@ class Sending:
 class Shipment:
     """What travels beside the request: the archive, where local state is kept, and the secrets' values.
 
-    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is.
+    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is. A send
+    leaves `record` with the job, for `Lists.jobs`.
     """
 
     bundle: Bundle
@@ -171,6 +174,36 @@ class Shipment:
     base: Path
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     sending: Sending = field(default_factory=Sending, compare=False)
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An attempt that a platform has, and that has not ended.
+
+    `record` is the shipment's, None where the job has no record that can be read here. `is_own`: this home has sent it.
+    """
+
+    job_id: str
+    number: int
+    ref: JobRef
+    record: Mapping[str, Any] | None
+    is_own: bool = True
+
+    @classmethod
+    def of(
+        cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
+    ) -> Found:
+        """Return the attempt of that platform name, with the handle of the record's request; a damaged record is none.
+
+        `access` is how the platform was asked: others may write records, and no address in a record is followed.
+        """
+        job_id, _, number = name.rpartition("-")
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            request = Request.load(name, record["request"])
+            ref = ref_of(replace(request, beside={**request.beside, **access}))
+            return cls(job_id, int(number), ref, record, is_own)
+        return cls(job_id, int(number), {}, None, is_own)
 
 
 @dataclass(frozen=True)
@@ -325,6 +358,16 @@ class Sought(Protocol):
 
     def where_to_look(self, request: Request) -> str:
         """Return the vendor's command that shows whether the request's job exists."""
+
+
+class Lists(Protocol):
+    """What a backend can do that finds running jobs without the registry."""
+
+    def jobs(self, config: Config | None, home: Path) -> list[Found]:
+        """Return the running attempts: with a config those where its jobs run. Changes nothing.
+
+        Raises CredentialError, ConfigError, UnreachableError where the platform cannot be asked.
+        """
 
 
 class HasCheckpoints(Protocol):

@@ -36,6 +36,7 @@ COMMANDS = {
     "ui": "Show jobs, their lines and costs on a page in the browser.",
     "wait": "Wait for jobs to end.",
     "stop": "Have a job save and stop.",
+    "adopt": "Take in running jobs that the registry does not know.",
     "rm": "Remove jobs that have ended, and their files here.",
     "prune": "Remove the jobs that ended long ago.",
     "resume": "Go on from a job's newest checkpoint.",
@@ -57,7 +58,7 @@ COMMANDS = {
 # The help's headings; what none of them names comes last.
 SECTIONS = {
     "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
-    "A job's life": ("submit", "stop", "resume", "wait", "rm", "prune"),
+    "A job's life": ("submit", "stop", "resume", "wait", "adopt", "rm", "prune"),
     "To look": ("status", "list", "logs", "watch", "ui", "report", "compare", "artifacts", "diagnose", "exec", "hosts"),
     "Money": ("cost", "budget", "prices"),
 }

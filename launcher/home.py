@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["PRICES", "home", "identity", "where"]
+__all__ = ["PRICES", "home", "identity", "known_identity", "where"]
 
 PRICES = "prices.csv"  # the user's own, below the home
 
@@ -59,6 +59,12 @@ def identity(folder: Path) -> str:
         return path.read_text()
     except OSError as error:
         raise ConfigError(f"cloudtrain cannot keep its state: {error.strerror}", where=str(path)) from error
+
+
+def known_identity(folder: Path) -> str | None:
+    """Return the home's identity, None where it has none yet; nothing is made."""
+    path = folder / "identity"
+    return path.read_text() if path.is_file() else None
 
 
 def _default() -> Path:

@@ -21,7 +21,7 @@ from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
 
-__all__ = ["RAN", "Registry", "submitter_lives", "this_process"]
+__all__ = ["PLANNED", "RAN", "Registry", "submitter_lives", "this_process"]
 
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
@@ -30,7 +30,7 @@ FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
-_PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # what every plan has
+PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # what every plan has
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -110,6 +110,19 @@ class Registry:
                 (json.dumps(config), json.dumps(bundle), attempt.job_id),
             )
             self._insert(attempt)
+
+    def adopt(self, job: Job, ref: dict[str, Any]) -> None:
+        """Add an attempt that the platform runs and no row names, and its job if need be; what is known stays."""
+        attempt = job.attempt
+        with self.database.transaction():
+            known = self.database.execute("SELECT number FROM attempts WHERE job_id = ?", (job.id,))
+            if attempt.number in [row["number"] for row in known]:
+                return
+            if known:
+                self._insert(attempt)
+            else:
+                self._insert_job(job, None)
+            self.mark_sent(attempt, ref)
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
         """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter.
@@ -339,7 +352,7 @@ def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
         times = (state.started_s, state.ended_s, found.unreachable_since_s, found.plan.get("hourly_usd"))
         if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
             raise ValueError(f"its state is {state.state!r}")
-        if not all(isinstance(found.plan.get(key), int) for key in _PLANNED):
+        if not all(isinstance(found.plan.get(key), int) for key in PLANNED):
             raise ValueError("its plan is not whole")
     except (ValueError, TypeError) as error:
         return _damaged(row, job_id, error)
@@ -349,7 +362,7 @@ def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
 def _damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
     detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
     created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
-    plan = {**dict.fromkeys(_PLANNED, 0), "hourly_usd": None}
+    plan = {**dict.fromkeys(PLANNED, 0), "hourly_usd": None}
     return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from cloudtrain.launcher import adopting
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
@@ -212,7 +213,8 @@ def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Requ
 def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str, str]) -> Job:
     attempt = job.attempt
     request = backends.Request.load(attempt.name, attempt.request)
-    shipment = backends.Shipment(prepared.bundle, registry.folder, Path(job.config_file).parent, secrets)
+    base, record = Path(job.config_file).parent, adopting.record_of(job)
+    shipment = backends.Shipment(prepared.bundle, registry.folder, base, secrets, record=record)
     _hold(registry, attempt)
     try:
         ref = prepared.backend.send(request, shipment)

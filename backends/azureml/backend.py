@@ -22,6 +22,7 @@ __all__ = [
     "check",
     "doctor",
     "find",
+    "jobs",
     "logs",
     "pace",
     "price_region",
@@ -78,6 +79,7 @@ request = lazily.of("cloudtrain.backends.azureml.request", "build")
 ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
+jobs = lazily.of(_JOBS, "jobs")
 state = lazily.of(_JOBS, "state")
 logs = lazily.of(_JOBS, "logs")
 pace = lazily.of(_JOBS, "pace")

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import secrets
 import time
+import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import compute, files, history, rest, status, vault
 from cloudtrain.backends.azureml import logs as streams
+from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
 STATE_S = 4.0
 LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
-OWNER = "cloudtrain.owner"
+OWNER, RECORD = "cloudtrain.owner", "CLOUDTRAIN_RECORD"
+RECORD_BYTES = 65_536  # of a variable; beyond it a job can be named, and not adopted
 JOB_VERSION = "2024-01-01-preview"  # of GET and cancel; the SDK puts with one of its own
 TRIES, AGAIN_S = 3, 30.0  # to send; not again where it has taken long already
 WORKERS = 8
@@ -74,7 +82,11 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         job = {
             **request.body,
             "tags": {**request.body.get("tags", {}), OWNER: owner},
-            "environment_variables": {**request.body["environment_variables"], SENT: encoded(sent)},
+            "environment_variables": {
+                **request.body["environment_variables"],
+                SENT: encoded(sent),
+                **_kept(shipment.record),
+            },
         }
         services = _create(request, shipment, job, owner)
     except BaseException as error:
@@ -100,6 +112,45 @@ def find(request: Request, home: Path) -> JobRef | None:
         if there is None or not _is_ours(there, owner):
             return None
         return _found(request, _services(there))
+
+
+def jobs(config: Config | None, home: Path) -> list[Found]:
+    """Return the running jobs of the workspace with our tag."""
+    workspace, found = workspace_of(AzureML() if config is None else block_of(config)), []
+    with rest.answers("list the jobs"):
+        page = rest.get_json(workspace, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
+        while True:
+            there = (job for job in page["value"] if job["properties"].get("status") not in history.OVER)
+            found += [_as_found(workspace, job, home) for job in there]
+            if not page.get("nextLink"):
+                return [each for each in found if each is not None]
+            host = f"https://{rest.hosts(workspace.cloud)[0]}"
+            page = rest.object_in(rest.call("GET", page["nextLink"], cloud=workspace.cloud, audience=host))
+
+
+def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> Found | None:
+    """Return the running job, whose record is in a variable; None where its name names no attempt."""
+    told, record, name = job["properties"], None, str(job["name"])
+    if not name.rpartition("-")[2].isdigit():
+        return None
+    with contextlib.suppress(ValueError, LookupError, zlib.error):
+        record = json.loads(zlib.decompress(base64.b64decode(told["environmentVariables"][RECORD])))
+    owner = (told.get("tags") or {}).get(OWNER)
+    is_own = owner is not None and owner == known_identity(home)
+
+    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+        return _found(request, _services(job)) | ({} if is_own else {"vault": None})
+
+    with contextlib.suppress(rest.AzureError):  # of its machines: the job can be named all the same
+        return Found.of(name, record, {"workspace": asdict(workspace)}, ref_of, is_own=is_own)
+    return Found.of(name, None, {}, ref_of, is_own=is_own)
+
+
+def _kept(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variable that holds the record, without the body: the platform has that. None beyond its limit."""
+    data = {**record, "request": {**record["request"], "body": {}}} if record else {}
+    value = base64.b64encode(zlib.compress(json.dumps(data).encode())).decode()
+    return {RECORD: value} if data and len(value) <= RECORD_BYTES else {}
 
 
 def state(ref: JobRef) -> State:

@@ -162,17 +162,19 @@ def call(
     raise failure
 
 
-def arm(workspace: Workspace, method: str, path: str, *, version: str = ARM_VERSION, body: Any = None) -> Any:
+def arm(
+    workspace: Workspace, method: str, path: str, *, version: str = ARM_VERSION, body: Any = None, **query: str
+) -> Any:
     """Return the control plane's answer for a path below the workspace, "" for itself. Raises AzureError."""
     host = hosts(workspace.cloud)[0]
     url = f"https://{host}{workspace.arm_id}{path}"
-    params = {"api-version": version}
+    params = {"api-version": version, **query}
     return call(method, url, cloud=workspace.cloud, audience=f"https://{host}", params=params, body=body)
 
 
-def get_json(workspace: Workspace, path: str, *, version: str = ARM_VERSION) -> dict[str, Any]:
+def get_json(workspace: Workspace, path: str, *, version: str = ARM_VERSION, **query: str) -> dict[str, Any]:
     """Return what there is at a path below the workspace. Raises AzureError."""
-    return object_in(arm(workspace, "GET", path, version=version))
+    return object_in(arm(workspace, "GET", path, version=version, **query))
 
 
 def object_in(answer: Any) -> dict[str, Any]:

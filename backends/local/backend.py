@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, nodefolder, nodelogs
-from cloudtrain.entrypoints.places import NEVER_SENT, START_LOCK, STATE
+from cloudtrain.entrypoints.places import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher import agentlogs, agents
 from cloudtrain.launcher.backend import (
     Capacity,
     Check,
+    Found,
     JobRef,
     LogPage,
     Pace,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "doctor", "find", "interpreter", "logs"]
-__all__ += ["pace", "ready", "rehearsal", "request", "send", "state", "stop"]
+__all__ += ["jobs", "pace", "ready", "rehearsal", "request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next one is as near, so the first is on the screen at once
@@ -91,6 +92,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         checkpoints.mkdir(parents=True, exist_ok=True)
         environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
         durable.write_json(folder / "request.json", body)
+        durable.write_json(folder / RECORD, dict(shipment.record))
         durable.write_json(folder / "ref.json", ref)
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
@@ -115,6 +117,16 @@ def find(request: Request, home: Path) -> JobRef | None:
             return ref
         (folder / NEVER_SENT).touch()
     return None
+
+
+def jobs(config: Config | None, home: Path) -> list[Found]:
+    """Return the attempts of this home with a running agent."""
+    found = []
+    for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
+        ref, number = durable.read_json(path), path.parent.name.removeprefix("attempt-")
+        if ref and number.isdigit() and any(map(nodefolder.agent_pid, _roots(ref))):
+            found.append(Found(path.parent.parent.name, int(number), ref, durable.read_json(path.parent / RECORD)))
+    return found
 
 
 def state(ref: JobRef) -> State:

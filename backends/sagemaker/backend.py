@@ -26,6 +26,7 @@ __all__ = [
     "doctor",
     "find",
     "invoice",
+    "jobs",
     "logs",
     "pace",
     "price_region",
@@ -81,6 +82,7 @@ request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
 ready = lazily.of(_JOBS, "ready")
 send = lazily.of(_JOBS, "send")
 find = lazily.of(_JOBS, "find")
+jobs = lazily.of(_JOBS, "jobs")
 state = lazily.of(_JOBS, "state")
 logs = lazily.of(_JOBS, "logs")
 pace = lazily.of(_JOBS, "pace")

@@ -15,7 +15,7 @@ from cloudtrain.entrypoints import places
 from cloudtrain.launcher.bundle import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
-__all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle", "put_order", "retract"]
+__all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle", "put_order", "read_order", "retract"]
 
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
@@ -77,6 +77,12 @@ def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
     bucket, key = _parts(uri)
     with aws.answers(f"write {uri}"):
         aws.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
+
+
+def read_order(access: Access, uri: str) -> dict[str, Any]:
+    """Return what the containers are to do, {} where it was taken back."""
+    found: dict[str, Any] = json.loads(owner(access, uri) or "{}")
+    return found
 
 
 def retract(access: Access, uri: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,20 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Shipment, nodes_of
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity
+from cloudtrain.backends.sagemaker.machine import block_of, region_of
+from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.config.schema_backends import SageMaker
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.home import identity, known_identity
+from cloudtrain.launcher.job import platform_name
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
+_JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<number>\d+)/")
 CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
 STATE_S = 5.0
 LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
@@ -41,7 +47,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
     files.claim(access, beside["owner_uri"], owner)
-    files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref))
+    files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref) | {"record": dict(shipment.record)})
     try:
         if shipment.secrets:
             parameters.put(access, ref["secrets_prefix"], shipment.secrets)
@@ -72,6 +78,42 @@ def find(request: Request, home: Path) -> JobRef | None:
                 parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
                 return None
     return ref
+
+
+def jobs(config: Config | None, home: Path) -> list[Found]:
+    """Return the training jobs of the account and region that read an order of ours."""
+    block = SageMaker() if config is None else block_of(config)
+    if (region := region_of(block)) is None:
+        raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
+    access = aws.Access(region, block.profile, tuple(sorted(block.endpoints.items())))
+    found = []
+    with aws.answers("list the training jobs"):
+        lists = aws.client(access, "sagemaker").get_paginator("list_training_jobs")
+        for status_name in ("InProgress", "Stopping"):
+            for page in lists.paginate(StatusEquals=status_name):
+                found += [_as_found(access, each["TrainingJobName"], home) for each in page["TrainingJobSummaries"]]
+    return [each for each in found if each is not None]
+
+
+def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
+    """Return the running job, None where it is not cloudtrain's: its order is in jobs/NAME/attempt-NUMBER/."""
+    described = _described(access, name) or {}
+    channels = {each["ChannelName"]: each["DataSource"] for each in described.get("InputDataConfig", ())}
+    uri = channels.get(requests.JOB, {}).get("S3DataSource", {}).get("S3Uri", "")
+    match = _JOB_URI.fullmatch(uri)
+    if match is None or name != platform_name(match["job"], int(match["number"])):
+        return None
+    record, owner = None, ""
+    with contextlib.suppress(CloudtrainError):  # somebody else's bucket hides no other job
+        record = files.read_order(access, uri + requests.SPEC).get("record")
+        owner = files.owner(access, match["folder"] + "/owner") or ""
+    is_own = owner == known_identity(home)
+    asked = {"region": access.region, "profile": access.profile, "endpoints": dict(access.endpoints)}
+
+    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+        return _ref(request, owner) | ({} if is_own else {"secrets": []})
+
+    return Found.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:

@@ -23,6 +23,7 @@ __all__ = [
         "doctor",
         "find",
         "hosts",
+        "jobs",
         "logs",
         "pace",
         "request",
@@ -59,6 +60,7 @@ def check(request: Request) -> list[Fault]:
 request = lazily.of("cloudtrain.backends.ssh.request", "build")
 send = lazily.of("cloudtrain.backends.ssh.sending", "send")
 find = lazily.of("cloudtrain.backends.ssh.sending", "find")
+jobs = lazily.of("cloudtrain.backends.ssh.sending", "jobs")
 state = lazily.of(_JOBS, "state")
 logs = lazily.of(_JOBS, "logs")
 logs_from = lazily.of(_JOBS, "logs_from")

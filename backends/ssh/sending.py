@@ -13,19 +13,22 @@ import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.ssh import shipping
+from cloudtrain.backends.ssh import hosts, shipping
 from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, seated
 from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import durable
-from cloudtrain.launcher.backend import JobRef, Request, Shipment
+from cloudtrain.launcher.backend import Found, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["agent_spec", "find", "send"]
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
+
+__all__ = ["agent_spec", "find", "jobs", "send"]
 
 SILENCE_S = 8.0  # a node that is not heard for so long is lost: all is right within 15 s, with the wait for its end
 JOIN_S = 120.0
@@ -56,7 +59,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         "can_shrink": body["spec"]["min_nodes"] < len(seats),
     }
     owner = identity(shipment.home)
-    _all(lines, {seat.host: Call("make", _folders(node, owner)) for seat, node in zip(seats, nodes, strict=True)})
+    made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
+    _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in zip(seats, nodes, strict=True)})
     paths = shipping.ship(lines, shipment.bundle, seats, body["ports"])
     made = _environments(lines, body, seats, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
@@ -95,6 +99,44 @@ def find(request: Request, home: Path) -> JobRef | None:
     return None
 
 
+def jobs(config: Config | None, home: Path) -> list[Found]:
+    """Return the attempts with a running agent on the config's hosts, else on the hosts of earlier jobs of this home.
+
+    A host that cannot be asked is named, and hides no other host. Raises UnreachableError where no host can be asked.
+    """
+    if config is not None and config.ssh is not None and config.ssh.hosts:
+        asked = hosts.of_config(config)
+    else:
+        notes = (durable.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
+        asked = list(dict.fromkeys(Host(**node["host"]) for note in notes for node in note["nodes"]))
+    found: dict[tuple[str, int], Found] = {}
+    answers = fleet().ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
+    for host, answer in answers.items():
+        if answer.error is not None:
+            if all(each.error is not None for each in answers.values()):
+                raise answer.error
+            say(f"{host.name}: not asked for jobs: {answer.error.message}")
+            continue
+        for told in answer.told["jobs"]:
+            is_own = told["owner"] == known_identity(home)
+            each = Found(told["job"], told["attempt"], *_kept(told["kept"], asked), is_own)
+            found.setdefault((each.job_id, each.number), each)
+    return list(found.values())
+
+
+def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | None]:
+    """Return the handle and the record that a host has kept; none unless all hosts of the handle were asked.
+
+    No address is taken from the record: a host may have been taken over.
+    """
+    known = {host.name: host.dump() for host in asked}
+    try:
+        nodes = [{**node, "host": known[node["host"]["name"]]} for node in kept["ref"]["nodes"]]
+        return {**kept["ref"], "nodes": nodes}, kept["record"]
+    except (LookupError, TypeError):
+        return {}, None
+
+
 def _node(lines: Fleet, number: int, seat: Seat, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return where the node's folders are: absolute paths of its host, but of inputs and outputs."""
     job = f"{seat.workdir}/jobs/{body['job']}"
@@ -119,10 +161,10 @@ def _checkpoints(lines: Fleet, host: Host, body: Mapping[str, Any]) -> str:
     return path_on(lines, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
 
 
-def _folders(node: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def _folders(node: Mapping[str, Any]) -> dict[str, Any]:
     folders = [node["checkpoints"], node["output"], *node["outputs"].values()]
     links = {f"{node['output']}/{name}": target for name, target in node["outputs"].items()}
-    return {"job": node["job"], "root": node["root"], "owner": owner, "folders": folders, "links": links}
+    return {"job": node["job"], "root": node["root"], "folders": folders, "links": links}
 
 
 def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Seat]) -> list[Seat]:

@@ -17,17 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
+from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace, Request, Sending, Shipment, nodes_of
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError, UsageError
+from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.config.schema_backends import Vertex
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.home import home as state_home
-from cloudtrain.launcher.home import identity
+from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
 STATE_S = 4.0
@@ -72,7 +75,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         if shipment.secrets and secret is not None:
             with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
                 secretmanager.put(access, secret, shipment.secrets)
-        name, is_doubtful = _create(access, request, owner, shipment.sending)
+        name, is_doubtful = _create(access, request, owner, shipment)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
             with contextlib.suppress(GoogleError):
@@ -99,6 +102,37 @@ def find(request: Request, home: Path) -> JobRef | None:
             _remove_secret(access, _secret(request, owner))
             return None
         return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True)
+
+
+def jobs(config: Config | None, home: Path) -> list[Found]:
+    """Return the running jobs of the project and location with our label."""
+    block = Vertex() if config is None else block_of(config)
+    project, location = project_of(block), location_of(block)
+    if project is None or location is None:
+        missing = "project" if project is None else "location"
+        raise ConfigError(f"no {missing} to look for jobs in", hint=f"set vertex.{missing} in the config")
+    access = Access(project, location, tuple(sorted(block.endpoints.items())))
+    with rest.answers("list the jobs"):
+        there = _listed(access, "labels.cloudtrain_job:*")
+    found = (_as_found(access, job, home) for job in there if not status.is_over(job))
+    return [each for each in found if each is not None]
+
+
+def _as_found(access: Access, job: dict[str, Any], home: Path) -> Found | None:
+    """Return the running job, None where its labels name no attempt."""
+    labels, order_uri, record = job["labels"], _arguments(job)[1], None
+    name, owner = str(labels.get("cloudtrain_run", "")), str(labels.get(OWNER_LABEL, ""))
+    if not (name.rpartition("-")[2].isdigit() and order_uri.startswith("gs://")):
+        return None
+    with contextlib.suppress(GoogleError):  # somebody else's bucket hides no other job
+        record = (files.read_order(access, order_uri) or {}).get("record")
+    is_own = owner == known_identity(home)
+    asked = {"project": access.project, "location": access.location, "endpoints": dict(access.endpoints)}
+
+    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+        return _ref(request, job["name"], owner, is_doubtful=is_own) | ({} if is_own else {"secret": None})
+
+    return Found.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
@@ -203,7 +237,7 @@ def _secret(request: Request, owner: str) -> str | None:
     return f"{told['secret']}-{owner[:8]}" if told else None
 
 
-def _create(access: Access, request: Request, owner: str, sending: Sending) -> tuple[str, bool]:
+def _create(access: Access, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
     """Send, and send again where something was lost on the way and no job is there.
 
     Return the job's resource name, and whether another of the same label may still arrive. Raises UnreachableError
@@ -211,12 +245,13 @@ def _create(access: Access, request: Request, owner: str, sending: Sending) -> t
     """
     from cloudtrain.backends.vertex import sdk
 
-    begin_s = time.monotonic()
+    begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
     for number in range(1, TRIES + 1):
         fence = secrets.token_hex(8)
         try:
             with rest.answers("start the job"):
-                files.put_order(access, request.beside["order_uri"], _order(request, owner, fence, time.time()))
+                order = _order(request, owner, fence, time.time()) | {"record": record}
+                files.put_order(access, request.beside["order_uri"], order)
                 made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
@@ -283,16 +318,21 @@ def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
 
     Another home may have used the name with another bucket: its job is none of ours.
     """
-    asked = {"filter": f'labels.cloudtrain_run="{label}"', "pageSize": "50"}
+    found = _listed(access, f'labels.cloudtrain_run="{label}"')
+    ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
+    return sorted(ours, key=lambda job: str(job.get("createTime", "")))
+
+
+def _listed(access: Access, only: str) -> list[dict[str, Any]]:
+    """Return the jobs that the filter names, over all pages. Raises GoogleError."""
+    asked = {"filter": only, "pageSize": "50"}
     found: list[dict[str, Any]] = []
     while True:
         page = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
         found += page.get("customJobs", ())
         if not page.get("nextPageToken"):  # a page may be empty, and not the last
-            break
+            return found
         asked["pageToken"] = page["nextPageToken"]
-    ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
-    return sorted(ours, key=lambda job: str(job.get("createTime", "")))
 
 
 def _settle(access: Access, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
@@ -307,15 +347,21 @@ def _settle(access: Access, request: Request, owner: str, found: list[dict[str, 
         if job["name"] != taken["name"] and not status.is_over(job):
             _cancel(access, str(job["name"]))
     if not own:
-        files.put_order(access, request.beside["order_uri"], _order(request, owner, _mark_of(taken)))
+        kept = {"record": order.get("record")}
+        files.put_order(access, request.beside["order_uri"], _order(request, owner, _mark_of(taken)) | kept)
     return str(taken["name"])
 
 
 def _mark_of(job: dict[str, Any]) -> str:
     """Return the mark of the send that the job is of: the third of its boot's arguments."""
+    return _arguments(job)[2]
+
+
+def _arguments(job: dict[str, Any]) -> list[str]:
+    """Return the arguments of the job's boot, at least three."""
     pool = (job.get("jobSpec", {}).get("workerPoolSpecs") or [{}])[0]
     spec: dict[str, Any] = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
-    return str([*spec.get("args", ()), "", "", ""][2])
+    return [*map(str, spec.get("args", ())), "", "", ""]
 
 
 def _described(access: Access, ref: JobRef) -> dict[str, Any]:

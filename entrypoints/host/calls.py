@@ -28,6 +28,7 @@ VERBS = {
     "read": "host.verbs:read",
     "stop": "host.verbs:stop",
     "door": "host.verbs:door",
+    "jobs": "host.verbs:jobs",
     "give_up": "host.verbs:give_up",
     "make": "host.verbs:make",
     "start": "host.verbs:start",

@@ -25,9 +25,9 @@ from cloudtrain.entrypoints import bundlefile, durable, nodefolder, nodelogs, pr
 from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.host import files
 from cloudtrain.entrypoints.host.refused import Refused
-from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, START_LOCK, STATE
+from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 
-__all__ = ["door", "give_up", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
+__all__ = ["door", "give_up", "jobs", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
 
 GONE_S = 3.0  # for a killed agent to be gone
 OWNER = "owner"  # in a job's folder: whose it is, so that two submitters cannot take one name
@@ -65,7 +65,7 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     """Make the node's folder, new, and those that the job sees; return {}.
 
     `job` and `root` are the job's and the node's folder, `owner` tells the submitter; `folders` are made where they are
-    absent, `links` (name in the output folder -> target) too.
+    absent, `links` (name in the output folder -> target) too. `record` is kept for `jobs`.
     """
     job, root = Path(ask["job"]), Path(ask["root"])
     files.prune(Path(ask["here"]["workdir"]))
@@ -76,6 +76,7 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     if (root / STATE).exists():
         raise Refused(f"{root} is of a job of that name, which has run already: choose another --name")
     root.mkdir(parents=True, exist_ok=True)
+    durable.write_json(root / RECORD, ask["record"])
     os.umask(ask["here"]["umask"])  # the user's own, for what the job's ranks may share with others
     try:
         for folder in ask["folders"]:
@@ -86,6 +87,17 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     finally:
         os.umask(0o077)
     return {}
+
+
+def jobs(ask: dict[str, Any]) -> dict[str, Any]:
+    """Return as `jobs` the nodes here whose agent runs: job, attempt, owner, and the record that `make` has kept."""
+    roots = Path(ask["here"]["workdir"]).glob("jobs/*/attempt-*/node-*")
+    found = []
+    for root in sorted(root for root in roots if nodefolder.agent_pid(root)):
+        job, number = root.parent.parent, root.parent.name.removeprefix("attempt-")
+        kept, owner = durable.read_json(root / RECORD), (job / OWNER).read_text()
+        found.append({"job": job.name, "attempt": int(number), "owner": owner, "kept": kept})
+    return {"jobs": found}
 
 
 def _owner(job: Path, owner: str) -> str:

@@ -69,8 +69,10 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
 
 def _of_one(name: str, path: Path | None) -> Ask:
     """Return how to ask one backend. Raises ConfigError for a job that its file does not describe."""
-    ask = backends.load(name).doctor
-    return partial(ask, _loaded(path, name) if path else None)
+    from cloudtrain.launcher import adopting
+
+    backends.load(name)
+    return partial(adopting.checks, name, _loaded(path, name) if path else None)
 
 
 def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:

@@ -201,14 +201,26 @@ def release(database: Database, job_id: str, attempt: int, now_s: float) -> None
 
 
 def adopt(
-    database: Database, job_id: str, attempt: int, project: str, amount_micro: int | None, created_s: float
+    database: Database,
+    job_id: str,
+    attempt: int,
+    project: str,
+    amount_micro: int | None,
+    created_s: float,
+    *,
+    ledgers: Iterable[str] = (),
 ) -> None:
-    """Hold what was begun before there was a ledger, whatever the budgets are; what has a place keeps it."""
+    """Hold what was begun before there was a ledger, whatever the budgets are; what has a place keeps it.
+
+    `ledgers`: the shared budgets that hear of it.
+    """
     database.execute(
         "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
         " VALUES (?, ?, ?, ?, ?, 'held')",
         (job_id, attempt, project, amount_micro, created_s),
     )
+    for uri in ledgers:
+        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, 'joining')", (job_id, attempt, uri))
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:

@@ -220,7 +220,7 @@ def test_nothing_is_kept_for_ever(pair: Cluster, code: Callable[..., Bundle]) ->
         os.utime(path, (time.time() - 31 * DAY_S,) * 2)
     make = {"job": f"{workdir}/jobs/x", "root": f"{workdir}/jobs/x/attempt-1/node-0", "owner": "me"}
     make = {key: value.replace(str(pair.hosts[0].folder), "") for key, value in make.items()}
-    fleet().tell(hosts[0].host, "make", {**make, "folders": [], "links": {}})
+    fleet().tell(hosts[0].host, "make", {**make, "folders": [], "links": {}, "record": {}})
     assert not any(path.exists() for path in old)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
     assert len(list((workdir / "runtime").iterdir())) == 1

@@ -1,0 +1,98 @@
+"""`cloudtrain adopt`: take in running jobs that the registry does not know."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, json_option, yes_option
+from cloudtrain.launcher.terminal import confirm, print_json, say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Found
+
+__all__ = ["command"]
+
+
+@click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
+@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+@click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask this backend alone.")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help=f"Look where its jobs run.  [default: {DEFAULT_FILE}]",
+)
+@yes_option
+@json_option
+def command(jobs: tuple[str, ...], backend: str | None, file: Path | None, yes: bool, as_json: bool) -> int:
+    """Find running jobs that the registry does not know, and add the jobs to the registry again.
+
+    Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
+    Budgets reserve the worst case of each adopted job.
+    """
+    from cloudtrain.launcher import adopting
+    from cloudtrain.launcher.registry import Registry
+
+    registry = Registry()
+    there, not_asked = _found([backend] if backend else backends.names(), file, registry.folder)
+    there = [(name, found) for name, found in there if not jobs or found.job_id in jobs]
+    for name, found in there:
+        say(f"{found.job_id}  {name}, attempt {found.number}{'' if found.is_own else ', sent from another home'}")
+    if missing := set(jobs) - {found.job_id for _, found in there}:
+        message = f"no running job `{min(missing)}` that the registry does not know"
+        raise NoSuchJobError(message, hint="cloudtrain adopt lists them; cloudtrain list --all shows known jobs")
+    rows = []
+    for name, found in there:
+        try:
+            rows += [(adopting.row_of(name, found), found)] if jobs or found.is_own else []
+        except ConfigError as error:
+            if jobs:
+                raise
+            say(error.message)
+    count = f"{len(rows)} job{'' if len(rows) == 1 else 's'}"
+    if not rows:
+        say("no running job of this home is missing in the registry")
+    elif not jobs and not confirm(f"Adopt {count}?", yes=yes):
+        return 1
+    for job, found in rows:
+        adopting.adopt(registry, job, found)
+        say(f"adopted {job.id}: cloudtrain status {job.id}")
+    if as_json:
+        print_json({"adopted": [job.id for job, _ in rows], "not_asked": not_asked})
+    return 0
+
+
+def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, Found]], dict[str, str]]:
+    """Return the unknown attempts, each with its backend, and the errors of backends that cannot be asked.
+
+    The backends are asked at once. A single backend's error is raised.
+    """
+    path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
+    there, not_asked = [], {}
+    with ThreadPoolExecutor(len(names)) as pool:
+        for name, (found, error) in zip(names, pool.map(partial(_asked, path, home), names), strict=True):
+            there += [(name, each) for each in found]
+            if error is not None:
+                if len(names) == 1:
+                    raise error
+                not_asked[name] = error.message
+                say(f"{name}: not asked: {error.message}")
+    return there, not_asked
+
+
+def _asked(path: Path | None, home: Path, name: str) -> tuple[list[Found], CloudtrainError | None]:
+    from cloudtrain.launcher import adopting, config
+
+    try:
+        is_named = path is not None and name in config.backends_configured(path)
+        loaded = config.load(path, backend=name) if path is not None and is_named else None
+        return adopting.unknown(name, loaded, home), None
+    except CloudtrainError as error:
+        return [], error

@@ -1,0 +1,139 @@
+"""Running jobs whose registry was deleted: doctor names them, and `adopt` adds them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import nodefolder
+from cloudtrain.launcher import adopting
+from cloudtrain.launcher.backend import Found
+from cloudtrain.launcher.errors import ConfigError, CredentialError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.money import ledger
+from cloudtrain.launcher.registry import Registry
+
+
+def forget(home: Path) -> None:
+    """Delete the registry, and nothing else of the home."""
+    for path in home.glob("registry.sqlite*"):
+        path.unlink()
+
+
+@pytest.fixture
+def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[Path]:
+    """Return a project with a running local job `lost` at 3.60 USD an hour, which no registry knows."""
+    more = "limits: {max_duration: 1h}\nproject: vision\n"
+    folder = project(f"{more}local: {{python: {idle_python}, price_per_hour: 3.6}}\n")
+    assert cli("submit", "-d", "-y", "--name", "lost", cwd=folder).code == 0
+    forget(cli.home)
+    yield folder
+    root = cli.home / "local/lost/attempt-1/node-0"
+    nodefolder.ask_to_stop(root, "now")
+    nodefolder.end([root])
+
+
+def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
+    """Doctor names the job; after `adopt` it is shown, followed, counted and stopped like any other job."""
+    done = cli("doctor", "local")
+    assert "the registry does not know 1 running: lost" in done.stdout
+    assert "cloudtrain adopt --backend local" in done.stdout
+    assert not (cli.home / "registry.sqlite").exists()
+    assert cli("budget", "set", "vision", "10").code == 0
+    done = cli("adopt", "-y", "--backend", "local", "--json")
+    assert (done.code, done.json) == (0, {"adopted": ["lost"], "not_asked": {}}), done.stderr
+    [held] = ledger.held(Registry(cli.home).database)
+    assert (held.job_id, held.project) == ("lost", "vision")
+    assert held.amount_micro is not None
+    assert 3_600_000 <= held.amount_micro < 3_700_000
+    assert "registry does not know" not in cli("doctor", "local").stdout
+    status = cli("status", "lost", "--json").json
+    assert (status["state"], status["attempt"], status["name"]) == ("running", 1, "loop")
+    assert status["spend_usd"] is not None
+    assert cli("logs", "lost").code == 0
+    assert cli("stop", "lost", "--now", "-y").code == 0
+    cli("wait", "lost")
+    assert cli("status", "lost", "--json").json["state"] == "stopped"
+    assert ledger.held(Registry(cli.home).database) == []
+
+
+def test_question_comes_first_and_a_named_job_needs_none(cli: Any, lost: Path) -> None:
+    """Without -y nobody answers the question here, so nothing is adopted; an unknown name is exit code 8."""
+    assert cli("adopt", "--backend", "local").code != 0
+    assert cli("list", "--json").json["jobs"] == []
+    done = cli("adopt", "--backend", "local", "other")
+    assert (done.code, "no running job `other`" in done.stderr) == (8, True)
+    assert cli("adopt", "--backend", "local", "lost").code == 0
+    done = cli("adopt", "-y", "--backend", "local")
+    assert (done.code, "no running job of this home is missing" in done.stderr) == (0, True)
+
+
+def test_job_without_a_record_is_named_and_hides_no_other(cli: Any, lost: Path) -> None:
+    """An earlier version kept no record: the job is named, with the way to end it."""
+    (cli.home / "local/lost/attempt-1/record.json").unlink()
+    assert "registry does not know 1 running: lost" in cli("doctor", "local").stdout
+    done = cli("adopt", "--backend", "local", "lost")
+    assert (done.code, "its record is missing or damaged" in done.stderr) == (3, True)
+    done = cli("adopt", "--backend", "local", "-y", "--json")
+    assert (done.code, done.json["adopted"]) == (0, [])
+
+
+def test_backend_that_cannot_be_asked_hides_no_other(cli: Any, lost: Path) -> None:
+    """Each is named in one line; the local job is found all the same."""
+    done = cli("adopt", "-y", "--json", cwd=lost.parent, env={"AWS_EC2_METADATA_DISABLED": "true"})
+    assert (done.code, done.json["adopted"]) == (0, ["lost"]), done.stderr
+    assert "sagemaker" in done.json["not_asked"]
+    assert "sagemaker: not asked: " in done.stderr
+
+
+@pytest.fixture
+def found(make_job: Callable[..., Job]) -> Found:
+    """Return a found attempt with a whole record."""
+    job = make_job("found", 2)
+    return Found("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopting.record_of(job))
+
+
+def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: Found) -> None:
+    """A registry from a backup may know only an earlier attempt; adopting twice changes nothing."""
+    registry = Registry()
+    registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)
+    for _ in range(2):
+        adopting.adopt(registry, adopting.row_of("local", found), found)
+    job = registry.find("found")
+    assert [attempt.number for attempt in registry.attempts(job)] == [1, 2]
+    assert (job.attempt.phase, job.attempt.ref) == ("sent", found.ref)
+
+
+@pytest.mark.parametrize("change", [{"plan": {}}, {"plan": None}, {"config": 7}, {"sent_s": "x"}, {"bundle": None}])
+def test_damaged_record_is_refused(found: Found, change: dict[str, Any]) -> None:
+    """The record comes from a place that others may write."""
+    assert found.record is not None
+    with pytest.raises(ConfigError, match="missing or damaged"):
+        adopting.row_of("local", Found("found", 1, {}, {**found.record, **change}))
+    with pytest.raises(ConfigError, match="missing or damaged"):
+        adopting.row_of("local", Found("../up", 1, {}, found.record))
+
+
+def test_record_holds_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
+    """An address may be written out in the config, and the record leaves this machine."""
+    job = make_job("found", 1, config={"notify": [{"slack": "https://hooks.example/secret"}], "name": "x"})
+    assert "hooks.example" not in json.dumps(adopting.record_of(job))
+
+
+def test_doctor_says_once_why_a_backend_cannot_be_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a check has failed already, no second line repeats the reason."""
+    from cloudtrain.backends.local import backend
+    from cloudtrain.launcher.backend import Check
+
+    def refused(config: Any, home: Path) -> list[Found]:
+        raise CredentialError("no key")
+
+    monkeypatch.setattr(backend, "jobs", refused)
+    monkeypatch.setattr(backend, "doctor", lambda config: [Check("key", "fail", "none")])
+    assert [check.name for check in adopting.checks("local", None)] == ["key"]
+    monkeypatch.setattr(backend, "doctor", lambda config: [])
+    assert [check.name for check in adopting.checks("local", None)] == ["jobs"]
