@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
-@click.argument("jobs", nargs=-1, metavar="[JOB]...")
+@click.argument("wanted", nargs=-1, metavar="[JOB]...")  # unknown here, so nothing completes a name
 @click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask this backend alone.")
 @click.option(
     "-f",
@@ -31,7 +31,7 @@ __all__ = ["command"]
 )
 @yes_option
 @json_option
-def command(jobs: tuple[str, ...], backend: str | None, file: Path | None, yes: bool, as_json: bool) -> int:
+def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes: bool, as_json: bool) -> int:
     """Find running jobs that the registry does not know, and add the jobs to the registry again.
 
     Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
@@ -42,24 +42,24 @@ def command(jobs: tuple[str, ...], backend: str | None, file: Path | None, yes: 
 
     registry = Registry()
     there, not_asked = _found([backend] if backend else backends.names(), file, registry.folder)
-    there = [(name, found) for name, found in there if not jobs or found.job_id in jobs]
+    there = [(name, found) for name, found in there if not wanted or found.job_id in wanted]
     for name, found in there:
         say(f"{found.job_id}  {name}, attempt {found.number}{'' if found.is_own else ', sent from another home'}")
-    if missing := set(jobs) - {found.job_id for _, found in there}:
+    if missing := set(wanted) - {found.job_id for _, found in there}:
         message = f"no running job `{min(missing)}` that the registry does not know"
         raise NoSuchJobError(message, hint="cloudtrain adopt lists them; cloudtrain list --all shows known jobs")
     rows = []
     for name, found in there:
         try:
-            rows += [(adopting.row_of(name, found), found)] if jobs or found.is_own else []
+            rows += [(adopting.row_of(name, found), found)] if wanted or found.is_own else []
         except ConfigError as error:
-            if jobs:
+            if wanted:
                 raise
             say(error.message)
     count = f"{len(rows)} job{'' if len(rows) == 1 else 's'}"
     if not rows:
         say("no running job of this home is missing in the registry")
-    elif not jobs and not confirm(f"Adopt {count}?", yes=yes):
+    elif not wanted and not confirm(f"Adopt {count}?", yes=yes):
         return 1
     for job, found in rows:
         adopting.adopt(registry, job, found)
