@@ -20,7 +20,6 @@ from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
-from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.prices import catalog
@@ -116,6 +115,8 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
     """Return the running jobs of the workspace with our tag."""
+    from cloudtrain.launcher.config.schema_backends import AzureML
+
     workspace, found = workspace_of(AzureML() if config is None else block_of(config)), []
     with rest.answers("list the jobs"):
         page = rest.get_json(workspace, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")

@@ -14,7 +14,6 @@ from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
-from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.job import platform_name
@@ -82,6 +81,8 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
     """Return the training jobs of the account and region that read an order of ours."""
+    from cloudtrain.launcher.config.schema_backends import SageMaker
+
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")

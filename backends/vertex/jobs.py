@@ -20,7 +20,6 @@ from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanag
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
-from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.home import home as state_home
 from cloudtrain.launcher.home import identity, known_identity
@@ -106,6 +105,8 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
     """Return the running jobs of the project and location with our label."""
+    from cloudtrain.launcher.config.schema_backends import Vertex
+
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
     if project is None or location is None:
