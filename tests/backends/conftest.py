@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import Result
 
 from cloudtrain.backends.vertex import follow, jobs, rest
 from cloudtrain.launcher import cli as command_line
@@ -43,24 +41,10 @@ def google_project(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
     return google
 
 
-@dataclass(frozen=True)
-class Said:
-    """How a command ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        """Return what it printed, read as JSON."""
-        return json.loads(self.stdout)
-
-
 @pytest.fixture
 def vertex(
     google_project: Google, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., Said]]:
+) -> Iterator[Callable[..., Result]]:
     """Return the command, run in this very process: the import of Google's libraries is paid for once.
 
     For what is not a process's own. Nobody is known to Google from a call before; pauses are short.
@@ -69,7 +53,7 @@ def vertex(
     monkeypatch.setattr(jobs, "PAUSE_S", 0.01)
     follow.forget()
 
-    def run(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Said:
+    def run(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Result:
         rest._sessions.clear()
         rest._credentials.clear()
         capsys.readouterr()
@@ -82,7 +66,7 @@ def vertex(
             code = command_line._run([str(arg) for arg in args], debug=False, as_json="--json" in args)
             gc.collect()
             gc.enable()
-        return Said(code, *capsys.readouterr())
+        return Result(code, *capsys.readouterr())
 
     yield run
     follow.forget()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import urllib3.connectionpool
+from conftest import Result
 from urllib3.exceptions import NewConnectionError
 
 from cloudtrain.backends.azureml import jobs as azure_jobs
@@ -34,21 +34,7 @@ Kind = Literal["refused", "reset", "lost"]
 CLOUDS = ("sagemaker", "azureml", "vertex")
 
 
-@dataclass(frozen=True)
-class Said:
-    """How a command ended."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def json(self) -> Any:
-        """Return what it printed, read as JSON."""
-        return json.loads(self.stdout)
-
-
-Run = Callable[..., Said]
+Run = Callable[..., Result]
 
 
 class Network:
@@ -152,11 +138,11 @@ def run(cloud: Cloud, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         vertex_rest._sessions.clear()
         vertex_rest._credentials.clear()
 
-    def call(*args: str) -> Said:
+    def call(*args: str) -> Result:
         forget()
         capsys.readouterr()
         code = command_line._run(list(args), debug=False, as_json="--json" in args)
-        return Said(code, *capsys.readouterr())
+        return Result(code, *capsys.readouterr())
 
     yield call
     forget()

@@ -17,6 +17,12 @@ PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 0.0, "cap
 
 
 @pytest.fixture
+def registry(home: Path) -> Registry:
+    """Return an empty registry in the private home."""
+    return Registry()
+
+
+@pytest.fixture
 def make_job() -> Callable[..., Job]:
     """Return a function that makes a job as submit would, before it is journalled."""
 

@@ -27,12 +27,6 @@ DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
 
 
 @pytest.fixture
-def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home."""
-    return Registry()
-
-
-@pytest.fixture
 def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
     """Return a function that journals a job, sent and in that state."""
 
