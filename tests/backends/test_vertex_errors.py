@@ -253,6 +253,7 @@ def test_libraries_that_are_missing(
 ) -> None:
     """The extra to install, in one line; nothing of the job stays."""
     monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(folder)  # the command in the hint depends on the working folder
     said(vertex(*SUBMIT, cwd=folder), 3, name, f"hint: {install('vertex')}")
     assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1")) == ([], [])
 

@@ -277,7 +277,7 @@ def test_port_that_is_taken_is_said(cli: Callable[..., Any]) -> None:
     assert (done.code, "cannot be had" in done.stderr, "itself failed" in done.stderr) == (2, True, False)
 
 
-def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one line with the command that installs it; a fault of our own is not hidden by that."""
     folder = tmp_path / "without"
     folder.mkdir()
@@ -285,6 +285,7 @@ def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path) -> None
         "raise ModuleNotFoundError(\"No module named 'starlette'\", name='starlette')\n"
     )
     done = cli("ui", "--no-open", env={"PYTHONPATH": str(folder)})
+    monkeypatch.chdir(tmp_path)  # the command in the hint depends on the working folder
     assert (done.code, install("ui") in done.stderr) == (2, True), done.stderr
 
 
