@@ -15,27 +15,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = [
-    "artifacts",
-    "checkpoints",
-    "capacity",
-    "check",
-    "doctor",
-    "find",
-    "jobs",
-    "logs",
-    "pace",
-    "price_region",
-    "quotes",
-    "ready",
-    "rehearsal",
-    "request",
-    "send",
-    "state",
-    "stop",
-    "where_to_look",
-]
-
 _JOBS = "cloudtrain.backends.azureml.jobs"
 _require = lazily.of("cloudtrain.backends.azureml.request", "require")
 CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented

@@ -18,28 +18,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = [
-    "artifacts",
-    "checkpoints",
-    "capacity",
-    "check",
-    "doctor",
-    "find",
-    "invoice",
-    "jobs",
-    "logs",
-    "pace",
-    "price_region",
-    "quotes",
-    "ready",
-    "rehearsal",
-    "request",
-    "send",
-    "state",
-    "stop",
-    "where_to_look",
-]
-
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
 _require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 

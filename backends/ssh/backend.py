@@ -14,27 +14,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = [
-    *(
-        "artifacts",
-        "capacity",
-        "check",
-        "checkpoints",
-        "doctor",
-        "find",
-        "hosts",
-        "jobs",
-        "logs",
-        "pace",
-        "request",
-        "send",
-        "shell",
-        "state",
-    ),
-    "stop",
-    "logs_from",
-]
-
 _JOBS = "cloudtrain.backends.ssh.jobs"
 # The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
 # silence (entrypoints/peers.py), and some seconds to kill what runs.

@@ -15,28 +15,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
 
-__all__ = [
-    "artifacts",
-    "checkpoints",
-    "capacity",
-    "check",
-    "doctor",
-    "find",
-    "jobs",
-    "logs",
-    "pace",
-    "price_region",
-    "quotes",
-    "ready",
-    "rehearsal",
-    "rehearsal_service",
-    "request",
-    "send",
-    "state",
-    "stop",
-    "where_to_look",
-]
-
 _JOBS = "cloudtrain.backends.vertex.jobs"
 _require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
