@@ -140,8 +140,7 @@ def logs(
     """Return the lines after the cursor."""
     only = nodes_of(ranks, ref["nproc_per_node"])
     connect = partial(aws.client, aws.Access.of(ref), "logs")
-    # Who shows them holds them back (Pace.hold_back_s); here only what would come before what is known to be there.
-    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only, hold_s=0.0)
+    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only)
     if ranks is None:
         return page
     return page.only(ranks)

@@ -1,8 +1,8 @@
 """A job's lines out of CloudWatch: none lost, none repeated, each host's in its own order.
 
 Every host has one stream, and a further one after each restart on other machines. A stream is read by its token: the
-same token again is its end, an empty page is not. What hosts say is merged by time through a small store of lines held
-back, since AWS takes in one host's lines later than another's. All of that is in the cursor; nothing is kept here.
+same token again is its end, an empty page is not. A line waits in the cursor only while a stream with earlier lines is
+not read to its end; the launcher waits for lines that AWS takes in late (`Pace.hold_back_s`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cloudtrain.launcher.errors import UnreachableError
 __all__ = ["GROUP", "HOLD_S", "page"]
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-HOLD_S = 2.0  # how long a line waits for earlier ones of other hosts
+HOLD_S = 2.0  # for which the launcher holds a line back: AWS may take in other hosts' earlier lines later
 LIST_S = 10.0  # between two looks for further streams: a restart brings new ones
 SUCCESSOR_S = 5.0  # from a container's last word until its successor's stream would be there
 SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
@@ -53,10 +53,10 @@ class _Stream:
 
 @dataclass
 class _Tail:
-    """The cursor while it is worked on. `held`: (time in ms, number, when it was seen, stream, text), in order."""
+    """The cursor while it is worked on. `held`: (time in ms, number, stream, text), in order."""
 
     streams: dict[str, _Stream]
-    held: list[tuple[int, int, float, str, str]]
+    held: list[tuple[int, int, str, str]]
     number: int = 0
     listed_s: float = 0.0
 
@@ -65,7 +65,8 @@ class _Tail:
         if cursor is None:
             return cls({}, [])
         streams = {name: _Stream(**state) for name, state in cursor["streams"].items()}
-        return cls(streams, [tuple(line) for line in cursor["held"]], cursor["number"], cursor["listed_s"])
+        held = [(at_ms, number, name, text) for at_ms, number, *_, name, text in cursor["held"]]  # 0.1 kept five fields
+        return cls(streams, held, cursor["number"], cursor["listed_s"])
 
     def dump(self) -> dict[str, Any]:
         streams = {name: dict(stream.__dict__) for name, stream in self.streams.items()}
@@ -78,7 +79,6 @@ def page(
     nodes: int,
     cursor: dict[str, Any] | None,
     only: frozenset[int] | None = None,
-    hold_s: float = HOLD_S,
     clock: Callable[[], float] = time.time,
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, as far as they can be put in order yet.
@@ -91,7 +91,7 @@ def page(
     for _ in range(EMPTY_PAGES):
         now_s = clock()
         failed = _read_round(connect, job, tail, wanted, now_s)
-        lines = list(_release(tail, failed, now_s, hold_s))
+        lines = list(_release(tail, failed))
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
         if lines or failed or all(s.caught_up for s in open_streams):
             break
@@ -121,7 +121,7 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
             tail.listed_s = now_s
         except UnreachableError as error:
             failed[""] = error
-    waiting = {name for _, _, _, name, _ in tail.held}
+    waiting = {name for _, _, name, _ in tail.held}
     limit = min(PAGE_EVENTS, max(FEWEST_EVENTS, ROUND_EVENTS // max(1, len(tail.streams))))
     for name, stream in tail.streams.items():
         # What is held of a stream that has more must go first: so no more than a page of each is ever held.
@@ -192,7 +192,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         # A host's own order is the stream's, whatever its clock does.
         stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
         tail.number += 1
-        tail.held.append((stream.last_ms, tail.number, now_s, name, text))
+        tail.held.append((stream.last_ms, tail.number, name, text))
     stream.quiet_s = None if found else stream.quiet_s or now_s
 
 
@@ -205,7 +205,7 @@ def _close_superseded(tail: _Tail, now_s: float) -> None:
             stream.is_closed = True
 
 
-def _release(tail: _Tail, failed: set[str], now_s: float, hold_s: float) -> Iterator[LogLine]:
+def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
     """Yield the held lines before which nothing else can come, by all that is known, and no longer hold them.
 
     Nothing waits for a stream that cannot be read: its lines come late then, but not the others'.
@@ -213,13 +213,8 @@ def _release(tail: _Tail, failed: set[str], now_s: float, hold_s: float) -> Iter
     tail.held.sort()
     behind = {name: s for name, s in tail.streams.items() if s.token is not None and not (s.caught_up or s.is_closed)}
     limit_ms = min((s.last_ms for name, s in behind.items() if name not in failed), default=None)
-    ready = 0
-    for place, (at_ms, _, seen_s, _, _) in enumerate(tail.held):
-        if limit_ms is not None and at_ms > limit_ms:
-            break
-        if at_ms / 1000 <= now_s - hold_s or not 0 <= now_s - seen_s < hold_s:
-            ready = place + 1
-    for at_ms, _, _, name, text in tail.held[:ready]:
+    ready = len(tail.held) if limit_ms is None else sum(at_ms <= limit_ms for at_ms, *_ in tail.held)
+    for at_ms, _, name, text in tail.held[:ready]:
         line = containerlog.parse(text, stamped=False)
         yield LogLine(line.text, tail.streams[name].node, line.rank, at_ms / 1000)
     del tail.held[:ready]

@@ -92,15 +92,23 @@ def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
     assert {(line.node, line.time_s) for line in lines} == {(1, 1_000_000.125)}
 
 
-def test_hosts_are_merged_by_time_even_where_one_is_taken_in_later(reader: Any, aws: Aws) -> None:
-    """A line waits two seconds for earlier ones of others; without a wait it is there at once."""
+def test_hosts_are_merged_by_time_and_the_newest_line_comes_at_once(reader: Any, aws: Aws) -> None:
+    """The page waits for no line that AWS may take in later: the launcher waits (logs/holdback.py)."""
     tail = reader(2)
     write(aws, 1, ["b"], at_s=tail.now_s - 0.5)
-    assert tail.read().lines == []
     write(aws, 2, ["a"], at_s=tail.now_s - 1.0)
-    assert texts(tail.all()) == ["a", "b"]
+    assert texts(tail.read().lines) == ["a", "b"]
     write(aws, 1, ["c"], at_s=tail.now_s)
-    assert texts(tail.read(hold_s=0.0).lines) == ["c"]
+    assert texts(tail.read().lines) == ["c"]
+
+
+def test_cursor_of_an_earlier_version_is_read_on(reader: Any, aws: Aws) -> None:
+    """Version 0.1 kept with each held line the time at which the line was seen."""
+    tail = reader(1)
+    write(aws, 1, ["first"], at_s=1000)
+    assert texts(tail.all()) == ["first"]
+    tail.cursor["held"] = [[1_000_500, 2, 1001.0, "j-1/algo-1-1", "held"]]
+    assert texts(tail.read().lines) == ["held"]
 
 
 def test_hosts_own_order_is_kept_whatever_its_clock_does(reader: Any, aws: Aws) -> None:
@@ -205,7 +213,7 @@ def test_only_the_hosts_of_some_ranks_are_read(reader: Any, aws: Aws) -> None:
     for host in range(1, 5):
         write(aws, host, [f"host {host}"], at_s=1000)
     tail = reader(4)
-    assert texts(tail.read(only=frozenset({2}), hold_s=0.0).lines) == ["host 3"]
+    assert texts(tail.read(only=frozenset({2})).lines) == ["host 3"]
     assert {call["params"]["logStreamName"] for call in aws.journal("GetLogEvents")} == {"j-1/algo-3-1"}
 
 
