@@ -1,4 +1,4 @@
-"""Tables and long lines on a terminal of any width; whole wherever the output goes elsewhere."""
+"""Tables and long lines on a terminal of any width, whole wherever the output goes elsewhere; tables as CSV."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["size", "table", "width", "wrapped"]
+__all__ = ["csv_text", "size", "table", "width", "wrapped"]
 
 LEAST = 8  # what is left of a cell that is cut
 TINY = 20  # a terminal narrower than this is a mistake
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take a cell for that begins so, whoever named it
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _LABEL = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
@@ -158,3 +159,18 @@ def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequenc
 
 def _fitted(cell: str, columns: int) -> str:
     return cell if len(cell) <= columns else f"{cell[: columns - 1]}…"
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return the lines, the head first; a text that a spreadsheet would run gets an apostrophe in front."""
+    import csv  # few commands write CSV
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([head, *([_safe(cell) for cell in row] for row in rows)])
+    return out.getvalue().rstrip("\n")
+
+
+def _safe(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell

@@ -10,7 +10,7 @@ from cloudtrain.launcher import causes, gpufigures
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.outlook import Outlook, limit_micro, outlook
 from cloudtrain.launcher.money.words import as_usd
 from cloudtrain.launcher.progress import data_share
 from cloudtrain.launcher.registry import submitter_lives
@@ -28,6 +28,7 @@ __all__ = [
     "pairs",
     "project_of",
     "saved_step",
+    "unattended",
 ]
 
 
@@ -165,6 +166,21 @@ def onward_of(job: Job, attempts: Sequence[Attempt]) -> Onward | None:
     from cloudtrain.launcher.money.onward import onward
 
     return onward(job, outlook(job, attempts, time.time()))
+
+
+def unattended(job: Job) -> list[str]:
+    """Return how to follow the job and to stop it; where somebody is to be told of it, by whom."""
+    found = [f"  follow it   cloudtrain logs -f {job.id}", f"  stop it     cloudtrain stop {job.id}"]
+    places = job.config.get("notify") or []
+    others = [each for each in places if not each.get("from_job")]
+    if others:
+        told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
+        found.append(f"  get alerts  cloudtrain watch {job.id}")
+        found.append(f"              (while no command follows the job, {told} receive nothing;")
+        found.append("              `from_job: true` in an entry of `notify` makes the job itself send alerts)")
+    elif not places and limit_micro(job) is not None:
+        found.append(f"  get alerts  cloudtrain watch {job.id}   (of its budget; or set `notify`)")
+    return found
 
 
 def limit_words(job: Job, money: Outlook) -> str:

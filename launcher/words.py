@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NO_NAME", "cause", "one_line"]
+from cloudtrain.launcher.errors import CloudtrainError
+
+__all__ = ["NO_NAME", "cause", "in_words", "one_line"]
 
 NO_NAME = "its name cannot be looked up here (no network?)"
 _NO_NAME = ("name or service not known", "name resolution", "nodename nor servname", "no address associated")
@@ -29,3 +31,10 @@ def one_line(text: str, most: int = 400) -> str:
     """Return the text in one line, not too long, and without what would let anybody in."""
     line = _SECRET.sub(r"\1=...", " ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+def in_words(error: Exception) -> str:
+    """Return the error of a view's thread in one line; an error that should never happen says so."""
+    first = (str(error).splitlines() or [""])[0] or type(error).__name__
+    is_known = isinstance(error, CloudtrainError | OSError)
+    return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"

@@ -12,7 +12,7 @@ from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.prices.comparing import compared
+from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudtrain.backends.sagemaker import aws, images, prices, sdkimages
+from cloudtrain.backends.sagemaker import aws, images, prices
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.prices.comparing import compared
+from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -150,7 +150,7 @@ def _image(config: Config, region: str, machine: Machine) -> Check:
         return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")
     ours, since = images.default_image(region, machine.count), f"AWS's, as of {images.IMAGES_AS_OF}"
     try:
-        newest = sdkimages.newest(region, machine.instance_type)
+        newest = images.newest_of_sdk(region, machine.instance_type)
     except CloudtrainError as error:
         return Check("image", "warn", f"{ours} ({since}); {error.message}", error.hint)
     if newest is None:

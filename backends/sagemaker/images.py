@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "serves", "torch_version"]
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.extras import install
+
+__all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "newest_of_sdk", "serves", "torch_version"]
 
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
+# The SDK's names for AWS's PyTorch images, the newer first: `pytorch` ends at 2.10.
+FRAMEWORKS = ("pytorch-amzn2023", "pytorch")
 _GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
 
 # The registry's account, where it is another one. Source: the same repository, docs/reference/region_availability.md;
@@ -107,3 +112,31 @@ def has_smddp(image: str, instance_type: str) -> bool:
     """Return whether SMDDP may be in the image and runs on the type."""
     version = torch_version(image)
     return instance_type in _SMDDP_TYPES and version is not None and version <= _SMDDP_TORCH
+
+
+def newest_of_sdk(region: str, instance_type: str) -> str | None:
+    """Return the newest training image that SageMaker's own SDK knows for the type: a second source beside our table.
+
+    None without the SDK, or if the SDK has no image for the region.
+
+    It looks into files of its own: no network, and no telemetry, which the SDK sends of whole operations only.
+    Raises ConfigError where the SDK is there and does not work.
+    """
+    try:
+        from sagemaker.core import image_uris
+    except ImportError as error:
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name in ("sagemaker", "sagemaker.core")
+        if is_absent:  # version 2 has no sagemaker.core
+            return None
+        hint = f"{install('sagemaker-sdk')} --upgrade"
+        raise ConfigError(f"the sagemaker SDK does not work here: {error}", hint=hint) from error
+    for framework in FRAMEWORKS:
+        for version in reversed(image_uris.list_versions(framework, "training")):
+            try:
+                found: str = image_uris.retrieve(
+                    framework, region, version=version, instance_type=instance_type, image_scope="training"
+                )
+            except ValueError:  # a newer one than the region has
+                continue
+            return found
+    return None

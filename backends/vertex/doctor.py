@@ -13,7 +13,7 @@ from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.prices.comparing import compared
+from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Choice, Kind

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cloudtrain.launcher.columns import table, width
+from cloudtrain.launcher.columns import csv_text, table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import completes, examples, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
@@ -172,6 +172,4 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
 
 
 def _print_csv(head: list[str], rows: list[list[Any]]) -> None:
-    from cloudtrain.launcher.csvtext import csv_text
-
     print_lines([csv_text(head, rows)])

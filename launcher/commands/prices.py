@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import table, width
-from cloudtrain.launcher.csvtext import csv_text
+from cloudtrain.launcher.columns import csv_text, table, width
 from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 

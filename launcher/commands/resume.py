@@ -53,7 +53,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher import detached, retry, submit
+    from cloudtrain.launcher import retry, submit
+    from cloudtrain.launcher.describe import unattended
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.refresh import refresh
@@ -88,7 +89,7 @@ def command(
     if as_json:
         print_json({"job": found.id, "backend": found.backend, "attempt": found.attempt.number})
     if detach:
-        say("\n".join(detached.lines(found)))
+        say("\n".join(unattended(found)))
         return 0
     return follow(registry, found, view_of(found, View(as_json=as_json)))
 

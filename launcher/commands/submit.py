@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher import detached
 from cloudtrain.launcher.approval import approved, require_allowed
 from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import ConfigError, UsageError
@@ -140,6 +139,7 @@ def _submit(
     overrides: Overrides, name: str | None, key: str | None, *, detach: bool, force: bool, yes: bool, as_json: bool
 ) -> int:
     from cloudtrain.launcher import submit
+    from cloudtrain.launcher.describe import unattended
     from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
     from cloudtrain.launcher.logs.view import View
@@ -167,7 +167,7 @@ def _submit(
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
     if detach:
-        say("\n".join(detached.lines(job)))
+        say("\n".join(unattended(job)))
         return 0
     return follow(registry, job, view_of(job, View(as_json=as_json)))
 

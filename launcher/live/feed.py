@@ -19,7 +19,6 @@ from cloudtrain.launcher.database import WRITING
 from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.sight import Scene, Sight
 from cloudtrain.launcher.logkeeper import LogKeeper
 from cloudtrain.launcher.money.outlook import outlook
@@ -27,6 +26,7 @@ from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.series import read as read_series
+from cloudtrain.launcher.words import in_words
 
 __all__ = ["Feed", "pause_s"]
 

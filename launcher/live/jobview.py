@@ -12,12 +12,12 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
-from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
 from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.signs import Signs
 from cloudtrain.launcher.terminal import RANK_COLOURS
+from cloudtrain.launcher.words import in_words
 
 __all__ = ["log_page", "view"]
 

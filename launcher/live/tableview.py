@@ -13,13 +13,13 @@ from cloudtrain.entrypoints.figures import amount, dollars, span
 from cloudtrain.launcher import spark
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
-from cloudtrain.launcher.live.faults import in_words
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.sight import Scene, Sight
 from cloudtrain.launcher.logs.plain import cleaned
 from cloudtrain.launcher.measures import percent, quantity
 from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.signs import Signs
+from cloudtrain.launcher.words import in_words
 
 __all__ = ["view"]
 

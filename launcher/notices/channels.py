@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import Channel, Fault, masked, send
+from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, Fault, masked, send
 
 __all__ = ["JOB_EVENTS", "Entry", "deliver", "desktop", "doubts", "entries", "told_by_job"]
 
@@ -65,9 +66,7 @@ def desktop(environ: Mapping[str, str] = os.environ) -> Entry | None:
 def deliver(entry: Entry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
     """Tell it. Raises Fault, in whose words no address is told."""
     if entry.kind == "desktop":
-        from cloudtrain.launcher.notices import bubble
-
-        bubble.show(notice)
+        _show(notice)
     elif entry.kind == "apprise":
         from cloudtrain.launcher.notices import services
 
@@ -96,6 +95,19 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
             yield f"notify: the address of {shown} travels with the code; put it into a variable: env:NAME"
     if found and not all(entry.from_job for entry in found):
         yield "notify: only a command that follows the job sends alerts; with from_job: true the job sends them"
+
+
+def _show(notice: Notice) -> None:
+    """Show the notice by notify-send. Raises Fault."""
+    urgency = "normal" if notice.event in ("succeeded", "started") else "critical"
+    body = "\n".join(notice.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    command = ["notify-send", "--app-name=cloudtrain", f"--urgency={urgency}", "--", notice.title, body]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Fault(f"notify-send: {type(error).__name__}") from None
+    if done.returncode != 0:
+        raise Fault(f"notify-send ended with code {done.returncode}")
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

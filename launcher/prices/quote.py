@@ -1,13 +1,18 @@
-"""What a vendor's price list has answered for one machine type: a price, or why there is none."""
+"""The answer of a vendor's price list for one machine type: a price, or why there is none; and doctor's check of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.rate import Kind, Rate
 
-__all__ = ["Key", "Quote"]
+__all__ = ["Key", "Quote", "compared"]
+
+DIFFERENCE = 0.01  # as a share, from which on it is told
 
 
 class Key(NamedTuple):
@@ -26,3 +31,26 @@ class Quote:
     key: Key
     rate: Rate | None
     reason: str = ""
+
+
+def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
+    """Return the vendor's price of today beside the one that is known here, with what to do where they differ.
+
+    A list that cannot be read stands in no job's way.
+    """
+    try:
+        quote = ask()
+    except CloudtrainError as error:
+        return Check("price", "warn", error.message, error.hint or "a job does not need it")
+    key, rate = quote.key, quote.rate
+    cure = f"cloudtrain prices refresh --backend {key.backend}"
+    if rate is None:
+        return Check("price", "warn", quote.reason, f"is it the right region? Else set {key.backend}.price_per_hour")
+    text = f"{key.instance_type} in {key.region}: {rate.usd:.3f} USD an hour, {key.kind.replace('_', ' ')}"
+    text = f"{text}, by {rate.source}"
+    ours = known.get(key.kind)
+    if ours is None:
+        return Check("price", "warn", text, f"our table knows none: {cure}")
+    if abs(rate.usd - ours.usd) > DIFFERENCE * ours.usd:
+        return Check("price", "warn", text, f"our table says {ours.usd:.3f}, as of {ours.as_of}: {cure}")
+    return Check("price", "ok", text)

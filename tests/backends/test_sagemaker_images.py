@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.sagemaker import doctor, images, sdkimages
+from cloudtrain.backends.sagemaker import doctor, images
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices.rate import Machine
@@ -36,7 +36,7 @@ def test_doctor_says_what_the_sdk_knows(
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: x.py\n")
     (tmp_path / "x.py").write_text("")
     config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
-    monkeypatch.setattr(sdkimages, "newest", lambda region, kind: newest)
+    monkeypatch.setattr(images, "newest_of_sdk", lambda region, kind: newest)
     check = doctor._image(config, "us-west-2", MACHINE)
     assert check.verdict == verdict
     assert check.found.endswith(said)
@@ -45,7 +45,7 @@ def test_doctor_says_what_the_sdk_knows(
 def test_without_the_sdk_there_is_no_second_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """None, rather than an error: it is an extra."""
     monkeypatch.setitem(sys.modules, "sagemaker", None)
-    assert sdkimages.newest("us-west-2", "ml.g5.12xlarge") is None
+    assert images.newest_of_sdk("us-west-2", "ml.g5.12xlarge") is None
 
 
 def test_broken_sdk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,4 +57,4 @@ def test_broken_sdk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigError, match=r"no_such_part(.|\n)*\[sagemaker-sdk\]"):
-        sdkimages.newest("us-west-2", "ml.g5.12xlarge")
+        images.newest_of_sdk("us-west-2", "ml.g5.12xlarge")

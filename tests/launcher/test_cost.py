@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import cli
-from cloudtrain.launcher.csvtext import csv_text
+from cloudtrain.launcher.columns import csv_text
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money import curve

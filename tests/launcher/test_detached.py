@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.detached import lines
+from cloudtrain.launcher.describe import unattended
 from cloudtrain.launcher.job import Job
 
 
@@ -24,7 +24,7 @@ def test_who_is_to_be_told_needs_somebody_to_look(
     make_job: Callable[..., Job], config: dict[str, Any], said: str
 ) -> None:
     """Or the job itself."""
-    text = "\n".join(lines(replace(make_job("one"), config=config)))
+    text = "\n".join(unattended(replace(make_job("one"), config=config)))
     assert said in text
     assert "cloudtrain stop one" in text
 
@@ -32,4 +32,4 @@ def test_who_is_to_be_told_needs_somebody_to_look(
 @pytest.mark.parametrize("config", [{}, {"notify": [{"slack": "env:B", "from_job": True}]}])
 def test_job_that_tells_by_itself_needs_nobody(make_job: Callable[..., Job], config: dict[str, Any]) -> None:
     """Neither does one of which nobody wants to hear."""
-    assert len(lines(replace(make_job("one"), config=config))) == 2
+    assert len(unattended(replace(make_job("one"), config=config))) == 2

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import detached, retry
+from cloudtrain.launcher import retry
+from cloudtrain.launcher.describe import unattended
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.money.earlier import metered_at_worst_micro, spent_at_worst_micro
@@ -116,7 +117,7 @@ def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callab
     job = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "unpriced_budget_micro": 100_000_000}))
     assert retry.budget_setting(job, "+50USD") == "budget.limit=150 USD"
     assert (limit_micro(made), limit_micro(job)) == (100_000_000, None)
-    assert not any("budget" in line for line in detached.lines(job))
+    assert not any("budget" in line for line in unattended(job))
 
 
 def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None:

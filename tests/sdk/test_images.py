@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sagemaker.core import image_uris
 
-from cloudtrain.backends.sagemaker import images, sdkimages
+from cloudtrain.backends.sagemaker import images
 
 MODERN = "pytorch-amzn2023"
 REGIONS = image_uris.config_for_framework(MODERN)["training"]["versions"][images.TORCH]["registries"]
@@ -23,9 +23,9 @@ def refuse(event, args):
         raise SystemExit(f"{event}: {args}")
 
 sys.addaudithook(refuse)
-from cloudtrain.backends.sagemaker import sdkimages
+from cloudtrain.backends.sagemaker import images
 assert "sagemaker" not in sys.modules
-print(sdkimages.newest("us-west-2", "ml.p5.48xlarge"))
+print(images.newest_of_sdk("us-west-2", "ml.p5.48xlarge"))
 """
 
 
@@ -47,11 +47,11 @@ def test_newest_is_the_last_that_the_region_has() -> None:
     versions = image_uris.config_for_framework(MODERN)["training"]["versions"]
     for region in REGIONS:
         newest = [version for version in versions if region in versions[version]["registries"]][-1]
-        found = sdkimages.newest(region, "ml.p5.48xlarge")
+        found = images.newest_of_sdk(region, "ml.p5.48xlarge")
         assert found is not None
         assert f".{region}." in found
         assert f"/pytorch:{newest}-cu" in found
-    assert sdkimages.newest("xx-west-1", "ml.p5.48xlarge") is None
+    assert images.newest_of_sdk("xx-west-1", "ml.p5.48xlarge") is None
 
 
 def test_lookup_needs_no_network(tmp_path: Path) -> None:
