@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import (
     bundlefile,
     durable,
-    events,
     gpulocks,
     gpumeter,
     heartbeat,
@@ -38,7 +37,7 @@ from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EX
 from cloudtrain.entrypoints.coordinate import Desired, Report
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
-from cloudtrain.entrypoints.keep import Keeper, unkept_words
+from cloudtrain.entrypoints.keep import Keeper, tell_unkept
 from cloudtrain.entrypoints.line import Cut, Line
 from cloudtrain.entrypoints.newest import newest
 from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpoint
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
-MOST_NAMES = 20  # of files that nothing keeps, in an event
 KEEP_S = 60.0  # for copying the kept files at the job's end
+NOT_COPIED = f"agent: the kept files were not copied within {KEEP_S:.0f} s"
 MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
 
 
@@ -100,7 +99,6 @@ class Agent:
         self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
         self.told_s = 0.0  # when the state was last written
         self.meter: gpumeter.Meter | None = None
-        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next event of the GPUs is due; of how many the last was
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # which it then does
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
@@ -188,17 +186,16 @@ class Agent:
 
     def _tell_gpus(self, desired: Desired) -> None:
         """Report how busy this node's GPUs are; on rank 0's node, write all nodes' figures into rank 0's log."""
-        if self.meter is not None and self.meter.latest != self.report.gpus:
+        if self.meter is None:  # no rank has started
+            return
+        if self.meter.latest != self.report.gpus:
             self.report = replace(self.report, gpus=self.meter.latest)
-        is_first = self.report.phase == "running" and desired.nodes[:1] == (self.report.node,)
-        if not is_first:
+        if self.report.phase != "running" or desired.nodes[:1] != (self.report.node,):
             return
         reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec["spec"]["nproc_per_node"]
         known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
         told = [(first + local, each) for first, some in known for local, each in enumerate(some)]
-        is_due = len(told) > self.gpus_told or (told and time.monotonic() >= self.gpus_due_s)
-        if is_due and gpumeter.write(self.root / "log" / "rank-0.log", told):
-            self.gpus_due_s, self.gpus_told = time.monotonic() + gpumeter.EVENT_S, len(told)
+        self.meter.tell(self.root / "log" / "rank-0.log", told)
 
     def _look(self) -> None:
         """Bring the report up to date: has boot ended, has somebody asked to stop?"""
@@ -231,7 +228,7 @@ class Agent:
             return True
         if time.monotonic() - self.ended_s < KEEP_S:
             return False
-        print(f"agent: the kept files were not copied within {KEEP_S:.0f} s", flush=True)
+        print(NOT_COPIED, flush=True)
         return True
 
     def _newest(self) -> tuple[str, float] | None:
@@ -243,14 +240,8 @@ class Agent:
         if self.keeper is None:
             return []
         if not self.keeper.close(KEEP_S):
-            print(f"agent: the kept files were not copied within {KEEP_S:.0f} s", flush=True)
-        found = self.keeper.unkept()
-        names = [each.name for each in found]
-        if found:
-            with contextlib.suppress(OSError), (self.root / "log" / "boot.log").open("ab") as log:
-                line = events.format_line("unkept", unkept_words(found), {"names": names[:MOST_NAMES]})
-                log.write(f"{line}\n".encode())
-        return names
+            print(NOT_COPIED, flush=True)
+        return tell_unkept(self.keeper.unkept(), self.root / "log" / "boot.log")
 
     def _may_begin_anew(self) -> bool:
         """Return whether the ranks may start without what could not be brought: there is something, or never was."""
@@ -298,8 +289,7 @@ class Agent:
     def _kill_tree(self) -> list[int]:
         """Kill the container, whose processes are not below this one, and what is; return what could not be killed."""
         if self.container is not None and self.report.generation:
-            fault = dockerrun.remove(self.container, self._in_container().name)
-            if fault:
+            if fault := dockerrun.remove(self.container, self._in_container().name):
                 print(fault, flush=True)
         return processes.kill_descendants()
 
@@ -321,10 +311,9 @@ class Agent:
         places = [place for place in self.line.places if place[0] != self.report.node]
         if self.replicas is not None and places and (not self.is_task or self.report.node == desired.nodes[0]):
             sources = [(address, port) for _, address, _, port in places]
-            note, token = Path(self.spec["copies"]), self.spec["token"]
+            where = self.checkpoints, sources, self.spec["token"], Path(self.spec["copies"])
             merged = self.keeper.tops if self.keeper is not None else ()
-            alone = self.is_task
-            self.gathering = Gathering(self.checkpoints, sources, token, note, newest_alone=alone, merged=merged)
+            self.gathering = Gathering(*where, newest_alone=self.is_task, merged=merged)
 
     def _launch(self, desired: Desired) -> None:
         result, resume = self._result(), self._resume_path(desired)
@@ -431,11 +420,10 @@ class Agent:
         if code < 0 and not failures and not self.killed:
             name = signal.Signals(-code).name
             failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
-        outcome = durable.read_json(result / "outcome.json")
-        saved = outcome if code == EXIT_SAVED else None
+        saved = durable.read_json(result / "outcome.json") if code == EXIT_SAVED else None
         newest = self.keeper.newest if self.keeper is not None else None
-        told = {"failures": failures, "saved": saved, "newest": newest}
-        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
+        code = code if code >= 0 else EXIT_FAILED
+        self._set(phase="exited", code=code, failures=failures, saved=saved, newest=newest)
 
     def _end(self, verdict: dict[str, Any]) -> None:
         if self.teller is not None:

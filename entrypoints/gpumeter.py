@@ -14,6 +14,7 @@ import math
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -38,10 +39,17 @@ class Meter:
     def __init__(self, visible: str | None, ranks: int, every_s: float = EVERY_S) -> None:
         """`visible`: the node's CUDA_VISIBLE_DEVICES; local rank i uses the i-th GPU of the list."""
         self.latest: tuple[Figures, ...] = ()
+        self._due_s, self._told = 0.0, 0  # when the next event is due; of how many GPUs the last event was
         self._visible, self._ranks, self._every_s = visible, ranks, every_s
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self.thread.start()
+
+    def tell(self, log: Path, told: Sequence[tuple[int, Figures]]) -> None:
+        """Write the ranks' figures into an existing log: at most each EVENT_S seconds, but at once for more ranks."""
+        is_due = len(told) > self._told or (told and time.monotonic() >= self._due_s)
+        if is_due and write(log, told):
+            self._due_s, self._told = time.monotonic() + EVENT_S, len(told)
 
     def finish(self) -> None:
         """Measure no more. A measurement that hangs is left to itself."""

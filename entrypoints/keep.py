@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.figures import quantity
 from cloudtrain.entrypoints.newest import is_torn, newest
 
-__all__ = ["Keeper", "Unkept", "unkept_words"]
+__all__ = ["Keeper", "Unkept", "tell_unkept", "unkept_words"]
 
 EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
 SHARE = 20  # at most one part in so many of the time goes into looks
@@ -29,6 +30,7 @@ PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round o
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
 _MOST_NAMED = 6
+_MOST_IN_EVENT = 20
 
 _Stamp = tuple[int, int]  # size in bytes, time of the last change in nanoseconds
 
@@ -206,6 +208,16 @@ class Keeper:
         if words not in self._told:
             self._told.add(words)
             print(words, flush=True)
+
+
+def tell_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
+    """Write which files nothing keeps into the log, as an event line; return their names."""
+    names = [each.name for each in found]
+    if found:
+        with contextlib.suppress(OSError), log.open("ab") as file:
+            line = events.format_line("unkept", unkept_words(found), {"names": names[:_MOST_IN_EVENT]})
+            file.write(f"{line}\n".encode())
+    return names
 
 
 def unkept_words(found: Sequence[Unkept]) -> str:

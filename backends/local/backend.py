@@ -21,19 +21,7 @@ from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import durable, nodefolder, nodelogs
 from cloudtrain.entrypoints.places import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher import agentlogs, agents
-from cloudtrain.launcher.backend import (
-    Capacity,
-    Check,
-    Found,
-    JobRef,
-    LogPage,
-    Pace,
-    Rehearsal,
-    Request,
-    Shipment,
-    Stage,
-    Terms,
-)
+from cloudtrain.launcher.backend import Capacity, Check, Found, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.job import State
@@ -41,6 +29,7 @@ from cloudtrain.launcher.job import State
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
 __all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "doctor", "find", "interpreter", "logs"]
 __all__ += ["jobs", "pace", "ready", "rehearsal", "request", "send", "state", "stop"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.local import backend
-from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Shipment, Stage
+from cloudtrain.launcher.backend import Request, Shipment
+from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["laid_out"]
 

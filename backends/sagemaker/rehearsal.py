@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
-from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Stage
+from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["rehearsal"]
 

@@ -14,7 +14,8 @@ from typing import Any
 from cloudtrain.backends.ssh.crew import Seat
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.sending import agent_spec
-from cloudtrain.launcher.backend import NodeRun, Rehearsal, Request, Shipment, Stage
+from cloudtrain.launcher.backend import Request, Shipment
+from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["rehearsal"]
 

@@ -42,28 +42,13 @@ from cloudtrain.launcher.config.kinds import (
     Written,
 )
 from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
-from cloudtrain.launcher.config.schema_training import Monitor, Optimizer, Schedule, Strategy, Training
+from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",
-    "NOTIFY_EVENTS",
     "Budget",
-    "Checkpoint",
-    "Code",
     "Config",
-    "Distributed",
-    "Limits",
-    "Monitor",
-    "Notify",
-    "Optimizer",
-    "Progress",
-    "Project",
-    "Resources",
-    "Retry",
-    "Schedule",
-    "Strategy",
-    "Training",
     "as_yaml",
     "carried_by",
     "field_at",
@@ -89,7 +74,6 @@ NotifyEvent = Literal[
     "stalled",
     "unreachable",
 ]
-NOTIFY_EVENTS: tuple[str, ...] = get_args(NotifyEvent)
 
 
 class Code(Section):
@@ -176,59 +160,6 @@ class Distributed(Section):
     timeout_s: int = Field(
         600, ge=1, description="Seconds a collective call may take before the ranks count as hung.", examples=[600]
     )
-
-
-class Checkpoint(Section):
-    """When state is saved, where, and what a start does with it."""
-
-    every_steps: int | None = Field(None, ge=1, description="Optimizer steps between checkpoints.", examples=[200])
-    every: Duration | None = Field(
-        None,
-        description="Time between checkpoints; with `every_steps`, whichever comes first. With neither, 10m.",
-        examples=["10m"],
-    )
-    keep: int = Field(3, ge=1, description="Newest checkpoints kept.", examples=[3])
-    keep_best: bool = Field(
-        False, description="Keep the best one by `training.monitor`, too; it is saved when found.", examples=[True]
-    )
-    blocking: bool = Field(
-        False, description="Let training wait until each checkpoint is durable, as it need not.", examples=[True]
-    )
-    export: Literal["torch", "safetensors"] = Field(
-        "torch",
-        description="Form of the final weights in CLOUDTRAIN_OUTPUT_DIR: model.pt or model.safetensors.",
-        examples=["safetensors"],
-    )
-    mirror: Text | None = Field(
-        None,
-        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
-        "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
-        "own. A job whose own are gone goes on from there.",
-        examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
-    )
-    uri: Text | None = Field(
-        None,
-        description="Where they go. Default: a place of the backend's, by job name.",
-        examples=["s3://bucket/ckpt"],
-    )
-    resume: Text = Field(
-        "auto",
-        description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
-        examples=["auto", "never", "s3://bucket/ckpt/step-200"],
-    )
-    all_damaged: Literal["stop", "start-over"] = Field(
-        "stop",
-        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
-        "names them, and let `resume` ask; start-over: train from step 0.",
-        examples=["start-over"],
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _ten_minutes(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("every") is None and given.get("every_steps") is None:
-            return {**given, "every": "10m"}
-        return given
 
 
 class Limits(Section):
@@ -497,9 +428,8 @@ def carried_by(entry: Any) -> list[str]:
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that holds a mapping of keys, or a list of such mappings."""
-    return next(
-        (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section)), None
-    )
+    parts = (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section))
+    return next(parts, None)
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -534,10 +464,8 @@ def written_default(field: FieldInfo) -> Any:
     value = field.get_default()
     if isinstance(value, BaseModel):
         return {}
-    metadata = [
-        *field.metadata,
-        *(item for part in _parts(field.annotation) for item in getattr(part, "__metadata__", ())),
-    ]
+    inner = (item for part in _parts(field.annotation) for item in getattr(part, "__metadata__", ()))
+    metadata = [*field.metadata, *inner]
     write = next((item.write for item in metadata if isinstance(item, Kind) and item.write is not None), None)
     if isinstance(value, tuple):
         return [write(item) if write else item for item in value]

@@ -1,13 +1,13 @@
-"""The config's keys below `training`: what the shared trainer does, as entrypoints/settings.py reads it."""
+"""The config's keys below `training` and `checkpoint`: the trainer's, as entrypoints/settings.py reads them."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cloudtrain.launcher.config.kinds import Many, Text
+from cloudtrain.launcher.config.kinds import Duration, Many, Text
 from cloudtrain.launcher.config.schema_backends import Section
 
-__all__ = ["Monitor", "Optimizer", "Schedule", "Strategy", "Training"]
+__all__ = ["Checkpoint", "Monitor", "Optimizer", "Schedule", "Strategy", "Training"]
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]  # the trainer's list; a strategy is added there and here
 
@@ -190,4 +190,57 @@ class Training(Section):
     def _one_epoch(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("epochs") is None and given.get("max_steps") is None:
             return {**given, "epochs": 1}
+        return given
+
+
+class Checkpoint(Section):
+    """When state is saved, where, and what a start does with it."""
+
+    every_steps: int | None = Field(None, ge=1, description="Optimizer steps between checkpoints.", examples=[200])
+    every: Duration | None = Field(
+        None,
+        description="Time between checkpoints; with `every_steps`, whichever comes first. With neither, 10m.",
+        examples=["10m"],
+    )
+    keep: int = Field(3, ge=1, description="Newest checkpoints kept.", examples=[3])
+    keep_best: bool = Field(
+        False, description="Keep the best one by `training.monitor`, too; it is saved when found.", examples=[True]
+    )
+    blocking: bool = Field(
+        False, description="Let training wait until each checkpoint is durable, as it need not.", examples=[True]
+    )
+    export: Literal["torch", "safetensors"] = Field(
+        "torch",
+        description="Form of the final weights in CLOUDTRAIN_OUTPUT_DIR: model.pt or model.safetensors.",
+        examples=["safetensors"],
+    )
+    mirror: Text | None = Field(
+        None,
+        description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
+        "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
+        "own. A job whose own are gone goes on from there.",
+        examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
+    )
+    uri: Text | None = Field(
+        None,
+        description="Where they go. Default: a place of the backend's, by job name.",
+        examples=["s3://bucket/ckpt"],
+    )
+    resume: Text = Field(
+        "auto",
+        description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
+        examples=["auto", "never", "s3://bucket/ckpt/step-200"],
+    )
+    all_damaged: Literal["stop", "start-over"] = Field(
+        "stop",
+        description="What a start does if there are checkpoints and all are damaged. stop: end with an error that "
+        "names them, and let `resume` ask; start-over: train from step 0.",
+        examples=["start-over"],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ten_minutes(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("every") is None and given.get("every_steps") is None:
+            return {**given, "every": "10m"}
         return given

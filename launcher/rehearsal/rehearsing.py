@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cloudtrain.entrypoints.rehearsal import VARIABLE
-from cloudtrain.launcher.backend import Rehearsal, Rehearsed, Stage, Stored
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.lines import Account
+from cloudtrain.launcher.rehearsal.stage import Rehearsal, Rehearsed, Stage, Stored
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 if TYPE_CHECKING:

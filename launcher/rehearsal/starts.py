@@ -12,11 +12,11 @@ from typing import Any
 
 from cloudtrain.entrypoints import durable, nodefolder
 from cloudtrain.entrypoints.places import EXIT, STATE
-from cloudtrain.launcher.backend import NodeRun, Rehearsal
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.rehearsal import sandbox
 from cloudtrain.launcher.rehearsal.lines import Account
+from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 
 __all__ = ["Ended", "run"]
 
