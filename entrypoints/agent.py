@@ -289,7 +289,8 @@ class Agent:
     def _kill_tree(self) -> list[int]:
         """Kill the container, whose processes are not below this one, and what is; return what could not be killed."""
         if self.container is not None and self.report.generation:
-            if fault := dockerrun.remove(self.container, self._in_container().name):
+            fault = dockerrun.remove(self.container, self._in_container().name)
+            if fault:
                 print(fault, flush=True)
         return processes.kill_descendants()
 
@@ -422,8 +423,8 @@ class Agent:
             failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
         saved = durable.read_json(result / "outcome.json") if code == EXIT_SAVED else None
         newest = self.keeper.newest if self.keeper is not None else None
-        code = code if code >= 0 else EXIT_FAILED
-        self._set(phase="exited", code=code, failures=failures, saved=saved, newest=newest)
+        told = {"failures": failures, "saved": saved, "newest": newest}
+        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
 
     def _end(self, verdict: dict[str, Any]) -> None:
         if self.teller is not None:

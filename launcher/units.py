@@ -18,7 +18,6 @@ __all__ = [
     "format_duration",
     "format_money",
     "format_percent",
-    "format_size_gb",
     "parse_duration",
     "parse_money",
     "parse_percent",
@@ -127,11 +126,6 @@ def parse_size_gb(value: object) -> int:
     if size != int(size) or not 1 <= size <= 1_000_000:
         raise ValueError(f"{wanted}, at least 1")
     return int(size)
-
-
-def format_size_gb(size_gb: int) -> str:
-    """Return `200 GB`."""
-    return f"{size_gb} GB"
 
 
 def _odd_money(text: str) -> str:
