@@ -27,9 +27,9 @@ _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an o
 
 @dataclass(frozen=True)
 class Requirements:
-    """A pip file's text, and the folder that relative paths in the text start from.
+    """A pip file's text, and the folder for relative paths in the text.
 
-    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if there is a file.
+    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if a file exists.
     """
 
     text: str
