@@ -31,7 +31,7 @@ class Piece:
 def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
     """Return the pieces that this rank writes; empty if the rank is not a writer. All ranks call with the same names.
 
-    Collective if a rank with a shard does not write: then each sharded tensor is gathered, one at a time.
+    Collective if a rank with a shard does not write: then sharded tensors are gathered, one at a time.
     """
     everybody = len(writers) == _ranks()
     whole: dict[str, torch.Tensor] = {}

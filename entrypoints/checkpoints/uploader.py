@@ -2,7 +2,7 @@
 
 Every rank uploads the files that the rank wrote, so many machines send at once; after all have arrived, rank 0 uploads
 the manifest and publishes the step as the latest. A published checkpoint is therefore complete. Uploads do not overlap:
-a checkpoint that becomes durable during an upload is skipped, unless no newer checkpoint follows.
+a checkpoint that becomes durable during an upload is skipped, but the job's last checkpoint is always uploaded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Uploader:
         return time.perf_counter() - self._begin_s if self.is_busy else 0.0
 
     def owe(self, path: Path, names: list[str]) -> None:
-        """Note that the mirror lacks this checkpoint of an earlier start: uploaded at the end, unless a newer is."""
+        """Note that the mirror lacks this checkpoint of an earlier start: upload it at the end, if no newer follows."""
         self._newest = path, names
 
     def offer(self, path: Path, names: list[str], *, passes_over: bool) -> None:

@@ -45,7 +45,7 @@ def split(wanted: str) -> tuple[str, tuple[str, ...]]:
 
 
 def read(wanted: str, code: Path) -> Requirements:
-    """Return what the file below `code` asks for. Raises Refused with the file's name and the cure."""
+    """Return the requirements in the file below `code`. Raises Refused with the file's name and the cure."""
     name, extras = split(wanted)
     path = code / name
     try:

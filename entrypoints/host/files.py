@@ -1,6 +1,6 @@
 """Files between the launcher and a host: archives kept by their hash, and files that a job has written.
 
-Each verb takes the call's `ask` and returns JSON; bytes travel as its `payload`. The channel that sends an archive
+Each verb takes the call's `ask` and returns JSON; bytes travel as the `payload`. The channel that sends an archive
 locks the partial file: of two submits of the same code, the second waits for the first.
 """
 

@@ -103,8 +103,7 @@ class Gathering:
             if source in self._lost:
                 self._faults.setdefault(entry.name, f"{entry.name} of {source[0]}:{source[1]}, which was lost")
                 return False
-            # No process writes here before a start: the trainer's own entry of that name is damaged, else `_needs` is
-            # False.
+            # No process writes here before a start: an own entry of that name is damaged, or it would not be needed.
             fetched = copies.fetch(
                 *source,
                 self._token,

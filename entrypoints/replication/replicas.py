@@ -21,7 +21,7 @@ __all__ = ["Replicas"]
 
 EVERY_S = 3.0
 QUIET_S = 6.0  # an entry without a manifest must be unchanged for so long before a copy
-SHARE = 10  # listing the entries may take at most one part in so many of the time
+SHARE = 10  # listing the entries may take at most a tenth of the time
 PAUSE_S, LONGEST_PAUSE_S = 3.0, 120.0  # after a fault; each further fault doubles the pause
 END_S = 1.0
 
@@ -60,7 +60,7 @@ class Replicas:
         self._is_shared: dict[tuple[str, int], bool] = {}
         self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when the fingerprint is the same
         self._looked_s = 0.0
-        self._faults: dict[str, tuple[int, float]] = {}  # what fails -> faults in a row, time of the next try
+        self._faults: dict[str, tuple[int, float]] = {}  # failing part -> faults in a row, time of the next try
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
 

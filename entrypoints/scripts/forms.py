@@ -46,7 +46,7 @@ _SHORT = {"learning_rate": "lr", "max_steps": "total", "total_steps": "total", "
 class Told:
     """The figures of a line. `of_epoch`: step and total count within the epoch; `name`: the name of a bar.
 
-    `scores` are an evaluation's; a line with scores alone tells no step.
+    `scores` are an evaluation's; a line with scores alone has no step.
     """
 
     weight: int
@@ -61,7 +61,7 @@ class Told:
 
 
 def may_tell(line: str) -> bool:
-    """Return whether the line may tell a step: a cheap test, made for each of 100,000 plain lines a second."""
+    """Return whether the line may have a step: a cheap test, made for each of 100,000 plain lines a second."""
     low = line.lower()
     return "step" in low or "loss" in low or "epoch" in low or "iter" in low or "%|" in low or "::ct" in low
 

@@ -41,7 +41,7 @@ class Steps:
 
     def __init__(self, rank: int, wanted: dict[str, Any], hang_timeout_s: float = math.inf) -> None:
         self.library: Callable[[], dict[str, Any]] = dict
-        self.is_off = False  # the script prints event lines, or a library tells all steps
+        self.is_off = False  # the script prints event lines, or a library reports all steps
         self._step: int | None = None  # the newest step reported
         self._seen: int | None = None  # the newest step read
         self._is_head = rank == 0
@@ -61,7 +61,7 @@ class Steps:
         self._output_s = self._silence_s = 0.0  # the time of the last line, and the longest silence
 
     def is_asked(self, line: str) -> bool:
-        """Note a printed line as a sign of life; return whether the line may tell a step."""
+        """Note a printed line as a sign of life; return whether the line may have a step."""
         if self._step is not None:  # a rank's silence counts from its first step
             now_s = time.monotonic()
             self._silence_s = max(self._silence_s, now_s - self._output_s)

@@ -80,7 +80,7 @@ def prepare(settings: Training, module: nn.Module, found: list[nn.Module], whole
             "activation_checkpointing found no block to compute again: the model has no ModuleList or Sequential; "
             "write blocks(model) in the task, which returns the layers, or set wrap_min_params"
         )
-    # The recomputed function must be compiled inside: the compiler does not look through buffers that are restored.
+    # The recomputed function must be compiled inside: the compiler does not follow buffers that are restored.
     in_parts = settings.compile and bool(found) and (settings.activation_checkpointing or not whole)
     for block in found:
         forward: Callable[..., Any] = torch.compile(block.forward) if in_parts else block.forward
