@@ -61,7 +61,7 @@ def interfaces() -> list[dict[str, Any]]:
 def disk(path: Path) -> dict[str, Any]:
     """Return the room for the folder, existing or not: `path`, `size_mb`, `free_mb`, `inodes` (None: no limit).
 
-    `is_noexec`: the file system forbids to run programs.
+    `is_noexec`: programs on this file system cannot be run.
     """
     there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
     found = os.statvfs(there)
