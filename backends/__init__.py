@@ -1,1 +1,1 @@
-"""One folder for each backend, with equal file names; `cloudtrain.launcher.backend` finds a backend by its name."""
+"""One folder for each backend, with the same file names; `cloudtrain.launcher.backend` finds a backend by its name."""

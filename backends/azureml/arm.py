@@ -41,7 +41,7 @@ _ASSET = re.compile(r"azureml:(?P<name>[^/:@]+)(?::(?P<version>[^@]+)|@(?P<label
 
 
 def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
-    """Return the body that azure-ai-ml 1.35 would PUT for the job's file; the tests compare the SDK's own body.
+    """Return the body that azure-ai-ml 1.35 would PUT for the job's file; the tests compare it with the SDK's.
 
     The job must be valid for load_job: check.faults tests the job first. `workspace` is the workspace's ARM id. Values
     that only a submit knows are in braces: `codes/{upload}` (the id of the uploaded code), an inline environment's

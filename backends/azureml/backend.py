@@ -40,7 +40,7 @@ _JOBS = "cloudtrain.backends.azureml.jobs"
 _require = lazily.of("cloudtrain.backends.azureml.request", "require")
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
-LEAST_S = 60  # the service replaces less by 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
+LEAST_S = 60  # the service turns less into 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
 MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 

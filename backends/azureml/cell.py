@@ -24,7 +24,7 @@ ATTEMPTS = 3  # a person waits for this call; a training's store waits longer
 
 
 def open_cell(uri: str) -> BlobCell:
-    """Return the blob at `https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME`, with a job's credentials."""
+    """Return the blob at `https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME`, opened as in a job (azureaccess)."""
     return BlobCell(uri)
 
 

@@ -26,7 +26,7 @@ PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and the 
 TAIL_BYTES = 64 << 10  # of a file, where the end of the log is searched
 WORKERS = 8
 HOLD_BACK_S = 2.0  # Azure writes nodes' files at different times
-FRESH_S, SOON_S = 10.0, 1.0  # the age of the list of files, and its age while files are missing
+FRESH_S, SOON_S = 10.0, 1.0  # the greatest age of the list of files, and the same while files are missing
 
 _FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 

@@ -1,8 +1,8 @@
 """Azure's price of a machine today: the public Retail Prices API, which needs no account.
 
 One size in one region has many meters: Linux and Windows, dedicated, Spot and Low Priority. Azure ML's machines run
-Linux; the Low Priority meter bills its spot machines (serverless Spot, low-priority clusters). Source:
-learn.microsoft.com, rest/api/cost-management/retail-prices/azure-retail-prices.
+Linux; the Low Priority meter bills its spot machines (serverless Spot, low-priority clusters).
+Source: learn.microsoft.com, rest/api/cost-management/retail-prices/azure-retail-prices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command job, in the form that `az ml job create -f` takes, and the plan of its send.
+"""The command job, in the form that `az ml job create -f` takes, and the sending plan beside it.
 
 The code folder of the job holds only the bundle, so that Azure stores one copy for all jobs with the same code. The
 container order is a variable, base64 of JSON, because Azure promises nothing about quotes and `${{...}}` in variables.
@@ -142,7 +142,7 @@ def _counted(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def encoded(data: dict[str, Any]) -> str:
-    """Return the object in a form that survives as a variable."""
+    """Return the object in a form that a variable can carry unchanged."""
     return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""A send with Azure's own SDK, which uploads the code and registers the environment; the only import of the SDK."""
+"""A send with Azure's own SDK, which uploads the code and registers the environment; only this module imports it."""
 
 from __future__ import annotations
 

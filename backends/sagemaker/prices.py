@@ -1,9 +1,9 @@
 """AWS's prices of SageMaker's machines today: the Price List, by GetProducts or, without permission, the public file.
 
 One machine type has a row for each use in SageMaker: training, hosting, notebooks, HyperPod clusters, spot training.
-The prices are mostly equal, but differ for some types; only `...Train:ml.g5.2xlarge` bills a job. EC2's price of the
-same machine is 15 to 40 % lower, and is never used. GetProducts and the file give rows of one form. Source:
-docs.aws.amazon.com/awsaccountbilling, "Price List API"; botocore's model of `pricing`, 2017-10-15.
+The prices are mostly equal, but differ for some types; only rows as `...Train:ml.g5.2xlarge` bill a job. EC2's price of
+the same machine is 15 to 40 % lower, and is never used. GetProducts and the file give rows of one form.
+Source: docs.aws.amazon.com/awsaccountbilling, "Price List API"; botocore's model of `pricing`, 2017-10-15.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CreateTrainingJob request, and the plan of its send.
+"""The CreateTrainingJob request, and the sending plan beside it.
 
 The container runs our own boot from a channel `code` (the bundle, shared by all jobs with the same code) and reads the
 job's spec from a channel `job`: SageMaker limits arguments to 256 characters and variables to 512, but not files. The
@@ -92,7 +92,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         )
     image = config.image or images.default_image(place.region, machine.count)
     spec = job_spec(plan, config, job_id, attempt)
-    # With a trailing slash: a channel takes all objects whose names begin with the URI; attempt-1 begins attempt-10.
+    # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
     job = {

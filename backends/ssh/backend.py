@@ -42,7 +42,7 @@ TERMS = Terms(tail_s=20)
 
 
 def capacity(config: Config) -> Capacity:
-    """Return the GPUs for each host by the config: a dry run asks no host, and a submit checks the hosts."""
+    """Return the GPUs of a host as the config states them: a dry run asks no host, and a submit checks the hosts."""
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
     price = config.ssh.price_per_hour if config.ssh else None
     if price is None:

@@ -1,4 +1,4 @@
-"""The hosts of a job: the reachable, fit and free hosts, with each host's address, GPUs and folders."""
+"""The host assignment of a job: the reachable, fit and free hosts, with each host's address, GPUs and folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 an
 
 @dataclass(frozen=True)
 class Seat:
-    """A host in a job. `name` is its own name, `workdir` absolute; `takes` are lock names, `labels` names for users."""
+    """A host assigned to a job. `workdir` is absolute; `takes` are names of locks, `labels` the names for users."""
 
     host: Host
     name: str
@@ -35,7 +35,7 @@ class Seat:
 
 
 def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:
-    """Return the job's hosts in the config's order; if the config has spare hosts, the first hosts that are fit.
+    """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
 
     Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
     """

@@ -104,7 +104,7 @@ class Masters:
                 over = ["-J", before] if before else []
                 await _started(host, socket, [*config, *over, "--", target], last)
         through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
-        # A shell of this machine reads the words after ssh has replaced %; zsh and csh would expand [..]:22.
+        # A shell here reads the words after ssh has replaced %; zsh and csh would expand [..]:22 as a file pattern.
         words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={words}"]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["agent_spec", "find", "jobs", "send"]
 
-SILENCE_S = 8.0  # after so long without a message a node counts as lost; recovery ends within 15 s, its end included
+SILENCE_S = 8.0  # after this silence a node is lost; recovery ends within 15 s, with the wait for the node's end
 JOIN_S = 120.0
 BUILD_S = 2400.0
 START_S = 120.0

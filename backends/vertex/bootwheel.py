@@ -1,6 +1,6 @@
-"""The boot program as a Python package for Google's prebuilt images: pip installs the wheel without a network.
+"""The boot program as a Python package for Google's prebuilt images, which install and run packages by pip.
 
-A wheel is a zip archive with three files of metadata (PEP 427). The same source gives the same bytes.
+No network is needed. A wheel is a zip archive with three files of metadata (PEP 427). Equal sources give equal bytes.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def _listed(access: Access, only: str) -> list[dict[str, Any]]:
 def _settle(access: Access, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
     """Return the resource name of the job whose mark the order has; cancel the remaining jobs. Raises GoogleError.
 
-    If the order was retracted, or its send was lost, renew the order for the first job, if possible a running one.
+    If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
     order = files.read_order(access, request.beside["order_uri"]) or {}
     own = [job for job in found if order.get("fence") == _mark_of(job)]

@@ -1,4 +1,4 @@
-"""The CustomJob, and the plan of its send.
+"""The CustomJob, and the sending plan beside it.
 
 Each replica runs entrypoints/bucketboot.py, with the source as an argument: the boot fetches the bundle (shared by all
 jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any image with
@@ -42,7 +42,7 @@ MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and th
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # kinds of failure (entrypoints/diagnose.py) with correct code
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/diagnose.py) of possibly correct code
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")

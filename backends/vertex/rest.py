@@ -1,7 +1,7 @@
 """Google's HTTP interfaces: credentials, retries, and Google's errors as cloudtrain's errors.
 
-This module does all calls except a job's creation, uploads of files and the tail of a log. It does without the SDK,
-whose import alone takes most of a second of processor time. google-auth and requests are imported on first use.
+All calls are here except a job's creation, the upload of its code and the tail of its log. The module does without the
+SDK, whose import alone takes most of a second of processor time, and imports google-auth and requests on first use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Google's list of a region's machine prices today: the Cloud Billing Catalog, readable with an API key or any sign-in.
 
 The catalogue has no price of a whole machine. Cores, memory, accelerators and local disks have prices, each with a
-free-text description. Only the description separates spot from on demand, and one card from another. Source:
-cloudbilling.googleapis.com, v1; descriptions as seen on bills and in public price tables, 2025-08 to 2026-08.
+free-text description. Only the description separates spot from on demand, and one card from another.
+Source: cloudbilling.googleapis.com, v1; descriptions as seen on bills and in public price tables, 2025-08 to 2026-08.
 """
 
 from __future__ import annotations
