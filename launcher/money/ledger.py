@@ -287,7 +287,7 @@ def projects(database: Database) -> list[str]:
     return [row["project"] for row in rows]
 
 
-# -- what shared ledgers know ----------------------------------------------------------------------------------------
+# -- what shared ledgers know ---------------------------------------------------------------------------------------
 
 
 def remember_ledger(database: Database, project: str, uri: str | None) -> None:

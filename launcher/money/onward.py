@@ -117,7 +117,7 @@ def _more(job: Job, outlook: Outlook, progress: dict[str, Any], until_s: float |
 
 
 def _longer(job: Job, progress: dict[str, Any], until_s: float | None) -> str:
-    """Return the option for the time that a retry needs, if the config's limit is too short."""
+    """Return the option for the time that the next attempt needs, if the config's limit is too short."""
     asked = (job.config.get("limits") or {}).get("max_duration")
     costs = tariff(job.attempt.plan, job.attempt.hourly_usd or 0.0)
     needs_s = further.cap_s(progress, costs, until_s)
