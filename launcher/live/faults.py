@@ -1,4 +1,4 @@
-"""What goes wrong in a thread of the view, in a few words: there is no other place to tell it."""
+"""Text of errors in the view's threads, which only the view itself can show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["in_words"]
 
 
 def in_words(error: Exception) -> str:
-    """Return what went wrong on one line; what should never happen says so."""
+    """Return the error on one line; an unexpected exception is named as a failure of cloudtrain."""
     first = (str(error).splitlines() or [""])[0] or type(error).__name__
     is_known = isinstance(error, CloudtrainError | OSError)
     return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"

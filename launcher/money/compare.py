@@ -1,4 +1,4 @@
-"""Backends side by side: what the same job is on each, and which one costs least."""
+"""Compare backends: the plan of the same job on each backend, and the cheapest backend."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "instances x ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
-DROPPED = ("instances x ranks", "cap", "machine", "for")  # where the terminal is narrow
-ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
+DROPPED = ("instances x ranks", "cap", "machine", "for")  # if the terminal is narrow
+ON_DEMAND_FOR_SPOT = "spot, at most"  # a spot machine never costs more than the price on demand
 WHY = 160  # columns of a reason
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a backend makes of the job; without a plan, `error` is why there is none."""
+    """A backend's plan for the job, or the `error` if the backend cannot plan the job."""
 
     backend: str
     prepared: Prepared | None = None
@@ -38,7 +38,7 @@ class Offer:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, where there is one."""
+        """The plan, or None."""
         return self.prepared.plan if self.prepared else None
 
     @property
@@ -54,7 +54,7 @@ class Offer:
 
     @property
     def lacks(self) -> str:
-        """What is asked for that the machine has not, so that its price is of another job: `0 of 8 GPUs`."""
+        """The requested GPUs that the machine lacks, so that its price is for a different job: `0 of 8 GPUs`."""
         if self.prepared is None:
             return ""
         count = (self.prepared.config.resources.accelerators or "").rpartition(":")[2]
@@ -72,9 +72,9 @@ def offers(
 ) -> list[Offer]:
     """Return an offer of each backend, the cheapest hour first, by the expected price.
 
-    Then come those whose price was not set or is not known, that lack GPUs, and that cannot be planned. Nothing is
-    sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in
-    its way, a submit says. Raises ConfigError where the file itself cannot be read.
+    Offers with a free or unknown price follow, then offers that lack GPUs, then failed plans. No request is sent, and
+    no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
+    of the code. Raises ConfigError if the file itself cannot be read.
     """
     from cloudtrain.launcher.bundle import Bundle
     from cloudtrain.launcher.prepare import prepare
@@ -105,13 +105,13 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 
 
 def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
-    """Return the table; on a narrow terminal what an offer has to say for itself stands below it."""
+    """Return the table; on a narrow terminal the price's source is on a line below each offer."""
     rows = [_row(offer) for offer in found]
     return table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
 
 
 def unlike(found: Sequence[Offer]) -> list[str]:
-    """Return which offers of a spot job have a price on demand, if another offer has a spot price."""
+    """Return which offers of a spot job have a price on demand, if an offer has a spot price."""
     priced = [offer for offer in found if _rank(offer)[0] == 0]
     names = [offer.backend for offer in priced if _kind(offer) == ON_DEMAND_FOR_SPOT]
     if not names or len(names) == len(priced):
@@ -120,19 +120,19 @@ def unlike(found: Sequence[Offer]) -> list[str]:
 
 
 def refused(found: Sequence[Offer]) -> list[str]:
-    """Return which offers a budget of this home would refuse at submit, and why."""
+    """Return which offers a budget of this installation would refuse at submit, and why."""
     from cloudtrain.launcher.money.foretold import books_of
 
     planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
     if not planned:
         return []
-    books = books_of(planned[0][1].config)  # whose money it is is the same for all
+    books = books_of(planned[0][1].config)  # the project is the same for all
     whys = {backend: books.refused(each.plan.worst_case_micro) for backend, each in planned}
     return [f"{backend} would be refused: {why}" for backend, why in whys.items() if why]
 
 
 def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
-    """Return what is made, or why it is not."""
+    """Return the result of `make`, or its error."""
     try:
         return make()
     except CloudtrainError as error:
@@ -140,7 +140,7 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
 
 
 def _kind(offer: Offer) -> str:
-    """Return what the price is for: spot machines, machines on demand, or those in place of spot."""
+    """Return the kind of the price: spot, on demand, or on demand as an upper bound for spot."""
     assert offer.prepared is not None
     if offer.prepared.plan.is_spot_price:
         return "spot"
@@ -148,7 +148,7 @@ def _kind(offer: Offer) -> str:
 
 
 def _rank(offer: Offer) -> tuple[int, int]:
-    """Return a key to sort by: an expected price, no price, too few GPUs, no plan."""
+    """Return a sort key: offers with an expected price, without a price, with too few GPUs, without a plan."""
     plan = offer.plan
     if plan is None:
         return 3, 0

@@ -1,4 +1,4 @@
-"""A notice on this machine's desktop, where `notify-send` is there to show it."""
+"""A notice on the local desktop, by `notify-send` if installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["show"]
 
 
 def show(notice: Notice) -> None:
-    """Show it. Raises Fault."""
+    """Show the notice. Raises Fault."""
     urgency = "normal" if notice.event in ("succeeded", "started") else "critical"
     body = "\n".join(notice.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     command = ["notify-send", "--app-name=cloudtrain", f"--urgency={urgency}", "--", notice.title, body]

@@ -1,4 +1,4 @@
-"""Whether the price that a plan counts with is still the vendor's: a line of `doctor`."""
+"""A check of `doctor`: is a plan's price still the vendor's price?"""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cloudtrain.launcher.prices.rate import Kind, Rate
 
 __all__ = ["compared"]
 
-DIFFERENCE = 0.01  # as a share, from which on it is told
+DIFFERENCE = 0.01  # the smallest relative difference to report
 
 
 def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
-    """Return the vendor's price of today beside the one that is known here, with what to do where they differ.
+    """Return a check of the vendor's price today against the known price, with advice if they differ.
 
-    A list that cannot be read stands in no job's way.
+    A price list that cannot be read is a warning, never an error.
     """
     try:
         quote = ask()

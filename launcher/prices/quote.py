@@ -1,4 +1,4 @@
-"""What a vendor's price list has answered for one machine type: a price, or why there is none."""
+"""A vendor's answer for a machine type: a price, or the reason why no price was found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Key", "Quote"]
 
 
 class Key(NamedTuple):
-    """What a price is of."""
+    """The identity of a price."""
 
     backend: str
     instance_type: str
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Quote:
-    """A price read from the vendor, else `reason`: why it could not be. `key.instance_type` is "" for a whole list."""
+    """A price read from the vendor, or the `reason` for its absence. `key.instance_type` is "" for a whole list."""
 
     key: Key
     rate: Rate | None
