@@ -40,14 +40,15 @@ _ARGS = "cloudtrain.args"  # of click's context: the words after `--`
 class _Submit(click.Command):
     """Keeps the words after `--` apart from FILE."""
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
         return super().parse_args(ctx, args)
 
-
-_file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARGS]", type=click.Path(path_type=Path))
 
 
 @click.command(
@@ -61,7 +62,6 @@ _file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARG
     ),
 )
 @config_options
-@_file_argument
 @click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
@@ -76,7 +76,6 @@ _file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARG
 @json_option
 def command(
     overrides: Overrides,
-    given: Path | None,
     name: str | None,
     dry_run: bool,
     output: Path | None,
@@ -91,7 +90,7 @@ def command(
     FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's. A job
     is a process tree a node, detached: closing the terminal does not touch it.
     """
-    overrides = _with_words(overrides, given)
+    overrides = _with_words(overrides)
     if name is not None:
         require_name(name)
     if dry_run:
@@ -107,33 +106,19 @@ def command(
 
 @click.command("render", cls=_Submit)
 @config_options
-@_file_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
 @json_option
-def render(
-    overrides: Overrides,
-    given: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> int:
+def render(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(_with_words(overrides, given), output, as_json)
+    return _dry_run(_with_words(overrides), output, as_json)
 
 
-def _with_words(overrides: Overrides, given: Path | None) -> Overrides:
-    """Return the overrides with FILE and ARGS of the command line. Raises UsageError for a script, or a second file."""
-    context = click.get_current_context()
-    if given is not None:
-        if context.get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"`{given}` and `-f {overrides.file}` name two config files", hint="give one of them")
-        if given.suffix in (".py", ".sh"):
-            hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
-            raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
-        overrides = replace(overrides, file=given)
-    if _ARGS in context.meta:
-        words = json.dumps(context.meta[_ARGS], ensure_ascii=False)
-        overrides = replace(overrides, settings=(*overrides.settings, f"args={words}"))
-    return overrides
+def _with_words(overrides: Overrides) -> Overrides:
+    """Return the overrides with ARGS of the command line."""
+    words = click.get_current_context().meta.get(_ARGS)
+    if words is None:
+        return overrides
+    return replace(overrides, settings=(*overrides.settings, f"args={json.dumps(words, ensure_ascii=False)}"))
 
 
 def _submit(

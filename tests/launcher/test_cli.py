@@ -87,7 +87,12 @@ def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[...,
     assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
     done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
     assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
-    done = cli("submit", "no.yaml", cwd=project())
+
+
+@pytest.mark.parametrize("line", ["submit", "render", "validate", "plan", "rehearse", "diagnose", "notify"])
+def test_every_command_that_reads_a_config_takes_its_file(cli: Any, line: str) -> None:
+    """FILE means the same as -f."""
+    done = cli(line, "no.yaml")
     assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
 
 
