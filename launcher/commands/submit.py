@@ -50,7 +50,6 @@ class _Submit(click.Command):
         return super().parse_args(ctx, args)
 
 
-
 @click.command(
     "submit",
     cls=_Submit,
