@@ -35,7 +35,8 @@ class Prepared:
 
     def lines(self) -> list[str]:
         """Return for people what would be sent: the plan, the code, and what to know before."""
-        return [*self.plan.lines(self.config.backend), f"code: {self.bundle.summary()}", *self.warnings]
+        first, *rest = self.plan.lines(self.config.backend)
+        return [f"{self.config.backend}: {first}", *rest, f"code: {self.bundle.summary()}", *self.warnings]
 
 
 def prepare(

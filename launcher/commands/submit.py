@@ -14,7 +14,7 @@ import click
 from cloudtrain.launcher import detached
 from cloudtrain.launcher.approval import approved, require_allowed
 from cloudtrain.launcher.columns import width
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name
 from cloudtrain.launcher.options import (
     ALL,
@@ -30,7 +30,9 @@ from cloudtrain.launcher.terminal import print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command", "render"]
 
@@ -92,15 +94,19 @@ def command(
     overrides = _with_words(overrides)
     if name is not None:
         require_name(name)
-    if dry_run:
-        return _dry_run(overrides, output, as_json)
-    if output is not None:
-        raise UsageError("-o writes a dry run's files", hint="add --dry-run")
-    if overrides.backend == ALL:
-        raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
-    if overrides.compares():
-        overrides = _chosen(overrides)
-    return _submit(overrides, name, idempotency_key, detach=detach, force=force, yes=yes, as_json=as_json)
+    try:
+        if dry_run:
+            return _dry_run(overrides, output, as_json)
+        if output is not None:
+            raise UsageError("-o writes a dry run's files", hint="add --dry-run")
+        if overrides.backend == ALL:
+            raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
+        if overrides.compares():
+            overrides = _chosen(overrides)
+        sent = _send(overrides, name, idempotency_key, force=force, yes=yes)
+    except (click.Abort, KeyboardInterrupt) as error:
+        raise KeyboardInterrupt(*(error.args or (NOTHING,))) from None
+    return 1 if sent is None else _follow(*sent, detach=detach, as_json=as_json)
 
 
 @click.command("render", cls=_Submit)
@@ -120,33 +126,35 @@ def _with_words(overrides: Overrides) -> Overrides:
     return replace(overrides, settings=(*overrides.settings, f"args={json.dumps(words, ensure_ascii=False)}"))
 
 
-def _submit(
-    overrides: Overrides, name: str | None, key: str | None, *, detach: bool, force: bool, yes: bool, as_json: bool
-) -> int:
+def _send(
+    overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
+) -> tuple[Registry, Job, bool] | None:
+    """Return the registry, the job and whether the job is new, None if the user does not approve the costs."""
     from cloudtrain.launcher import submit
-    from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    try:
-        config = overrides.load()
+    config = overrides.load()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+    registry = Registry(folder)
+
+    def check() -> None:
         with overrides.placing():
-            prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-        registry = Registry(folder)
+            lines = require_allowed(registry, prepared, key=key, force=force)
+        for line in lines:
+            say(line)
 
-        def check() -> None:
-            with overrides.placing():
-                lines = require_allowed(registry, prepared, key=key, force=force)
-            for line in lines:
-                say(line)
+    if not approved(prepared, yes=yes, check=check):
+        return None
+    return registry, *submit.send(registry, prepared, name=name, key=key)
 
-        if not approved(prepared, yes=yes, check=check):
-            return 1
-        job, is_new = submit.send(registry, prepared, name=name, key=key)
-    except (click.Abort, KeyboardInterrupt) as error:
-        raise KeyboardInterrupt(*(error.args or (submit.NOTHING,))) from None
+
+def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
+    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.logs.view import View
+
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
@@ -219,7 +227,7 @@ def _show(
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     for line in [*prepared.lines(), *books.lines(worst_micro)]:
-        say(f"{backend}: {line}" if backend else line)
+        say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
     say("dry run: nothing was sent")
     if output is not None:
         folder = output / backend if backend else output
