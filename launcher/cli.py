@@ -29,7 +29,7 @@ __all__ = ["ALIASES", "COMMANDS", "cli", "main"]
 # name -> its line in `cloudtrain --help`; the module of that name below `commands` holds `command`
 COMMANDS = {
     "init": "Write a starter project, ready to run.",
-    "validate": "Check a config file and the files named there.",
+    "validate": "Check a config file and the code folder.",
     "plan": "Show ranks, batch split, time limit and price.",
     "prices": "Show the prices of machines, and update them.",
     "rehearse": "Run a job here as on the backend, and prove the resume.",
