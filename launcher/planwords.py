@@ -89,6 +89,7 @@ def _budget(plan: Plan) -> Iterator[str]:
         return
     spent = f", of which {dollars(up(plan.spent_micro))} may have been billed already" if plan.spent_micro else ""
     budget, ends_micro = format_money(plan.budget_micro), _ends_micro(plan)
+    by_list = " at the list price" if plan.uncertainty > 1 else ""
     if plan.on_limit == "alert":
         over_micro = plan.spent_micro + (plan.worst_case_micro or 0) - plan.budget_micro
         over = f"; the worst case is {dollars(up(over_micro))} over it" if over_micro > 0 else ""
@@ -96,11 +97,11 @@ def _budget(plan: Plan) -> Iterator[str]:
     elif plan.cap_reason == "budget":
         does = "ends" if plan.deadline_s >= plan.own_limit_s else "leaves"
         rest = dollars(up(max(0, plan.budget_micro - ends_micro)))
-        used = f"the job {does} at about {dollars(up(ends_micro))}"
+        used = f"the job {does} at about {dollars(up(ends_micro))}{by_list}"
         yield f"budget {budget}{spent}: {used}; {rest} is the reserve for {_reserve(plan)}"
     else:
         most = dollars(up(ends_micro))
-        yield f"budget {budget}{spent}: at most about {most} will be used, because the time limit comes first"
+        yield f"budget {budget}{spent}: at most about {most} will be used{by_list}, because the time limit comes first"
     if alerts := _alerts(plan, ends_micro):
         yield f"  alerts at {alerts}"
 

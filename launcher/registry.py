@@ -198,8 +198,11 @@ class Registry:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def find(self, key: str) -> Job:
-        """Return the job of that id, name (its newest), unique prefix, or `last`. Raises NoSuchJobError."""
+    def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
+        """Return the job of that id, name (its newest), unique prefix, or `last`.
+
+        Raises NoSuchJobError, also for a name of several jobs for which `sole` is true.
+        """
         if key in ("last", "-"):
             rows = self._select(f"AND jobs.id IN ({RAN}) ORDER BY jobs.seq DESC LIMIT 1")
             if not rows:
@@ -210,12 +213,15 @@ class Registry:
         )
         if not rows:
             rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
+        elif sole and rows[0].id != key:
+            named = self._select("AND jobs.name = ? ORDER BY jobs.seq DESC", key)
+            if len(several := [job for job in named if sole(job)]) > 1:
+                raise _ambiguous(key, several)
         if len(rows) == 1 and key:
             return rows[0]
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint="cloudtrain list --all shows every job")
-        names = ", ".join(job.id for job in rows)
-        raise NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
+        raise _ambiguous(key, rows)
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
         """Return jobs, the newest first."""
@@ -294,6 +300,11 @@ class Registry:
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+
+
+def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
+    names = ", ".join(job.id for job in jobs)
+    return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
 
 
 def this_process() -> dict[str, Any]:

@@ -20,16 +20,16 @@ __all__ = ["command"]
 @config_options
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:
-    """Check the config file and the code files it names, without network or account.
+    """Check the config file and the code folder, without network or account.
 
-    All that is wrong is reported at once, each with its place in the file. Exits 3 if anything is.
+    All faults are reported at once, each with its place in the file. The exit code is 3 if there are faults.
     """
     file = overrides.file
     try:
         for name in overrides.backends():
             job = overrides.load(name if overrides.compares() else None)
             with overrides.placing():
-                require_a_plan(job)
+                require_a_plan(job, file)
     except ConfigError as exc:
         if not as_json:
             raise

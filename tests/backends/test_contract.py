@@ -175,7 +175,7 @@ def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> N
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
     running(cli)
-    assert cli("stop", "last").code == 0
+    assert cli("stop", "last", "-y").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
     assert cli("wait", "last").code == 9

@@ -167,7 +167,7 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
         os.kill(json.loads((training / f"node-{node}" / "state.json").read_text())["pid"], signal.SIGKILL)
     cli("wait", "last")
     assert cli("status", "last", "--json").json["reason"] == "node_failure"
-    cli("stop", "last")
+    cli("stop", "last", "-y")
     end = time.monotonic() + 10
     while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
         time.sleep(0.05)

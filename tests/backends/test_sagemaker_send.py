@@ -316,7 +316,7 @@ def test_stop_of_a_job_that_is_over_is_quiet(cli: Any, folder: Path, account: Aw
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     end(account, "one-1")
     done = cli("stop", "one")
-    assert (done.code, "has ended already" in done.stderr) == (0, True), done.stderr
+    assert (done.code, "there is nothing to stop" in done.stderr) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["throttle", "500", "drop", "expired"])

@@ -111,7 +111,7 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
     assert text[3].endswith(" days old), at worst 21.00 USD")
     assert text[4] == "  includes prices up to 1.05 times the list price; 5m that are billed after the job ends"
     assert text[5] == (
-        "budget 21 USD: the job leaves at about 19.54 USD;"
+        "budget 21 USD: the job leaves at about 19.54 USD at the list price;"
         " 1.46 USD is the reserve for saving, billing after the end and higher prices"
     )
     assert text[6] == "  alerts at 10.50, 16.80 USD and when the budget ends the job"
@@ -120,11 +120,11 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
 def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
     """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
     short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
-    assert "leaves at about 1.68 USD; 0.32 USD is the reserve" in short[5]
+    assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
     timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
     assert timed.lines()[5:] == [
-        "budget 50 USD: at most about 1.94 USD will be used, because the time limit comes first"
+        "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
     alerted = planned(
         "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED

@@ -245,7 +245,7 @@ def test_stop_of_an_ended_local_job_on_a_full_disk(
     ref = json.dumps({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"})
     registry.database.execute("UPDATE attempts SET ref = ?", (ref,))
     code, shown = command("stop", "done")
-    assert (code, "has ended already" in shown, "itself failed" in shown) == (0, True, False), shown
+    assert (code, "there is nothing to stop" in shown, "itself failed" in shown) == (0, True, False), shown
 
 
 def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
