@@ -66,7 +66,7 @@ def prepare(
     found = backend.check(request)
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
-    doubts = [f"{fault.key}: {fault.message}" for fault in found]
+    doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clearvalues.notes_of(config, config_file), *notes_of(config, folder))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)

@@ -41,7 +41,9 @@ class Asked:
         """How it is stopped."""
         if self.kills:
             return "at once, without saving"
-        return "after saving" if self.job.saves else "with SIGTERM (only the script itself can save)"
+        keeps = self.job.attempt.plan.get("keeps")
+        saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
+        return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
 
     @property
     def note(self) -> str:

@@ -95,4 +95,4 @@ def _words(rate: Rate, kind: RateKind) -> str:
     older = f", newer than your own of {rate.passed_over}" if rate.passed_over else ""
     if kind == "spot":
         return f"derived from Compute Engine's list prices of {rate.as_of}: spot + {FEE:.0%} of on demand{older}"
-    return f"derived from a Compute Engine list price of {rate.as_of} x {1 + FEE:g}, {way}{older}"
+    return f"derived from a Compute Engine list price of {rate.when} x {1 + FEE:g}, {way}{older}"

@@ -63,7 +63,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     if as_json:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
-        columns = width()
+        columns = width() or compare.COLUMNS
         print_lines(
             [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
         )

@@ -172,7 +172,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in [*compare.lines(found, width(sys.stderr)), *compare.unlike(found)]:
+    for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
         say(line)
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
@@ -210,7 +210,12 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.unlike(found), *compare.refused(found)]:
+    for line in [
+        "",
+        *compare.lines(found, width(sys.stderr) or compare.COLUMNS),
+        *compare.unlike(found),
+        *compare.refused(found),
+    ]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]
@@ -226,9 +231,6 @@ def _show(
 
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
-    for line in [*prepared.lines(), *books.lines(worst_micro)]:
-        say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
-    say("dry run: nothing was sent")
     if output is not None:
         folder = output / backend if backend else output
         _write(folder, dict(request.files))
@@ -240,6 +242,9 @@ def _show(
         for name, text in request.decoded.items() if output is None else ():
             say(f"{f'{backend}: ' if backend else ''}{name} in the request, decoded:")
             click.echo(text, nl=False, err=True)
+    for line in [*prepared.lines(), *books.lines(worst_micro)]:  # below the request, which may fill many screens
+        say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
+    say("dry run: nothing was sent")
     job_id = request.name.rpartition("-")[0]
     shown = {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
     decoded = {name: json.loads(text) for name, text in request.decoded.items()}

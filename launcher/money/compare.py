@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.figures import dollars, span, up
-from cloudtrain.launcher.columns import table
+from cloudtrain.launcher.columns import hidden, table, wrapped
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.planwords import age
+from cloudtrain.launcher.planwords import provenance
+from cloudtrain.launcher.prices.rate import stale
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
-HEAD = ("backend", "machine", "instances x ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
-DROPPED = ("instances x ranks", "cap", "machine", "for")  # if the terminal is narrow
-ON_DEMAND_FOR_SPOT = "spot, at most"  # a spot machine never costs more than the price on demand
-WHY = 160  # columns of a reason
+HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
+DROPPED = ("ranks", "cap", "machine", "for")  # where the terminal is narrow
+ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
+COLUMNS = 100  # of the table where the output is no terminal
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Offer:
         first, hint = (faults[0].message, faults[0].hint) if faults else (self.error.message, self.error.hint)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         words = " ".join(f"{first}; {hint}".split() if hint else first.split())
-        return f"{words[: WHY - 3]}...{more}" if len(words) > WHY else words + more
+        return words + more
 
     @property
     def lacks(self) -> str:
@@ -105,9 +106,16 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 
 
 def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
-    """Return the table; on a narrow terminal the price's source is on a line below each offer."""
+    """Return the table, with what an offer has to say for itself, and the problems of each backend without a plan."""
     rows = [_row(offer) for offer in found]
-    return table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+    shown = table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+    old = ", ".join(each.backend for each in found if each.plan and stale(each.plan.price_as_of))
+    notes = [
+        *hidden(HEAD[:-1], shown),
+        *([f"old prices of {old}: cloudtrain prices refresh"] if old else []),
+        *(f"{each.backend}: {each.why}" for each in found if each.error),
+    ]
+    return [*shown, *wrapped(notes, columns)]
 
 
 def unlike(found: Sequence[Offer]) -> list[str]:
@@ -162,15 +170,13 @@ def _rank(offer: Offer) -> tuple[int, int]:
 def _row(offer: Offer) -> tuple[str, ...]:
     plan = offer.plan
     if plan is None:
-        return offer.backend, *["-"] * 7, offer.why
+        return offer.backend, *["-"] * 7, offer.why.partition("; ")[0]
     what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
     lacks = f"has {offer.lacks}: " if offer.lacks else ""
     cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
     if not plan.price_micro or plan.worst_case_micro is None:
         return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + plan.price_source
     hourly = plan.instances * plan.price_micro / 1e6
-    old = age(plan.price_as_of)
-    source = plan.price_source.removeprefix(f"{plan.machine}, ")
     return (
         offer.backend,
         plan.machine,
@@ -180,5 +186,5 @@ def _row(offer: Offer) -> tuple[str, ...]:
         _kind(offer),
         cap,
         dollars(up(plan.worst_case_micro)),
-        lacks + ", ".join(part for part in (source, old) if part),
+        lacks + provenance(plan).removeprefix(f"{plan.machine}, "),
     )

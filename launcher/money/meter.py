@@ -169,8 +169,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
 
 
 def _price_micro(attempt: Attempt) -> int | None:
-    """Return an instance's price as frozen in the plan; else the platform's, if only the platform knows the machines.
-    """
+    """Return an instance's price as frozen in the plan; else the platform's, if only the platform knows the machines."""
     if (frozen := attempt.plan.get("price_micro")) is not None:
         return int(frozen)
     hourly_usd = attempt.plan.get("hourly_usd")

@@ -57,11 +57,16 @@ class Rate:
         return _first_day(self.as_of)
 
     @property
+    def when(self) -> str:
+        """The day in words: `2025 or earlier` where the vendor's table is undated."""
+        return re.sub(r"<=(\d+) \(undated\)", r"\1 or earlier", self.as_of)
+
+    @property
     def words(self) -> str:
         """The provenance: `list price of 2026-08-20`."""
         own = ", read from the vendor's list" if self.is_own else ""
         older = f", newer than your own of {self.passed_over}" if self.passed_over else ""
-        return f"{'derived from a ' if self.is_derived else ''}list price of {self.as_of}{own}{older}"
+        return f"{'derived from a ' if self.is_derived else ''}list price of {self.when}{own}{older}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.places import has_checkpoint
@@ -25,9 +26,7 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_t
         return False
     last = ended.account.last_step
     verdict.words = (
-        f"{_counted(len(ended.account.steps), 'step')} on {_counted(ranks, 'rank')}"
-        if last
-        else _counted(ranks, "rank")
+        f"{_reported(ended.account.steps)} on {_counted(ranks, 'rank')}" if last else _counted(ranks, "rank")
     )
     if ended.is_late and ended.left_s is None:  # a script without steps that still runs
         return _kept(verdict, ended)
@@ -194,7 +193,7 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
         verdict.not_checked.insert(0, f"its steps: it reported no step {told}")
         return verdict.found("steps", f"it runs; it reported no step {told}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
-    return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
+    return verdict.found("steps", f"{_reported(steps)}{losses}")
 
 
 def _kept(verdict: Verdict, ended: Ended) -> bool:
@@ -245,6 +244,12 @@ def _wrong(verdict: Verdict, ended: Ended, name: str, words: str) -> bool:
     verdict.failure = error if isinstance(error, dict) else None
     verdict.tail = ended.tail
     return verdict.found(name, words, is_right=False)
+
+
+def _reported(steps: Collection[int]) -> str:
+    """Return `1 reported step (20)`, `2 reported steps (0 and 10)` or `5 reported steps (1 to 5)`."""
+    ends = (min(steps), max(steps)) if len(steps) > 1 else steps
+    return f"{_counted(len(steps), 'reported step')} ({(' and ' if len(steps) == 2 else ' to ').join(map(str, ends))})"
 
 
 def _counted(count: int, what: str) -> str:

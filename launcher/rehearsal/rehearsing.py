@@ -124,7 +124,8 @@ def _acts(work: _Work) -> None:
     wish, verdict = work.wish, work.verdict
     kept = work.folder / "kept"
     if wish.preempt_at is None:
-        work.say(f"{work.prepared.config.backend}: {wish.steps} steps")
+        until = f"step {wish.steps}{'' if work.is_task else ', or the next step that the script reports'}"
+        work.say(f"{work.prepared.config.backend}: to {until}")
         ended = _start(work, "start", kept, 1, leave_at=wish.steps)
         judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
         return
@@ -228,6 +229,7 @@ def _not_checked(work: _Work) -> list[str]:
     has_gpus = any(chosen.gpus)
     own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
     return [
+        *([] if work.wish.preempt_at else ["the resume after an interruption (--preempt-at STEP)"]),
         *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
         *([f"input data: nothing is in {', '.join(missing)} here (--input NAME=PATH)"] if missing else []),
         *own,

@@ -15,6 +15,7 @@ from cloudtrain.launcher import planwords
 from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.prices.rate import Rate
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -209,6 +210,21 @@ def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan
     assert "it saves and stops" in of_script("on_stop=save").lines()[1]
 
 
+def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable[..., Plan]) -> None:
+    """The agent copies the files of `keep`; a name with `!` keeps no file."""
+    assert of_script("keep=[out/]").lines()[1].endswith("the script gets SIGTERM, and the files of `keep` are saved")
+    assert "nothing is saved" in of_script("keep=['!out/']").lines()[1]
+
+
+def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Callable[..., Plan]) -> None:
+    """The vendor's table names a year at most, and the age counts from the begin of the year."""
+    source = Rate(2.0, "<=2025 (undated)", "a table").words
+    text = planned(
+        "training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")
+    ).lines()
+    assert "(list price of 2025 or earlier, counted as " in text[3]
+
+
 def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:
     """Scripts read these from --json."""
     assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
@@ -220,5 +236,5 @@ def test_plan_of_an_example_has_at_most_ten_lines(cli: Callable[..., Any]) -> No
     lines = cli("plan", "-f", str(file)).stdout.splitlines()
     assert len(lines) <= 10
     assert "budget 5 USD: at most about 0.094 USD will be used, because the time limit comes first" in lines
-    assert "  includes 20 s that are billed after the job ends" in lines
+    assert "  includes 20 s that count after the job ends" in lines  # of the user's own price, which bills nobody
     assert "ignored on local: resources.spot" in lines
