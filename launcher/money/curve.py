@@ -42,7 +42,7 @@ def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
     """Return the curve with these events (time, step, loss). A clock that is set back only makes the curve coarser."""
     gap_s, bins = curve.gap_s, list(curve.bins)
     for time_s, step, loss in events:
-        if not abs(loss) < _LARGEST:  # also drop values with sums that would overflow
+        if not abs(loss) < _LARGEST:  # drop NaN, infinities and values whose sums would overflow
             continue
         new, begin_s = Bin(time_s, step, loss), bins[0].time_s if bins else time_s
         if len(bins) > 1 and (time_s - begin_s) // gap_s <= (bins[-1].time_s - begin_s) // gap_s:

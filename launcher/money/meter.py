@@ -30,9 +30,9 @@ STEADY_S = 1.0  # billed seconds of a running job are stored again only if they 
 class Leg:
     """Instances of an attempt that are billed for the same time; times in unix seconds by the platform's clock.
 
-    `price_micro`: an instance, an hour; None if unknown. `billed_s`: billed seconds of each instance by the platform's
-    count, if available; of a running leg, until `told_s` by the local clock. Without the count, start and end give the
-    seconds. `most_s`: upper bound of the seconds while the leg runs. `ended_s` is None while the leg runs.
+    `price_micro`: for one instance and one hour; None if unknown. `billed_s`: billed seconds of each instance by the
+    platform's count, if available; of a running leg, until `told_s` by the local clock. Without a count, start and end
+    give the seconds. `most_s`: upper bound of the seconds while the leg runs. `ended_s` is None while the leg runs.
     """
 
     job_id: str
@@ -169,7 +169,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
 
 
 def _price_micro(attempt: Attempt) -> int | None:
-    """Return an instance's price as frozen in the plan; else the platform's, if only the platform knows the machines."""
+    """Return an instance's price as frozen in the plan, else as the platform reports (it may choose machines)."""
     if (frozen := attempt.plan.get("price_micro")) is not None:
         return int(frozen)
     hourly_usd = attempt.plan.get("hourly_usd")

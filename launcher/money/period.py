@@ -84,7 +84,7 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
 
 
 def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
-    """Return sums by `tag:NAME`, `project`, `backend` or `name`, the largest first; the key "" is for jobs without one."""
+    """Return sums by `tag:NAME`, `project`, `backend` or `name`, the largest first; "" groups jobs without a value."""
     found: dict[str, Group] = {}
     for job in spent:
         group = found.setdefault(_key(job, by), Group(_key(job, by)))

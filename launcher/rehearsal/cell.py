@@ -158,7 +158,7 @@ def _rebuild(folder: str) -> None:
 
 
 def _rebuild_root(place: str) -> None:
-    """Do the same for the root, in a folder that becomes the new root."""
+    """Rebuild the root as `_rebuild` does, in a folder that becomes the new root."""
     _mount("tmpfs", place, "tmpfs", _NOSUID, "mode=755")
     _mount(None, place, None, _UNBINDABLE)  # the bind of / must not contain the new root again
     for entry in os.scandir("/"):

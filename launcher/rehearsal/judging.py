@@ -1,4 +1,4 @@
-"""Judge each start of a rehearsal: as expected, or the fault."""
+"""Judge each start of a rehearsal: as expected, or with a fault."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def compared(
 ) -> bool:
     """Compare the losses after the resume with the losses of a run without interruption.
 
-    A script is compared with itself first: if two runs differ before the interruption, no conclusion is possible.
+    A script's losses must be equal (within `tolerance`). If two runs differ before the interruption, no verdict is
+    possible.
     """
     before = _apart(first, whole)
     after = _apart(second, whole)

@@ -97,7 +97,7 @@ class Verdict:
         return f"{head}: {wrong}"
 
     def lines(self) -> list[str]:
-        """Return lines for people: the facts checked and not checked, and the verdict last."""
+        """Return lines for people: facts checked and not checked, and the verdict last, where readers look."""
         scaled = f", as {', '.join(self.scaled)}" if self.scaled else ""
         shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s{scaled}"]
         shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
