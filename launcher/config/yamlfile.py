@@ -173,7 +173,7 @@ def key_place(root: Node, path: KeyPath) -> Place | None:
 
 
 def _long_key(exc: yaml.YAMLError, source: _Source) -> Fault | None:
-    """Return the fault of a key that is too long, if the parser stopped at that line: the parser names other reasons."""
+    """Return the fault of a key that is too long, if the parser stopped at its line, with another reason."""
     for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
         ends = [] if mark is None else [*source.starts, len(source.text)][mark.line :][:2]
         if len(ends) == 2 and (found := _LONG_KEY.search(source.text, *ends)):

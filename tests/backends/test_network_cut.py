@@ -68,7 +68,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud's stand-in: `jobs` returns the names of the running jobs, `empty` removes the bucket if a submit makes it."""
+    """A cloud's stand-in: `jobs` returns the names of the running jobs, `empty` removes a bucket of a submit."""
 
     folder: Path
     jobs: Callable[[], list[str]]
