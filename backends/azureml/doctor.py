@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import compute, files, prices, rest, vault
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.comparing import compared
@@ -26,13 +26,13 @@ def checks(config: Config | None) -> list[Check]:
     block = AzureML() if config is None else block_of(config)
     found = [_tried("credentials", _signed_in, block.cloud)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
-        return found
+        names = "workspace, compute, datastore, key vault, price"
+        return [*found, *unasked(names, config, lambda config: workspace_of(block_of(config)), choose)]
     try:
         workspace = workspace_of(block)
     except CloudtrainError as error:
-        cure = (
-            "set azureml.subscription, resource_group and workspace in the config, and name it: doctor azureml -f FILE"
-        )
+        cure = "set azureml.subscription, resource_group and workspace in the config"
+        cure += ", and name it: doctor azureml -f FILE" if config is None else ""
         return [*found, Check("workspace", "fail", error.message, cure)]
     found.append(_tried("workspace", _workspace, workspace, block.region))
     if found[-1].verdict == "fail" or config is None:

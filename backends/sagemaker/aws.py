@@ -194,7 +194,7 @@ def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
     if isinstance(error, found.ProfileNotFound):
         return CredentialError(f"cannot {doing}: {words}", hint="aws configure list-profiles shows those there are")
     if isinstance(error, (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError)):
-        hint = "aws configure, aws sso login, or export AWS_PROFILE; `cloudtrain doctor sagemaker` tells what is found"
+        hint = "aws configure, aws sso login, or export AWS_PROFILE: see docs/tutorials/sagemaker.md"
         return CredentialError(f"cannot {doing}: no AWS credentials: {words}", hint=hint)
     if isinstance(error, (found.ConnectionError, found.HTTPClientError, _sdk()[1].parsers.ResponseParserError)):
         return UnreachableError(f"cannot {doing}: AWS does not answer: {words}")

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from cloudtrain.backends.sagemaker import aws, images, prices, sdkimages
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.comparing import compared
@@ -37,7 +37,7 @@ def checks(config: Config | None) -> list[Check]:
     access = Access(region, block.profile, tuple(sorted(block.endpoints.items())))
     found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
     if found[-1].verdict == "fail":  # without credentials, every later check would fail
-        return found
+        return [*found, *unasked("role, bucket, quota, price", config, place_of, choose)]
     if config is None or block.role is None:
         return [*found, _tried("roles", _roles, access)]
     return [*found, *_of_job(config, access)]

@@ -114,7 +114,7 @@ def place_of(config: Config) -> Place:
         faults.append(Fault("no AWS region", key="sagemaker.region", hint=hint))
     account = _ROLE.fullmatch(block.role or "")
     if block.role is None:
-        hint = "the ARN of a role that SageMaker may take on; `cloudtrain doctor sagemaker` lists yours"
+        hint = "the ARN of a role that SageMaker may take on: see docs/tutorials/sagemaker.md"
         faults.append(Fault("no execution role for the job", key="sagemaker.role", hint=hint))
     elif account is None:
         hint = "as in arn:aws:iam::111122223333:role/train"

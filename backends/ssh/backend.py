@@ -26,6 +26,7 @@ __all__ = [
         "jobs",
         "logs",
         "pace",
+        "ready",
         "request",
         "send",
         "shell",
@@ -58,6 +59,7 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.ssh.request", "build")
+ready = lazily.of("cloudtrain.backends.ssh.sending", "ready")
 send = lazily.of("cloudtrain.backends.ssh.sending", "send")
 find = lazily.of("cloudtrain.backends.ssh.sending", "find")
 jobs = lazily.of("cloudtrain.backends.ssh.sending", "jobs")

@@ -15,7 +15,7 @@ from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["Seat", "address_of", "examine", "path_on", "seated"]
+__all__ = ["Seat", "address_of", "examine", "path_on", "require_answers", "seated"]
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
@@ -32,6 +32,17 @@ class Seat:
     address: str
     takes: tuple[str, ...]
     labels: Mapping[str, str]
+
+
+def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
+    """Raise an error with the faults of all hosts if fewer hosts answer than the job needs."""
+    hosts = [Host(**each) for each in body["hosts"]]
+    answers = fleet.ask({host: Call("clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
+    there = [host for host in hosts if answers[host].error is None]
+    if len(there) < body["spec"]["nodes"]:
+        answers |= _facts(fleet, there, body)
+        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
+        raise _error(found, list(answers.values()))
 
 
 def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:

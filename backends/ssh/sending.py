@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts, shipping
-from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, seated
+from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, require_answers, seated
 from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import durable
@@ -28,7 +28,7 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["agent_spec", "find", "jobs", "send"]
+__all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
 SILENCE_S = 8.0  # after this silence a node is lost; recovery ends within 15 s, with the wait for the node's end
 JOIN_S = 120.0
@@ -38,6 +38,11 @@ FETCH_S = 7200.0
 TRIES = 3  # if several submits have each taken a part of the same hosts
 WAIT_S = (0.5, 2.0)
 KEEP_S, AGAIN_S = 10.0, 0.3  # the competing submits need a round trip each to give up
+
+
+def ready(request: Request, shipment: Shipment) -> None:
+    """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
+    require_answers(request.body, fleet())
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.prices.comparing import compared
@@ -33,7 +33,7 @@ def checks(config: Config | None) -> list[Check]:
     access = Access(project, location, tuple(sorted(block.endpoints.items())))
     found = [_tried("credentials", _signed_in, access)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
-        return found
+        return [*found, *unasked("Vertex AI, Cloud Logging, bucket, secrets, price", config, place_of, choose)]
     found.append(_tried("Vertex AI", _jobs, access))
     found.append(_tried("Cloud Logging", _log, access))
     return found if config is None else [*found, *_of_job(config, access)]

@@ -21,11 +21,12 @@ __all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 
 PACE_S = 0.5  # between two polls; most polls make no call
 HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; a tail's own window has the same length
-PASSED_S = 10.0  # a one-time reader counts as up to date for this long
+PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count
 LIVE_S = 2.0  # a reader that returns within this time is a follower
 
 _feeds: dict[str, list[Feed]] = {}
 _looked_s: dict[tuple[str, frozenset[int] | None], float] = {}
+_listed_s: dict[tuple[str, frozenset[int] | None], float] = {}  # when this process read all there was
 
 
 def page(
@@ -52,7 +53,8 @@ def page(
     try:
         if at.get("backlog") is not None:
             return _backlog(access, job, at, order, wanted, narrowed, home, is_passing)
-        if is_passing and 0 <= time.time() - at["listed_s"] < PASSED_S:  # the reader has just read all lines
+        is_own = at["listed_s"] == _listed_s.get((job, narrowed))
+        if is_passing and is_own and 0 <= time.time() - at["listed_s"] < PASSED_S:  # the reader has just read all lines
             return LogPage([], at, is_clean=True, is_complete=order.is_complete(wanted))
         return _live(access, job, at, order, wanted, narrowed, home)
     except GoogleError as error:
@@ -71,6 +73,7 @@ def forget() -> None:
             feed.close()
     _feeds.clear()
     _looked_s.clear()
+    _listed_s.clear()
 
 
 def _backlog(
@@ -107,7 +110,8 @@ def _backlog(
     if is_done and is_passing:  # a passing reader does not wait for missing earlier lines
         lines += order.take([], time.time() + 1e9)
     lines.sort(key=lambda line: line.time_s)
-    after = {"order": order.dump(), "backlog": None if is_done else {**place, "parts": parts}, "listed_s": time.time()}
+    _listed_s[job, narrowed] = listed_s = time.time()
+    after = {"order": order.dump(), "backlog": None if is_done else {**place, "parts": parts}, "listed_s": listed_s}
     is_clean = is_done and not lines and not order.is_holding
     return LogPage(lines, after, is_clean=is_clean, is_complete=is_clean and order.is_complete(wanted))
 
@@ -142,7 +146,9 @@ def _live(
     lines.sort(key=lambda line: line.time_s)
     rounds = at.get("rounds") if number == feed.number else None
     is_clean = not lines and not order.is_holding and rounds is not None and feed.rounds > rounds
-    listed_s = at["listed_s"] if rounds is None else time.time()
+    listed_s = at["listed_s"]
+    if rounds is not None:
+        _listed_s[key] = listed_s = time.time()
     after = {"order": order.dump(), "feed": (feed.number, index), "rounds": rounds, "listed_s": listed_s}
     if lines or is_clean or rounds is None:
         after["rounds"] = feed.rounds

@@ -65,13 +65,16 @@ def dump(curve: Curve) -> str:
 
 
 def load(text: str | None) -> Curve:
-    """Return the curve of a text from `dump`."""
+    """Return the curve of a text from `dump`, an empty curve for a damaged text."""
     if not text:
         return EMPTY
-    (gap_s, begin_s), *rows = (part.split(",") for part in text.split(";"))
-    begin = float(begin_s)
-    bins = [Bin(begin + float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows]
-    return Curve(float(gap_s), tuple(bins))
+    try:
+        (gap_s, begin_s), *rows = (part.split(",") for part in text.split(";"))
+        begin = float(begin_s)
+        bins = [Bin(begin + float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows]
+        return Curve(float(gap_s), tuple(bins))
+    except (AttributeError, IndexError, ValueError):
+        return EMPTY
 
 
 def _thinned(bins: list[Bin], gap_s: float) -> list[Bin]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.job import Attempt, State
+from cloudtrain.launcher.job import Attempt
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.registry import attempt_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
@@ -24,10 +25,12 @@ __all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between"
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
-SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{}
+SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{},
+       a.unreachable_since_s, '{{}}' AS request, '{{}}' AS submitter, '{{}}' AS progress, NULL AS ref
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
 WHERE a.phase != 'never_sent' AND a.created_s < ?
-      AND (a.state IN ('pending', 'running', 'stopping') OR COALESCE(json_extract(a.outcome, '$.ended_s'), ?1) >= ?)
+      AND (a.state IN ('pending', 'running', 'stopping')
+           OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?)
 ORDER BY jobs.seq, a.number
 """
 _LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
@@ -66,16 +69,7 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
     found: dict[str, Spent] = {}
     sql = _ATTEMPTS.format(_LABELS if labels else "")
     for row in database.execute(sql, (to_s + _EARLY_S, from_s)):
-        attempt = Attempt(
-            row["job_id"],
-            row["number"],
-            row["phase"],
-            json.loads(row["plan"]),
-            {},
-            row["sent_s"],
-            {},
-            state=State(**json.loads(row["outcome"])),
-        )
+        attempt = attempt_of(row, row["job_id"])
         job = found.get(attempt.job_id) or _of(row, labels=labels)
         job.state = attempt.state.state
         if _add(job, attempt, from_s, to_s, now_s):
