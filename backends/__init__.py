@@ -1,1 +1,1 @@
-"""One folder a backend, the same file names in each; found by name through `cloudtrain.launcher.backend`."""
+"""One folder for each backend, with the same file names; `cloudtrain.launcher.backend` finds a backend by its name."""

@@ -71,7 +71,7 @@ def run(rounds: int = ROUNDS) -> Report:
         report.count("every step's loss equal, bit for bit", equal, rounds)
         box.call("submit", "-d")
         wait_until(lambda: _steps(box), 60)
-        box.call("stop", "last")
+        box.call("stop", "last", "-y")
         left = box.processes_left()
     report.count("processes left after stop", left, 0)
     report.count("lost more steps than since the last checkpoint", sum(steps > EVERY for steps in lost), 0)

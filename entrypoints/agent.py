@@ -90,7 +90,6 @@ class Agent:
         self.held_port: socket.socket | None = None
         self.line = Line(spec, server, self._fresh_port, door)
         self.times = logtimes.TimeIndex(self.root / "log")
-        self.stop_file = self.root / STOP
         self.terminated = False
         self.ended: dict[str, Any] | None = None  # what exit.json holds
         # What the job runs in, where that is more than its `python`: kept from being tidied away, or a container.
@@ -212,7 +211,7 @@ class Agent:
                 launch()
         if self.boot is not None and self._boot_code() is not None and self._has_kept():
             self._collect()
-        if self.report.stop != "now" and (request := durable.read_json(self.stop_file)):
+        if self.report.stop != "now" and (request := durable.read_json(self.root / STOP)):
             self._set(stop=request["reason"])  # `now` may come after `user` has waited long enough
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")

@@ -10,10 +10,11 @@ import importlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.bundle import Bundle
@@ -48,6 +49,7 @@ __all__ = [
     "load",
     "names",
     "nodes_of",
+    "unasked",
 ]
 
 GROUP = "cloudtrain.backends"
@@ -293,6 +295,17 @@ class Check:
     verdict: str
     found: str
     cure: str = ""
+
+
+def unasked(names: str, config: Config | None, *asks: Callable[[Config], object]) -> list[Check]:
+    """Return the faults of the config by `asks`, which need no credentials, and the names of the skipped checks."""
+    faults: tuple[Fault, ...] = ()
+    try:
+        require_all(*(partial(ask, config) for ask in asks if config is not None))
+    except ConfigError as error:
+        faults = error.faults
+    found = [Check("config", "fail", fault.message, fault.hint) for fault in faults]
+    return [*found, Check("not checked without credentials", "warn", names)]
 
 
 class Backend(Protocol):

@@ -32,7 +32,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["IGNORE_FILES", "Bundle", "collect", "pack"]
+__all__ = ["IGNORE_FILES", "Bundle", "check", "collect", "pack"]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
@@ -110,14 +110,8 @@ def pack(
     for unreadable files, links that leave the folder, and a folder with nothing to ship.
     """
     folder = folder.resolve()
-    try:
-        names = collect(folder, exclude)
-    except OSError as error:
-        hint = "change its mode, or exclude it"
-        raise ConfigError(
-            f"the code folder cannot be read: {error.strerror}", where=error.filename, hint=hint
-        ) from error
-    sizes = _check(folder, names, exclude, max_bytes)
+    sizes = check(folder, exclude, max_bytes)
+    names = [PurePosixPath(name) for name in sizes]
     own = None if config_file is None else config_file.parent.resolve() / config_file.name
     apart = next((name for name in names if folder / name == own), None)
     try:
@@ -208,10 +202,17 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _check(folder: Path, names: list[PurePosixPath], exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
-    """Return each file's size. Raises ConfigError with every fault found."""
+def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
+    """Return the files to ship, sorted, with their sizes. Raises ConfigError with every fault found."""
+    folder = folder.resolve()
+    try:
+        names = collect(folder, exclude)
+    except OSError as error:
+        message = f"`{error.filename}` in the code folder cannot be read: {error.strerror}"
+        raise ConfigError([Fault(message, key="code.dir", hint="change its mode, or exclude it")]) from error
     if not names:
-        raise ConfigError("there is nothing to ship: every file is ignored", where=folder)
+        message = f"there is nothing to ship: every file of {folder} is ignored"
+        raise ConfigError([Fault(message, key="code.dir")])
     faults: list[Fault] = []
     sizes: dict[str, int] = {}
     shipped = {parent for name in names for parent in (name, *name.parents)}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib
-import io
-import os
 import sys
-import traceback
-from typing import TYPE_CHECKING, Any
 
-import click
+try:
+    import contextlib
+    import gc
+    import importlib
+    import io
+    import os
+    import traceback
+    from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.terminal import ReaderGoneError, print_json, say
+    import click
+
+    from cloudtrain.launcher.errors import CloudtrainError
+    from cloudtrain.launcher.terminal import ReaderGoneError, print_json, say
+except KeyboardInterrupt:  # the imports take most of the first 0.3 s
+    sys.stderr.write("\ninterrupted: nothing was sent or changed\n")
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -24,7 +29,7 @@ __all__ = ["ALIASES", "COMMANDS", "cli", "main"]
 # name -> its line in `cloudtrain --help`; the module of that name below `commands` holds `command`
 COMMANDS = {
     "init": "Write a starter project, ready to run.",
-    "validate": "Check a config file and the files named there.",
+    "validate": "Check a config file and the code folder.",
     "plan": "Show ranks, batch split, time limit and price.",
     "prices": "Show the prices of machines, and update them.",
     "rehearse": "Run a job here as on the backend, and prove the resume.",
@@ -75,7 +80,10 @@ class _Commands(click.Group):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"cloudtrain.launcher.commands.{name}")
+        try:
+            module = importlib.import_module(f"cloudtrain.launcher.commands.{name}")
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("nothing was sent or changed") from None
         command: click.Command = module.render if cmd_name == "render" else module.command
         return command
 
@@ -116,6 +124,9 @@ def cli() -> None:
     A job's exit code is the command's: 0 done, 1 failed, 2 usage, 3 config, 4 credentials, 5 capacity, 6 budget,
     7 backend unreachable, 8 no such job, 9 stopped by a user, 124 wait timed out, 130 interrupted (the job runs on).
 
+    JOB is an id, the beginning of an id, a name (its newest job), or `last`: the newest job of all projects on this
+    machine.
+
     --debug, anywhere, shows the traceback of an error.
     """
 
@@ -147,8 +158,9 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        say(shown.getvalue().rstrip("\n"))
-        told = CloudtrainError(error.format_message()).as_json()
+        hint = _setting(error)
+        say(shown.getvalue().rstrip("\n") + (f"\n  hint: {hint}" if hint else ""))
+        told = CloudtrainError(error.format_message(), hint=hint).as_json()
         return _ended({**told, "exit_code": error.exit_code}, as_json)
     except (click.Abort, KeyboardInterrupt) as error:
         words = (error.__cause__ or error).args  # click makes an Abort of an interrupt
@@ -167,6 +179,19 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
             say(f"error: {what}\n  hint: {hint}")
         return _ended(CloudtrainError(what, hint=hint).as_json(), as_json)
     return result if isinstance(result, int) else 0
+
+
+def _setting(error: click.ClickException) -> str:
+    """Return the `--set` options for an unknown option with the name of a config key, else an empty text."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    if all(param.name != "settings" for param in error.ctx.command.params):
+        return ""
+    from cloudtrain.launcher.config.schema import as_yaml, field_at, keys_named
+
+    keys = keys_named(error.option_name.lstrip("-").replace("-", "_"))
+    fields = [(key, field) for key in keys if (field := field_at(tuple(key.split("."))))]
+    return " or ".join(f"--set {key}={as_yaml((field.examples or ['VALUE'])[0])}" for key, field in fields[:3])
 
 
 def _ended(error: dict[str, Any], as_json: bool) -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-__all__ = ["csv_text", "size", "table", "width", "wrapped"]
+__all__ = ["csv_text", "hidden", "size", "table", "width", "wrapped"]
 
 LEAST = 8  # what is left of a cell that is cut
 TINY = 20  # a terminal narrower than this is a mistake
@@ -95,6 +95,12 @@ def table(
     for line, note in zip(lines[1:], notes, strict=True):
         found += [line, *(wrapped([f"    {note}"], columns) if note else [])]
     return found
+
+
+def hidden(head: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """Return a line with the columns of the head that a table on a narrow terminal lacks, if there are any."""
+    names = ", ".join(name for name in head if name not in lines[0])
+    return [f"not shown for lack of room: {names}; --json shows all"] if names else []
 
 
 def _wrapped(line: str, columns: int) -> list[str]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "NOTHING",
     "BudgetError",
     "CapacityError",
     "CloudtrainError",
@@ -33,6 +34,8 @@ __all__ = [
     "UsageError",
     "require_all",
 ]
+
+NOTHING = "nothing was sent, and nothing is reserved"
 
 
 @dataclass(frozen=True)

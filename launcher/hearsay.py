@@ -90,6 +90,7 @@ def state_of(told: State) -> State:
     """Return the state with everything that a job may have written itself as its fields promise it."""
     clean: dict[str, Any] = {name: _within(getattr(told, name), _LATEST_S) for name in _TIMES}
     clean |= {name: _within(getattr(told, name), LONGEST_S) for name in _AMOUNTS}
+    gone_s = told.gone_s if isinstance(told.gone_s, dict) else {}
     return replace(
         told,
         state=told.state if told.state in _STATES else "failed",
@@ -100,8 +101,7 @@ def state_of(told: State) -> State:
         detail=_lines(told.detail) if isinstance(told.detail, str) else None,
         url=text(told.url, _MOST_LINE),
         billed_by=text(told.billed_by),
-        gone_s={node: taken for node, taken in (told.gone_s or {}).items() if _within(taken, LONGEST_S) is not None}
-        or None,
+        gone_s={node: taken for node, taken in gone_s.items() if _within(taken, LONGEST_S) is not None} or None,
         **clean,
     )
 

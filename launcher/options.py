@@ -195,6 +195,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_overrides(
         file: Path,
+        given: Path | None,
         backend: str | None,
         instances: int | None,
         instance_type: str | None,
@@ -204,6 +205,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         budget_micro: int | None,
         **rest: Any,
     ) -> Any:
+        file = _one_file(file, given)
         # The typed options become settings, and beat `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
         if budget_micro is not None:
@@ -222,14 +224,27 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_overrides
 
 
+def _one_file(file: Path, given: Path | None) -> Path:
+    """Return the config file of -f or of FILE. Raises UsageError for a script, or if both are there."""
+    if given is None:
+        return file
+    if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
+    if given.suffix in (".py", ".sh"):
+        hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
+        raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
+    return given
+
+
 _CONFIG_OPTIONS = (
+    click.argument("given", required=False, metavar="[FILE]", type=click.Path(path_type=Path)),
     click.option(
         "-f",
         "--file",
         default=DEFAULT_FILE,
         type=click.Path(path_type=Path),
         show_default=True,
-        help="The config file.",
+        help="The config file, as FILE does.",
     ),
     click.option(
         "--backend",

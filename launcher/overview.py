@@ -145,7 +145,7 @@ def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     if text := progress_words(progress | ({"loss": None} if trend else {})):
         lines.append(f"  progress    {_done(progress)}{text}{_left(job, money, now_s)}")
     elif job.attempt.state.state == "running":
-        lines.append("  progress    no step reported yet")
+        lines += ["  progress    no step reported yet", *_script_hint(job, "reports steps: docs/scripts.md, Curves")]
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
     if gpus := gpufigures.words(progress):
@@ -157,6 +157,10 @@ def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     if metrics := progress.get("metrics"):
         lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
     return lines
+
+
+def _script_hint(job: Job, words: str) -> list[str]:
+    return [] if job.config.get("task") else [f"{_HANG}(how a script {words})"]
 
 
 def _done(progress: dict[str, Any]) -> str:
@@ -217,7 +221,8 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
         if job.attempt.state.resumable:  # a script that reports no steps
             return ["  checkpoint  saved, step not reported"]
         is_running = job.attempt.state.state == "running" and "step" in job.attempt.progress
-        return ["  checkpoint  no checkpoint yet"] if is_running else []
+        hint = _script_hint(job, "keeps checkpoints: docs/scripts.md, Files")
+        return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
     progress, state = job.attempt.progress, job.attempt.state
     saved_s, at = progress.get("saved_s"), progress.get("step")
     age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
@@ -337,7 +342,7 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple
         took,
         "?" if spent is None else amount(spent),
         str(progress.get("step", "-")),
-        str("-" if (saved := saved_step(attempt, after)) is None else saved),
+        str(("yes" if state.resumable else "-") if (saved := saved_step(attempt, after)) is None else saved),
     )
 
 

@@ -39,7 +39,7 @@ class Plan:
     beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
     `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because the user's own
     machines have no price. `saves`: cloudtrain saves the job's state at a stop; without it a script only gets
-    SIGTERM.
+    SIGTERM, and the files of the config's `keep` stay if `keeps`.
     """
 
     instances: int
@@ -70,6 +70,7 @@ class Plan:
     alert_micro: tuple[int, ...] = ()
     unpriced_budget_micro: int | None = None
     saves: bool = True
+    keeps: bool = False
     is_spot_price: bool = False
 
     def dump(self) -> dict[str, Any]:
@@ -132,6 +133,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         alert_micro=_thresholds(budget),
         unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
         saves=config.task is not None or config.on_stop == "save",
+        keeps=any(not name.startswith("!") for name in config.keep),
         is_spot_price=capacity.is_spot_price,
     )
 

@@ -12,7 +12,7 @@ from cloudtrain.launcher.units import format_money
 if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["age", "lines"]
+__all__ = ["age", "lines", "provenance"]
 
 
 def lines(plan: Plan, backend: str) -> list[str]:
@@ -27,6 +27,12 @@ def age(as_of: str | None, today: date | None = None) -> str:
     except ValueError:
         return ""
     return f"{days} days old" if days != 1 else "1 day old"
+
+
+def provenance(plan: Plan) -> str:
+    """Return the source of the price with its age."""
+    counted = "counted as " * ("or earlier" in plan.price_source)
+    return plan.price_source + (f", {counted}{old}" if (old := age(plan.price_as_of)) else "")
 
 
 def _machines(plan: Plan) -> Iterator[str]:
@@ -44,8 +50,8 @@ def _time(plan: Plan) -> str:
         return f"at most {span(plan.cap_s)}{why}; then the job ends without a save (on_limit: stop)"
     if plan.saves:
         return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
-    then = "the script gets SIGTERM, and nothing is saved unless the script saves by itself"
-    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} {then}"
+    stays = "the files of `keep` are saved" if plan.keeps else "nothing is saved unless the script saves by itself"
+    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} the script gets SIGTERM, and {stays}"
 
 
 def _money(plan: Plan, backend: str) -> Iterator[str]:
@@ -59,9 +65,8 @@ def _money(plan: Plan, backend: str) -> Iterator[str]:
         return
     hourly = f"{plan.instances * plan.price_micro / 1e6:.2f} USD an hour"
     each = f": {plan.instances} x {_exact(plan.price_micro)}" if plan.instances > 1 else ""
-    old = age(plan.price_as_of)
     worst = dollars(up(plan.worst_case_micro))
-    yield f"{hourly}{each} ({plan.price_source}{', ' if old else ''}{old}), at worst {worst}"
+    yield f"{hourly}{each} ({provenance(plan)}), at worst {worst}"
     if counted := "; ".join(_counted(plan)):
         yield f"  includes {counted}"
     yield from _budget(plan)
@@ -79,7 +84,7 @@ def _counted(plan: Plan) -> Iterator[str]:
         yield f"prices up to {plan.uncertainty:g} times the list price"
     if plan.tail_s:
         tail = f"{plan.tail_s} s" if plan.tail_s < 60 else span(plan.tail_s)
-        yield f"{tail} that are billed after the job ends"
+        yield f"{tail} that {'are billed' if plan.price_as_of else 'count'} after the job ends"
     if plan.attempts > 1:
         yield f"{plan.attempts} starts by the platform, each with the whole time; a budget allows one start"
 
@@ -89,6 +94,7 @@ def _budget(plan: Plan) -> Iterator[str]:
         return
     spent = f", of which {dollars(up(plan.spent_micro))} may have been billed already" if plan.spent_micro else ""
     budget, ends_micro = format_money(plan.budget_micro), _ends_micro(plan)
+    by_list = " at the list price" if plan.uncertainty > 1 else ""
     if plan.on_limit == "alert":
         over_micro = plan.spent_micro + (plan.worst_case_micro or 0) - plan.budget_micro
         over = f"; the worst case is {dollars(up(over_micro))} over it" if over_micro > 0 else ""
@@ -96,11 +102,11 @@ def _budget(plan: Plan) -> Iterator[str]:
     elif plan.cap_reason == "budget":
         does = "ends" if plan.deadline_s >= plan.own_limit_s else "leaves"
         rest = dollars(up(max(0, plan.budget_micro - ends_micro)))
-        used = f"the job {does} at about {dollars(up(ends_micro))}"
+        used = f"the job {does} at about {dollars(up(ends_micro))}{by_list}"
         yield f"budget {budget}{spent}: {used}; {rest} is the reserve for {_reserve(plan)}"
     else:
         most = dollars(up(ends_micro))
-        yield f"budget {budget}{spent}: at most about {most} will be used, because the time limit comes first"
+        yield f"budget {budget}{spent}: at most about {most} will be used{by_list}, because the time limit comes first"
     if alerts := _alerts(plan, ends_micro):
         yield f"  alerts at {alerts}"
 
@@ -116,7 +122,7 @@ def _ends_micro(plan: Plan) -> int:
 def _reserve(plan: Plan) -> str:
     """Return the purposes of the part of the budget that a job does not use."""
     saving = [] if plan.deadline_s >= plan.own_limit_s else ["saving" if plan.saves else "leaving"]
-    tail = ["billing after the end"] if plan.tail_s else []
+    tail = ["billing after the end" if plan.price_as_of else "the time after the end"] if plan.tail_s else []
     higher = ["higher prices"] if plan.uncertainty > 1 else []
     *first, last = [*saving, *tail, *higher] or ["rounding"]
     return f"{', '.join(first)} and {last}" if first else last

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import bundle as bundles
 from cloudtrain.launcher import plan as plans
-from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -35,7 +35,8 @@ class Prepared:
 
     def lines(self) -> list[str]:
         """Return for people what would be sent: the plan, the code, and what to know before."""
-        return [*self.plan.lines(self.config.backend), f"code: {self.bundle.summary()}", *self.warnings]
+        first, *rest = self.plan.lines(self.config.backend)
+        return [f"{self.config.backend}: {first}", *rest, f"code: {self.bundle.summary()}", *self.warnings]
 
 
 def prepare(
@@ -65,7 +66,7 @@ def prepare(
     found = backend.check(request)
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
-    doubts = [f"{fault.key}: {fault.message}" for fault in found]
+    doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clearvalues.notes_of(config, config_file), *notes_of(config, folder))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
@@ -76,8 +77,13 @@ def prepare(
     return prepared
 
 
-def require_a_plan(config: Config) -> None:
-    """Raise ConfigError with all that a plan and a dry run would refuse, without a look at the code."""
+def require_a_plan(config: Config, config_file: Path) -> None:
+    """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
+    folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
+    require_all(lambda: bundles.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
+
+
+def _require_request(config: Config) -> None:
     backend = backends.load(config.backend)
     plan = plans.make(config, backend.capacity(config))
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
@@ -85,10 +91,10 @@ def require_a_plan(config: Config) -> None:
         raise ConfigError(faults)
 
 
-def refused(config: Config) -> Sequence[Fault]:
-    """Return what the backend refuses of a config that has other faults too."""
+def refused(config: Config, config_file: Path) -> Sequence[Fault]:
+    """Return the faults of the code folder, and those that the backend finds, of a config that has other faults too."""
     try:
-        require_a_plan(config)
+        require_a_plan(config, config_file)
     except ConfigError as error:
         return error.faults
     except BudgetError:  # about money the user is informed when the faults are fixed

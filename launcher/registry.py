@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cloudtrain.entrypoints import processes
+from cloudtrain.launcher import hearsay
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
+from cloudtrain.launcher.units import parse_money
 
-__all__ = ["PLANNED", "RAN", "Registry", "submitter_lives", "this_process"]
+__all__ = ["PLANNED", "RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
 
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
@@ -30,6 +32,8 @@ FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
+_FIGURES = ("_s", "_usd", "_micro")  # ends of a plan's keys whose values are numbers, or None
+_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # what a plan of an earlier version may lack
 PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # what every plan has
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
@@ -198,8 +202,11 @@ class Registry:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def find(self, key: str) -> Job:
-        """Return the job of that id, name (its newest), unique prefix, or `last`. Raises NoSuchJobError."""
+    def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
+        """Return the job of that id, name (its newest), unique prefix, or `last`.
+
+        Raises NoSuchJobError, also for a name of several jobs for which `sole` is true.
+        """
         if key in ("last", "-"):
             rows = self._select(f"AND jobs.id IN ({RAN}) ORDER BY jobs.seq DESC LIMIT 1")
             if not rows:
@@ -210,12 +217,15 @@ class Registry:
         )
         if not rows:
             rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
+        elif sole and rows[0].id != key:
+            named = self._select("AND jobs.name = ? ORDER BY jobs.seq DESC", key)
+            if len(several := [job for job in named if sole(job)]) > 1:
+                raise _ambiguous(key, several)
         if len(rows) == 1 and key:
             return rows[0]
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint="cloudtrain list --all shows every job")
-        names = ", ".join(job.id for job in rows)
-        raise NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
+        raise _ambiguous(key, rows)
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
         """Return jobs, the newest first."""
@@ -239,14 +249,14 @@ class Registry:
         if not rows:
             last = job.attempt.number
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
-        return _attempt(rows[0], job.id)
+        return attempt_of(rows[0], job.id)
 
     def attempts(self, job: Job) -> list[Attempt]:
         """Return all attempts, the first one first."""
         rows = self.database.execute(
             "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? ORDER BY number", (job.id,)
         )
-        return [_attempt(row, job.id) for row in rows]
+        return [attempt_of(row, job.id) for row in rows]
 
     def never_ran(self, job: Job) -> bool:
         """Return whether no attempt was ever sent."""
@@ -296,6 +306,11 @@ class Registry:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
 
 
+def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
+    names = ", ".join(job.id for job in jobs)
+    return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
+
+
 def this_process() -> dict[str, Any]:
     """Return what identifies this process to a later one, on this or another machine."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
@@ -313,10 +328,12 @@ def submitter_lives(attempt: Attempt) -> bool:
 
 
 def _job(row: sqlite3.Row) -> Job:
-    attempt = _attempt(row, row["id"])
+    attempt = attempt_of(row, row["id"])
     try:
         config, bundle, created_s = _object(row["config"]), _object(row["bundle"]), float(row["created_s"])
-    except (ValueError, TypeError) as error:
+        if (limit := (config.get("budget") or {}).get("limit")) is not None:
+            parse_money(limit)
+    except (ValueError, TypeError, AttributeError) as error:
         config, bundle, created_s, attempt = {}, {}, attempt.created_s, _damaged(row, row["id"], error)
     return Job(
         id=row["id"],
@@ -332,7 +349,7 @@ def _job(row: sqlite3.Row) -> Job:
     )
 
 
-def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
+def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
     """Return the attempt; of a damaged row what can still be said, so that it hides no other job."""
     try:
         state = State(**_object(row["outcome"]))
@@ -345,16 +362,22 @@ def _attempt(row: sqlite3.Row, job_id: str) -> Attempt:
             created_s=float(row["sent_s"]),
             submitter=_object(row["submitter"]),
             ref=_object(row["ref"]) if row["ref"] else None,
-            state=state,
+            state=hearsay.state_of(state),
             progress=_object(row["progress"]),
             unreachable_since_s=row["unreachable_since_s"],
         )
-        times = (state.started_s, state.ended_s, found.unreachable_since_s, found.plan.get("hourly_usd"))
+        figures = [value for key, value in found.plan.items() if key.endswith(_FIGURES) and key != "alert_micro"]
+        parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
+        figures += [figure for rank in parts[2].values() for figure in rank.values()]
+        times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("its progress is not whole")
         if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
             raise ValueError(f"its state is {state.state!r}")
-        if not all(isinstance(found.plan.get(key), int) for key in PLANNED):
+        is_whole = all(isinstance(found.plan.get(key, 1), float | int) for key in _NEVER_NONE)
+        if not is_whole or not all(isinstance(found.plan.get(key), int) for key in PLANNED):
             raise ValueError("its plan is not whole")
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         return _damaged(row, job_id, error)
     return found
 

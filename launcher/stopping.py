@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.money.words import moment
 from cloudtrain.launcher.refresh import look_again, refresh
 from cloudtrain.launcher.registry import submitter_lives
 
@@ -40,7 +41,9 @@ class Asked:
         """How it is stopped."""
         if self.kills:
             return "at once, without saving"
-        return "after saving" if self.job.saves else "with SIGTERM: only the script itself can save"
+        keeps = self.job.attempt.plan.get("keeps")
+        saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
+        return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
 
     @property
     def note(self) -> str:
@@ -52,7 +55,8 @@ class Asked:
     def words(self) -> str:
         """What is said of it."""
         if self.verdict == "ended":
-            return f"{self.job.id} has ended already"
+            state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
+            return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
         if self.verdict == "unsent":
             return f"{self.job.id} is just being submitted; try again in a moment"
         if self.verdict == "kept":
@@ -67,9 +71,10 @@ class Asked:
 def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
     """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
 
-    `agrees` is shown what is about to be asked. Raises NoSuchJobError, UnreachableError, CredentialError, ConfigError.
+    `agrees` is shown what is about to be asked. Raises NoSuchJobError, also for a name of several active jobs,
+    UnreachableError, CredentialError, ConfigError.
     """
-    job = registry.find(name)
+    job = registry.find(name, sole=_is_active)
     if job.attempt.phase == "never_sent":
         with suppress(CloudtrainError):  # it may be there all the same
             job = look_again(registry, job)
@@ -95,7 +100,7 @@ def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> As
     Of an attempt that may never have been sent all money is freed; one that was sent keeps what it has cost until now.
     Raises NoSuchJobError; UsageError for a job that can be stopped.
     """
-    job = registry.find(name)
+    job = registry.find(name, sole=_is_active)
     with suppress(CloudtrainError):  # a plug-in that is gone answers no more than a network that is down
         job = refresh(registry, job)
     attempt = job.attempt
@@ -115,6 +120,10 @@ def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> As
         registry.set_state(attempt, state, attempt.progress)
     teams.tell(registry.database)
     return Asked(registry.find(job.id), "forgotten")
+
+
+def _is_active(job: Job) -> bool:
+    return job.active
 
 
 def where_to_look(job: Job) -> str:

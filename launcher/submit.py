@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cloudtrain.launcher import adopting
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import NOTHING, BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money import budgets, foretold, ledger, reserving, teamledger, teams
 from cloudtrain.launcher.money.cells import open_cell
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.prepare import Prepared
 
-__all__ = ["NOTHING", "require_room", "resend", "send"]
+__all__ = ["require_room", "resend", "send"]
 
-NOTHING = "nothing was sent, and nothing is reserved"
 T = TypeVar("T")
 
 

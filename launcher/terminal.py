@@ -159,13 +159,14 @@ def coloured(text: str, number: int) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Ask, on a terminal. Raises UsageError where nobody can be asked and `--yes` was not given."""
+    """Return the user's answer, True with --yes. Raises UsageError if the input is not a terminal."""
     if yes:
         return True
     if not is_terminal():
         from cloudtrain.launcher.errors import UsageError
 
-        raise UsageError(f"there is nobody here to ask: {question}", hint="add --yes")
+        hint = f"add -y to answer with yes: {question}"
+        raise UsageError("cannot ask for confirmation: the input is not a terminal", hint=hint)
     return click.confirm(escaped(question), err=True)
 
 

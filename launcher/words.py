@@ -34,7 +34,7 @@ def one_line(text: str, most: int = 400) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """Return the error of a view's thread in one line; an error that should never happen says so."""
+    """Return the error on one line; an unexpected exception is named as a failure of cloudtrain."""
     first = (str(error).splitlines() or [""])[0] or type(error).__name__
     is_known = isinstance(error, CloudtrainError | OSError)
     return first if is_known else f"cloudtrain itself failed: {type(error).__name__}: {first}"

@@ -1,4 +1,4 @@
-"""The body of the PUT that becomes of a command job's file, without the SDK that makes it: a pure function."""
+"""The body of the PUT for a command job's file, made by a pure function in place of the SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKSPACE = (
     "/subscriptions/{subscription}/resourceGroups/{resource_group}"
     "/providers/Microsoft.MachineLearningServices/workspaces/{workspace}"
 )
-# Under this name a workspace keeps the environments that stand in the job itself. Source: azure-ai-ml 1.35.2.
+# A workspace keeps environments that are defined inside a job under this name. Source: azure-ai-ml 1.35.2.
 _ANONYMOUS = "CliV2AnonymousEnvironment"
 _MODES = {
     "mount": "ReadWriteMount",
@@ -35,19 +35,19 @@ _IDENTITIES = {
 }
 _SERVICES = {"ssh": "SSH", "tensor_board": "TensorBoard", "vs_code": "VSCode", "jupyter_lab": "JupyterLab"}
 _PRIORITIES = {"low": 1, "medium": 2, "high": 3}
-# The SDK still takes the older {inputs.x} for ${{inputs.x}}, and rewrites it wherever it stands in the command.
+# The SDK still accepts the older {inputs.x} for ${{inputs.x}}, and rewrites the form everywhere in the command.
 SINGLE_BRACKETS = re.compile(r"(?<!\{)\{(inputs|outputs|search_space)\.([^}]*)\}(?!\})")
 _ASSET = re.compile(r"azureml:(?P<name>[^/:@]+)(?::(?P<version>[^@]+)|@(?P<label>.+))")
 
 
 def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
-    """Return what azure-ai-ml 1.35 would PUT for the job's file; compared with the SDK's own in the tests.
+    """Return the body that azure-ai-ml 1.35 would PUT for the job's file; the tests compare it with the SDK's.
 
-    The job is one that load_job takes: check.faults says so first. `workspace` is the workspace's ARM id.
-    What only a submit finds out stands in braces: `codes/{upload}` (the id of the uploaded code), an inline
-    environment's `{hash}`, and the version behind a label, as `{latest}`. A local input keeps its path, which a submit
-    uploads. Left out are the git properties that the SDK adds from the current folder, and the experiment's name where
-    the file has none, which the SDK takes from that folder too. The name is not in the body but in the URL.
+    The job must be valid for load_job: check.faults tests the job first. `workspace` is the workspace's ARM id. Values
+    that only a submit knows are in braces: `codes/{upload}` (the id of the uploaded code), an inline environment's
+    `{hash}`, and the version behind a label, as `{latest}`. A local input keeps its path, which a submit uploads. The
+    body omits the git properties that the SDK adds from the current folder, and the experiment's name if the file has
+    none, which the SDK also takes from that folder. The job's name is in the URL, not in the body.
     """
     body = {
         "description": job.get("description"),
@@ -76,7 +76,7 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
 
 
 def duration(seconds: int) -> str:
-    """Return the seconds as an ISO 8601 duration, as the SDK writes it: 43200 is PT12H, 90061 is P1DT1H1M1S."""
+    """Return the seconds as an ISO 8601 duration in the SDK's form: 43200 is PT12H, 90061 is P1DT1H1M1S."""
     minutes, second = divmod(abs(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -90,7 +90,7 @@ def _present(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asset_id(text: str | None, kind: str, workspace: str, local: str | None) -> str | None:
-    """Return the ARM id of a registered asset (`azureml:NAME:VERSION`), `local` for what is none."""
+    """Return the ARM id of a registered asset (`azureml:NAME:VERSION`), or `local` for any other text."""
     if text is None:
         return None
     if text.startswith("azureml:/subscriptions/"):
@@ -183,7 +183,7 @@ def _distribution(distribution: Job | None) -> dict[str, Any] | None:
 def _limits(limits: Job | None) -> dict[str, Any] | None:
     if limits is None:
         return None
-    # A timeout of 0 is no timeout to the SDK: it leaves the field out.
+    # The SDK treats a timeout of 0 as no timeout, and omits the field.
     timeout = limits.get("timeout")
     return {"jobLimitsType": "Command", **({"timeout": duration(timeout)} if timeout else {})}
 
@@ -206,7 +206,7 @@ def _resources(resources: Job | None) -> dict[str, Any] | None:
     found = {_camel(name): value for name, value in resources.items()}
     if isinstance(found.get("dockerArgs"), list):
         found["dockerArgsList"] = found.pop("dockerArgs")
-        # The SDK leaves these two out beside a list of arguments.
+        # The SDK omits these two fields beside a list of arguments.
         found = {name: value for name, value in found.items() if name not in ("locations", "maxInstanceCount")}
     return {"properties": {}, **found}
 

@@ -1,6 +1,6 @@
 """The Azure ML backend: jobs are command jobs, their lines are in the run's log files, their files in blob storage.
 
-What plans and renders is imported by a dry run, what talks to Azure by the commands that do, each on first use.
+A dry run imports only the modules that plan and render. A command imports the modules that call Azure on first use.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
 _require = lazily.of("cloudtrain.backends.azureml.request", "require")
-CANCEL_S = 60  # from the end of limits.timeout to machines without our containers; an assumption, none is documented
-LEAD_S = 300  # the image and mounts before our clock begins, should limits.timeout count them: that is not documented
-LEAST_S = 60  # the service takes less for 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
+CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
+LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
+LEAST_S = 60  # the service turns less into 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
 MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 
 def capacity(config: Config) -> Capacity:
-    """Return what the machine type brings, at its price on demand: what spot machines cost is not in our table."""
+    """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
     _require(config)
     from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
     from cloudtrain.launcher.units import format_duration
@@ -48,7 +48,7 @@ def capacity(config: Config) -> Capacity:
 
 
 def check(request: Request) -> list[Fault]:
-    """Return what Azure ML would refuse."""
+    """Return the faults for which Azure ML would refuse the request."""
     from cloudtrain.backends.azureml import check as rules
 
     return list(rules.faults(request.body))
@@ -72,6 +72,6 @@ rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
 
 
 def where_to_look(request: Request) -> str:
-    """Return Azure's own command that shows the job."""
+    """Return the az command that shows the job."""
     place = request.beside["workspace"]
     return f"az ml job show -n {request.name} -w {place['name']} -g {place['resource_group']}"

@@ -1,6 +1,6 @@
-"""A blob of Azure's, written on condition: where a team keeps its ledger (launcher/money/cells.py).
+"""An Azure blob with conditional writes, where a team keeps its ledger (launcher/money/cells.py).
 
-Blob storage compares a blob's ETag with If-Match, and its absence with If-None-Match, before it writes (Put Blob, and
+Blob storage compares the blob's ETag with If-Match, and its absence with If-None-Match, before a write (Put Blob, and
 "Specifying conditional headers for Blob service operations").
 """
 
@@ -20,16 +20,16 @@ __all__ = ["BlobCell", "open_cell"]
 
 _HINT_LOGIN = "az login, or export AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN"
 _BUSY = (408, 429, 500, 502, 503, 504)
-ATTEMPTS = 3  # a person waits; the store's own patience is a training's
+ATTEMPTS = 3  # a person waits for this call; a training's store waits longer
 
 
 def open_cell(uri: str) -> BlobCell:
-    """Return the blob at `https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME`, asked as a job would (azureaccess)."""
+    """Return the blob at `https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME`, opened as in a job (azureaccess)."""
     return BlobCell(uri)
 
 
 class BlobCell:
-    """The blob; its version is its ETag. See cells.Cell."""
+    """The blob, with the ETag as version. See cells.Cell."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -38,7 +38,7 @@ class BlobCell:
         self._place = azureaccess.Place(split.netloc, container, "")
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version."""
+        """Return the content and its version."""
         with self._asking("read") as container:
             try:
                 found = container.get_blob_client(self._name).download_blob()
@@ -49,7 +49,7 @@ class BlobCell:
                 return None, ""
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version."""
+        """Replace that version of the blob by the data; return False if the version has changed."""
         from azure.core import MatchConditions
         from azure.core.exceptions import HttpResponseError
 
@@ -67,7 +67,7 @@ class BlobCell:
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[Any]:
-        for name in ("azure", "msal"):  # the error that they raise says what they would log
+        for name in ("azure", "msal"):  # the errors of these libraries contain the text of their logs
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             client, who = azureaccess.connect(self._place, ATTEMPTS)

@@ -1,8 +1,8 @@
-"""What Azure ML or its SDK would refuse of a command job, found without both: two tables, and rules between fields.
+"""Faults for which Azure ML or its SDK would refuse a command job, found without either: two tables, and rules.
 
-rules.json holds what the SDK reads from a job's file, and what the body of its PUT may hold (tools/azureml_table.py
-writes both from azure-ai-ml). What neither looks at until the job has started, or ever, stands below as rules of our
-own. What is newer than the table is let through with a warning: a job tier, not a misspelt field.
+rules.json holds the fields that the SDK reads from a job's file, and the fields of the body of its PUT
+(tools/azureml_table.py writes both from azure-ai-ml). The rules below find faults that the SDK and the service report
+only after the job's start, or never. A job tier newer than the table passes with a warning, a misspelt field does not.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["faults", "violations"]
 
 Job = Mapping[str, Any]
 
-# The enumeration that Azure adds to: an unknown word may be newer than the table.
+# The enumeration that Azure extends: an unknown word may be newer than the table.
 _GROWING = "JobTier"
 
-# What a run may carry. Source: learn.microsoft.com, azure/machine-learning/resource-limits-capacity, "Runs" and
+# Limits of a run's texts. Source: learn.microsoft.com, azure/machine-learning/resource-limits-capacity, "Runs" and
 # "Experiments", 2023-09-13.
 _LENGTHS = {"display_name": 256, "experiment_name": 256, "description": 5000}
 _ENTRIES = {"tags": 50, "properties": 50, "inputs": 200, "outputs": 20}
 _KEY_LENGTH, _VALUE_LENGTH = 100, 1000
-# How long a job may live. Source: learn.microsoft.com, azure/machine-learning/how-to-manage-quotas, "Job lifetime".
+# The longest run of a job. Source: learn.microsoft.com, azure/machine-learning/how-to-manage-quotas, "Job lifetime".
 MAX_RUNTIME_S, MAX_SPOT_RUNTIME_S = 21 * 86_400, 7 * 86_400
-MIN_RUNTIME_S = 60  # ours: an image alone takes longer to pull
+MIN_RUNTIME_S = 60  # our own limit: the pull of an image alone takes longer
 # Source: the published ARM schema, resourceDefinitions.workspaces_computes.
 _COMPUTE = re.compile(r"[a-zA-Z](?![a-zA-Z0-9-]*-\d+\Z)[a-zA-Z0-9-]{2,23}")
-_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # as the SDK wants inputs and outputs, and the shell its variables
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")  # the SDK's rule for inputs and outputs, and the shell's for variables
 _EXPRESSION = re.compile(r"\$\{\{\s*([^}]*?)\s*\}\}")
 _ENVIRONMENT = re.compile(
     r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)"
@@ -48,13 +48,13 @@ _CLOUD_PATH = re.compile(
     r"(azureml://(datastores|subscriptions|registries|locations)/.|(https?|wasbs?|abfss?|adl)://.)"
 )
 _ASSET_PATH = re.compile(r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)|/subscriptions/\S+)")
-# Azure sets these on each process of a job with `distribution`. Source: learn.microsoft.com,
+# Azure sets these variables in each process of a job with `distribution`. Source: learn.microsoft.com,
 # azure/machine-learning/how-to-train-distributed-gpu.
 _AZURES_OWN = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
-MAX_VARIABLE_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, `NAME=value` and its end: beyond it no process starts
+MAX_VARIABLE_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, for `NAME=value` and its end: beyond, no process starts
 _SERVICES = ("jupyter_lab", "ssh", "tensor_board", "vs_code")
 
-# Where in the config the parts of the job come from, the longest first; of the file and of the body.
+# For each part of the job, in the file and in the body, the key in the config that sets the part. Longest paths first.
 _KEYS = {
     "name": "name",
     "resources.instance_type": "resources.instance_type",
@@ -75,7 +75,7 @@ _KEYS = {
     "outputs": "outputs",
     "tags": "tags",
 }
-# How to mend what a table refuses, by the config's key.
+# How to fix a value that a table refuses, by the config's key.
 _HINTS = {
     "resources.instances": "a whole number",
     "resources.spot": "true or false",
@@ -92,13 +92,13 @@ _HINTS = {
 
 
 def faults(job: Job) -> Iterator[Fault]:
-    """Yield what is wrong with a job's file, each under the config's key where one leads there, else under `raw`'s."""
+    """Yield the faults of a job's file, each under the config's key that sets the field, else under `azureml.raw`."""
     in_file = list(tablecheck.violations(_table(), job, "JobFile"))
     for path, message, is_warning in in_file:
         yield _by_table(path, path or "the job", message, is_warning)
     if not isinstance(job, Mapping):
         return
-    if not in_file:  # no body comes of what load_job refuses
+    if not in_file:  # load_job makes no body from a file that it refuses
         for path, message, is_warning in violations(arm.body_of(job)):
             yield _by_table(_snake(path), path, message, is_warning)
     for rules in (_naming, _sizes, _command, _machines, _time, _processes, _environment, _variables, _mounts, _rest):
@@ -106,12 +106,12 @@ def faults(job: Job) -> Iterator[Fault]:
 
 
 def violations(body: Job) -> Iterator[Found]:
-    """Return (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
+    """Yield (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
     return tablecheck.violations(_table(), body)
 
 
 def _naming(job: Job) -> Iterator[Fault]:
-    """Yield faults of the name, which stands in the URL and not in the body, and of what the folder would decide."""
+    """Yield faults of the name, which is in the URL and not in the body, and of values that a folder would decide."""
     name = job.get("name")
     if name is None:
         yield _at("name", "without a name Azure makes one up, and a job sent twice is two jobs", "set name")
@@ -147,7 +147,7 @@ def _sizes(job: Job) -> Iterator[Fault]:
 
 
 def _command(job: Job) -> Iterator[Fault]:
-    """Yield references that lead nowhere, which Azure would hand to the shell, and mounts that nobody reads."""
+    """Yield unknown references, which Azure would pass to the shell, and mounts that the command does not use."""
     command = job.get("command")
     if not isinstance(command, str):
         return
@@ -207,7 +207,7 @@ def _time(job: Job) -> Iterator[Fault]:
     if timeout is None:
         yield _at("limits", "without limits.timeout nothing ends the job in time", "set limits.max_duration")
     elif isinstance(timeout, int) and timeout < MIN_RUNTIME_S:
-        # 0 is no limit at all: the SDK leaves it out of what it sends.
+        # 0 means no limit: the SDK omits the field.
         yield _at("limits", f"a timeout of {timeout} s is less than {MIN_RUNTIME_S}", "raise limits.max_duration")
     elif isinstance(timeout, int) and timeout > most:
         message = f"a timeout of {timeout} s is more than the {most // 86_400} days that Azure gives {whom}"
@@ -295,14 +295,14 @@ def _input(full: str, path: Any) -> Iterator[Fault]:
     if not path:
         yield _at(full, f"{full} has no path", hint)
     elif isinstance(path, str) and path.startswith("azureml://") and re.search("[:@]", path[10:]):
-        # load_job drops the `azureml:` before what it takes for NAME:VERSION, and then looks for a local folder.
+        # load_job removes `azureml:` before a text that looks like NAME:VERSION, and then looks for a local folder.
         yield _at(full, f"{full}: the SDK takes what follows `:` or `@` in `{path}` for a version", "rename the folder")
     elif isinstance(path, str) and not _CLOUD_PATH.match(path) and not _ASSET_PATH.fullmatch(path):
         yield _at(full, f"{full}: `{path}` is nowhere in Azure", hint)
 
 
 def _checkpoints(outputs: Job) -> Iterator[Fault]:
-    """Yield what would keep the next attempt from finding what this one has saved."""
+    """Yield faults that would hide this attempt's checkpoints from the next attempt."""
     output, hint = _part(outputs, "checkpoints"), "a place of the job's own, the same for each attempt"
     path = output.get("path")
     if not path:
@@ -318,7 +318,7 @@ def _checkpoints(outputs: Job) -> Iterator[Fault]:
 
 
 def _rest(job: Job) -> Iterator[Fault]:
-    """Yield what load_job trips over, or drops without a word."""
+    """Yield parts on which load_job fails, or which load_job drops without a message."""
     for name, service in _part(job, "services").items():
         kind, nodes = service.get("type") if isinstance(service, Mapping) else None, "nodes"
         if str(kind).lower() not in _SERVICES:

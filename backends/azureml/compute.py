@@ -1,4 +1,4 @@
-"""The machines that a job names: whether they fit, where they are, and how long a cluster's idle after the job."""
+"""The compute cluster that a job names: whether the job fits, the region, and how long machines idle after a job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cloudtrain.launcher.units import format_duration
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
 
-IDLE_S = 120.0  # of a cluster that does not say; Azure's own default
+IDLE_S = 120.0  # for a cluster without a setting; Azure's own default
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster as it tells of itself: `most` machines, None where it does not say; how long a job's idle after it."""
+    """A cluster in Azure's description: `most` machines, None if Azure gives no limit, and the machines' idle time."""
 
     size: str
     most: int | None
@@ -32,7 +32,7 @@ class Cluster:
 
 
 def fitting(workspace: Workspace, name: str, instance_type: str | None, instances: int) -> Cluster:
-    """Return the cluster of that name. Raises ConfigError where there is none, or the job does not fit it."""
+    """Return the cluster of that name. Raises ConfigError if the cluster is missing, or the job does not fit."""
     try:
         there = rest.get_json(workspace, f"/computes/{name}")["properties"]
     except rest.AzureError as error:
@@ -57,9 +57,9 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
 
 
 def require(workspace: Workspace, request: Request) -> float:
-    """Return how long the cluster's machines idle after a job, 0 where there is none, having looked whether all fits.
+    """Return the seconds that the cluster's machines idle after a job, 0 without a cluster; check that the job fits.
 
-    Raises ConfigError: a wrong name would be told only after the upload; and where the plan's price has counted less.
+    Raises ConfigError for a wrong name (Azure reports it after the upload), region, or idle time above the plan's.
     """
     beside = request.beside
     if beside["compute"] is None:
@@ -77,7 +77,7 @@ def require(workspace: Workspace, request: Request) -> float:
 
 
 def idle_s(workspace: Workspace, request: Request) -> float:
-    """Return how long the cluster's machines idle, as far as it can be asked."""
+    """Return the seconds that the cluster's machines idle; IDLE_S if Azure cannot be asked."""
     if request.beside["compute"] is None:
         return 0.0
     with contextlib.suppress(rest.AzureError, KeyError):
@@ -87,9 +87,9 @@ def idle_s(workspace: Workspace, request: Request) -> float:
 
 
 def _require_region(workspace: Workspace, priced: str | None, cluster_region: str) -> None:
-    """Raise ConfigError where the plan's price is another region's than the machines'.
+    """Raise ConfigError if the plan's price is for a region other than the machines'.
 
-    A cluster may be elsewhere than its workspace, and says so; without one they are where the workspace is.
+    A cluster reports its region, which may differ from the workspace's; without one the workspace's region counts.
     """
     if priced is None:
         return
@@ -100,7 +100,7 @@ def _require_region(workspace: Workspace, priced: str | None, cluster_region: st
 
 
 def _idle_of(properties: dict[str, Any], instances: int) -> float:
-    """Return the seconds after which a job's idle machines are let go, 0 where all of them always stay."""
+    """Return the seconds after which idle machines are released, 0 if enough machines for the job always stay."""
     scale = properties.get("scaleSettings") or {}
     least = scale.get("minNodeCount")
     if isinstance(least, int) and least >= instances:

@@ -1,4 +1,4 @@
-"""What stands in the way of an Azure ML job: credentials, workspace, compute, datastore, vault, price."""
+"""Checks for an Azure ML job: credentials, workspace, compute, datastore, vault, price."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import compute, files, prices, rest, vault
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.quote import compared
@@ -22,17 +22,17 @@ __all__ = ["checks"]
 
 
 def checks(config: Config | None) -> list[Check]:
-    """Return the checks, of a config's own job where there is one."""
+    """Return the checks; with a config, also the checks of its job."""
     block = AzureML() if config is None else block_of(config)
     found = [_tried("credentials", _signed_in, block.cloud)]
-    if found[0].verdict == "fail":  # nothing else can be asked
-        return found
+    if found[0].verdict == "fail":  # without credentials, every later check would fail
+        names = "workspace, compute, datastore, key vault, price"
+        return [*found, *unasked(names, config, lambda config: workspace_of(block_of(config)), choose)]
     try:
         workspace = workspace_of(block)
     except CloudtrainError as error:
-        cure = (
-            "set azureml.subscription, resource_group and workspace in the config, and name it: doctor azureml -f FILE"
-        )
+        cure = "set azureml.subscription, resource_group and workspace in the config"
+        cure += ", and name it: doctor azureml -f FILE" if config is None else ""
         return [*found, Check("workspace", "fail", error.message, cure)]
     found.append(_tried("workspace", _workspace, workspace, block.region))
     if found[-1].verdict == "fail" or config is None:
@@ -67,7 +67,7 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
 
 
 def _signed_in(cloud: str) -> Check:
-    """Ask for a token: what it opens, the next checks tell."""
+    """Ask for a token; the next checks show its permissions."""
     rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
     return Check("credentials", "ok", "Azure has given a token")
 
@@ -100,7 +100,7 @@ def _datastore(workspace: Workspace, name: str) -> Check:
 
 
 def _vault(workspace: Workspace) -> Check:
-    """Store an entry and remove it: nothing less tells whether one may."""
+    """Store an entry and remove it: only a write proves the permission to write."""
     url = vault.url_of(workspace, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
     with rest.answers("store secrets in the key vault", needs=vault.ROLE):
         vault.put(workspace, url, {})
@@ -110,5 +110,5 @@ def _vault(workspace: Workspace) -> Check:
 
 
 def _price(machine: Machine, region: str, *, is_spot: bool) -> Check:
-    """Compare our table with Azure's own list of today."""
+    """Compare our price table with Azure's list of today."""
     return compared(lambda: prices.quotes(None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates)

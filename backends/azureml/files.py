@@ -1,4 +1,4 @@
-"""Files of a job in blob storage, read past any mount: what it has saved, what it has left."""
+"""Files of a job in blob storage, read without a mount: checkpoints and outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def has_checkpoint(workspace: Workspace, uri: str) -> bool:
-    """Return whether there is something to go on from, as the node itself would say (entrypoints/places.py)."""
+    """Return whether the folder has a complete checkpoint, by the same rule as the node's (entrypoints/places.py)."""
 
     def look(container: Any, prefix: str) -> bool:
         names = (name.removeprefix(prefix) for name in container.list_blob_names(name_starts_with=prefix))
@@ -39,9 +39,9 @@ def has_checkpoint(workspace: Workspace, uri: str) -> bool:
 
 
 def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
-    """Copy all files below the uri to the folder, several at once; return them.
+    """Copy all files below the URI to the folder, WORKERS at a time; return the files.
 
-    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written.
+    Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written.
     """
 
     def fetch(container: Any, prefix: str) -> list[Path]:
@@ -68,7 +68,7 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
     try:
         return _with_container(workspace, uri, fetch)
     except OSError as error:
-        if error.errno is None:  # of a connection that broke in the middle of a file
+        if error.errno is None:  # the connection broke in the middle of a file
             raise UnreachableError(f"cannot download {uri}: {one_line(str(error))}") from error
         raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
 
@@ -82,7 +82,7 @@ def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
             raise
         hint = "`az ml datastore list` shows those there are"
         raise ConfigError([Fault(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint)]) from error
-    container = told.get("containerName") or told.get("filesystem")  # of blob storage, of Data Lake Gen2
+    container = told.get("containerName") or told.get("filesystem")  # blob storage, Data Lake Gen2
     if not container or not told.get("accountName"):
         kind = told.get("datastoreType") or "something else"
         message = f"the datastore `{name}` is {kind}, not blob storage"
@@ -92,18 +92,18 @@ def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a blob's name, which may hold anything, stays below the folder that it is copied to."""
+    """Return whether a blob's name, which may hold any text, stays below the target folder."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and not name.endswith("/")
 
 
 def _is_folder(item: Any) -> bool:
-    """Return whether it stands for a folder, as storage with a hierarchy has them and mounts leave them."""
+    """Return whether the blob stands for a folder, as in storage with a hierarchy, or left by a mount."""
     return (item.metadata or {}).get("hdi_isfolder") == "true"
 
 
 def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T]) -> _T:
-    """Return what `use(container, prefix)` does, with the caller's own right to it, else with the datastore's.
+    """Return the result of `use(container, prefix)`, with the caller's own permission, else with the datastore's key.
 
     Raises CredentialError, UnreachableError, ConfigError.
     """
@@ -127,14 +127,14 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
                 return use(ContainerClient(url, container, credential=secret, **limits), prefix)
         except core.HttpResponseError as error:
             code = str(getattr(error, "error_code", "") or "")
-            words = str(error.message).partition("\n")[0]  # then come request ids, and what was to be signed
+            words = str(error.message).partition("\n")[0]  # request ids and the signed text follow
             raise rest.AzureError(error.status_code or 0, code, one_line(words, 300)) from error
         except core.AzureError as error:
             raise rest.AzureError(0, "", one_line(str(error), 300)) from error
 
 
 def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:
-    """Return account url, container, prefix with a slash at its end, and the datastore that the uri names."""
+    """Return account URL, container, prefix with a trailing slash, and the datastore that the URI names."""
     if found := _DATASTORE.fullmatch(uri):
         url, container = datastore_of(workspace, found[1])
         return url, container, _prefix(found[2]), found[1]

@@ -1,6 +1,6 @@
-"""A run as Azure's run history tells it: status, times, cause, and where each node's log is to be read.
+"""A run in Azure's run history: status, times, cause, and the address of each node's log.
 
-One answer (`details`) says all of it, with a fresh address for every log file, which needs no further permission.
+One answer (`details`) has all fields, with a fresh address for every log file; the address needs no further permission.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cloudtrain.launcher.errors import UnreachableError
 __all__ = ["OVER", "WAITING", "Details", "details", "known", "root_of"]
 
 OVER = ("Completed", "Failed", "Canceled")
-# Until machines are there and the image is on them. A status that is not known here is of a run that runs.
+# Until machines have the image. A status outside both lists is a status of a running run.
 WAITING = ("NotStarted", "Unapproved", "Queued", "Scheduled", "Provisioning", "Pausing", "Paused", "Resuming")
 
 
 @dataclass(frozen=True)
 class Details:
-    """The answer: `log_files` are names and addresses; `told_s` is when it came (time.monotonic)."""
+    """The answer: `log_files` maps names to addresses; `told_s` is the time of the answer (time.monotonic)."""
 
     status: str
     data: Mapping[str, Any]
@@ -40,14 +40,14 @@ _known: dict[str, Details] = {}
 
 
 def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
-    """Return where the workspace's run history is, from what the job's own answer says of its services."""
+    """Return the URL of the workspace's run history, from the services in the job's own answer."""
     endpoint = ((services or {}).get("Tracking") or {}).get("endpoint") or ""
     host = endpoint.partition("://")[2].partition("/")[0]
     return f"https://{host}/history/v1.0{workspace.arm_id}" if host else None
 
 
 def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
-    """Return what the run history says now, or has said in the last `fresh_s` seconds. Raises UnreachableError."""
+    """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
     held = _known.get(name)
     if held is not None and time.monotonic() - held.told_s < fresh_s:
         return held
@@ -70,5 +70,5 @@ def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0)
 
 
 def known(name: str) -> Details | None:
-    """Return the newest answer that this process has had, None without one."""
+    """Return the newest answer in this process, or None."""
     return _known.get(name)

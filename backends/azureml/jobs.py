@@ -1,4 +1,4 @@
-"""A job at Azure ML, once it is to be sent: the run, its lines, its files. What a dry run does without."""
+"""A job at Azure ML from the send on: the run, its lines, its files. A dry run does not import this module."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
 STATE_S = 4.0
-LATE_S = 15.0  # from a run's end to the last line in its files, where a container could not say its last word
+LATE_S = 15.0  # from a run's end to the last line in its files, if a container could not report its end of log
 OWNER, RECORD = "cloudtrain.owner", "CLOUDTRAIN_RECORD"
-RECORD_BYTES = 65_536  # of a variable; beyond it a job can be named, and not adopted
-JOB_VERSION = "2024-01-01-preview"  # of GET and cancel; the SDK puts with one of its own
-TRIES, AGAIN_S = 3, 30.0  # to send; not again where it has taken long already
+RECORD_BYTES = 65_536  # of a variable; a job with a larger record can be listed, but not adopted
+JOB_VERSION = "2024-01-01-preview"  # for GET and cancel; the SDK's PUT has a version of its own
+TRIES, AGAIN_S = 3, 30.0  # retries of a send; no retry after AGAIN_S
 WORKERS = 8
-LONG_OVER_S = 600.0  # since a run's end: then a log that cannot be read hides nothing
-SETTLE_S = 5.0  # until a request that its sender did not live to see answered is there to be seen
-RUN_PAUSE_S, WAIT_PAUSE_S = 4.0, 10.0  # the longest between two looks for lines
-BUSY_S = 10.0  # of silence for each second that a look is put off
+LONG_OVER_S = 600.0  # since a run's end: then an unreadable log no longer delays the result
+SETTLE_S = 5.0  # until a request whose sender has died becomes visible
+RUN_PAUSE_S, WAIT_PAUSE_S = 4.0, 10.0  # the longest pause between two polls for lines
+BUSY_S = 10.0  # seconds of silence for each second of pause
 
 _last_line_s: dict[str, float] = {}
 
@@ -56,18 +56,18 @@ def ready(request: Request, shipment: Shipment) -> None:
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
-    """Look at what the job needs, send it, and return its handle.
+    """Check the compute and the datastore, send the job, and return its handle.
 
-    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
-    has started, which `find` can tell later.
+    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
+    and `find` can later tell whether the job exists.
     """
-    from cloudtrain.backends.azureml.request import SENT, encoded  # of a job's many readers none needs it
+    from cloudtrain.backends.azureml.request import SENT, encoded  # few users of this module need the functions
 
     workspace, owner = _workspace(request.beside), identity(shipment.home)
     shipment.sending.prepares()
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
-        if there is not None:  # an earlier try's, whose answer was lost
+        if there is not None:  # an earlier try's job, whose answer was lost
             return _found(request, _services_of_ours(request, there, owner))
         idle_s = compute.require(workspace, request)
         files.datastore_of(workspace, request.beside["datastore"])
@@ -89,16 +89,16 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         }
         services = _create(request, shipment, job, owner)
     except BaseException as error:
-        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+        if shipment.sending.is_nothing_sent(error):  # leave no secret behind
             _remove_secrets(workspace, sent.get("vault"))
         raise
     return _ref(request, services, idle_s, sent.get("vault"))
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started, None where there is none of ours.
+    """Return the job that the request has started, or None if no such job belongs to this home folder.
 
-    Azure cannot be told to refuse a name: so a request that may be under way gets a moment to arrive.
+    Azure cannot be told to refuse a name, so a request under way gets SETTLE_S to arrive.
     """
     workspace, owner = _workspace(request.beside), identity(home)
     with rest.polls(f"ask for {request.name}"):
@@ -130,7 +130,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
 
 
 def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> Found | None:
-    """Return the running job, whose record is in a variable; None where its name names no attempt."""
+    """Return the running job, with its record from a variable, or None if its name names no attempt."""
     told, record, name = job["properties"], None, str(job["name"])
     if not name.rpartition("-")[2].isdigit():
         return None
@@ -139,23 +139,23 @@ def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> Found | 
     owner = (told.get("tags") or {}).get(OWNER)
     is_own = owner is not None and owner == known_identity(home)
 
-    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+    def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
         return _found(request, _services(job)) | ({} if is_own else {"vault": None})
 
-    with contextlib.suppress(rest.AzureError):  # of its machines: the job can be named all the same
+    with contextlib.suppress(rest.AzureError):  # about the machines; the job can be listed without them
         return Found.of(name, record, {"workspace": asdict(workspace)}, ref_of, is_own=is_own)
     return Found.of(name, None, {}, ref_of, is_own=is_own)
 
 
 def _kept(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variable that holds the record, without the body: the platform has that. None beyond its limit."""
+    """Return the variable with the record, without the body, since the platform has a copy; {} beyond RECORD_BYTES."""
     data = {**record, "request": {**record["request"], "body": {}}} if record else {}
     value = base64.b64encode(zlib.compress(json.dumps(data).encode())).decode()
     return {RECORD: value} if data and len(value) <= RECORD_BYTES else {}
 
 
 def state(ref: JobRef) -> State:
-    """Return what Azure says of the job."""
+    """Return the job's state at Azure."""
     workspace = _workspace(ref)
     told = history.details(workspace, _root(ref, workspace), ref["name"])
     account, has_checkpoint = None, None
@@ -164,7 +164,7 @@ def state(ref: JobRef) -> State:
         if account is None and status.may_tell_more(told):
             return status.awaiting(told, ref["studio"])
         if ref["checkpoint_uri"] is not None:
-            with contextlib.suppress(Exception):  # what is asked beside must not hide the end
+            with contextlib.suppress(Exception):  # a failed extra request must not hide the end
                 has_checkpoint = files.has_checkpoint(workspace, ref["checkpoint_uri"])
     if told.is_over:
         _remove_secrets(workspace, ref["vault"])
@@ -197,9 +197,9 @@ def logs(
 
 
 def pace(ref: JobRef) -> Pace:
-    """Return how often to ask; for lines every second while they come, then less and less.
+    """Return the polling intervals: for lines 1 s while lines arrive, then longer and longer pauses.
 
-    Of a run that may fail any moment never so long that its last words wait; of one that waits for machines longer.
+    The pause stays short for a run that may fail at any moment, and may be longer for a run that waits for machines.
     """
     now_s, told = time.monotonic(), history.known(ref["name"])
     quiet_s = now_s - _last_line_s.setdefault(ref["name"], now_s)
@@ -209,9 +209,9 @@ def pace(ref: JobRef) -> Pace:
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask Azure to cancel the job: it signals the containers, which save, and kills them a while later.
+    """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
 
-    `now` is no quicker there.
+    `now` makes no difference there.
     """
     workspace = _workspace(ref)
     with rest.answers(f"stop {ref['name']}"):
@@ -224,12 +224,12 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download what the job has left in its output folder, while it runs, too; return the files."""
+    """Download the job's output folder, also while the job runs; return the files."""
     return files.download(_workspace(ref), ref["output_uri"], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    """Download the job's checkpoint folder, also while the job runs; return the files."""
     return files.download(_workspace(ref), ref["checkpoint_uri"], folder)
 
 
@@ -254,16 +254,16 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
         "studio": (services.get("Studio") or {}).get("endpoint"),
         "vault": vault_url,
         "idle_s": idle_s,
-        # Where the plan knew no price, the machines that the run names may have one.
+        # Without a price in the plan, the run's machines may have a price.
         "prices": None if beside["has_price"] or beside["instance_type"] else {"region": beside["region"]},
     }
 
 
 def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: str) -> dict[str, Any]:
-    """Send, and send again where something was lost on the way and the job is not there; return its services.
+    """Send the job; retry if the request was lost and no job exists; return the job's services.
 
-    Whatever went wrong, the job may be there: the SDK asks again by itself, and a refusal of its second try is none of
-    the first. Raises UnreachableError where that cannot be seen.
+    After any error the job may exist: the SDK retries by itself, and the refusal of a retry says nothing of the first
+    try. Raises UnreachableError if the outcome cannot be read.
     """
     from cloudtrain.backends.azureml import sdk
 
@@ -279,7 +279,7 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
                     there = _described(workspace, request.name)
                 if there is not None:
                     return _services_of_ours(request, there, owner)
-            # Of a lost answer to an upload the SDK's own second try hears that the blob exists.
+            # If the answer to an upload is lost, the SDK's own retry reports that the blob exists.
             is_lost = isinstance(error, UnreachableError) or "BlobAlreadyExists" in str(error)
             if number == TRIES or not is_lost or time.monotonic() - begin_s > AGAIN_S:
                 raise
@@ -287,7 +287,7 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
 
 
 def _services_of_ours(request: Request, there: dict[str, Any], owner: str) -> dict[str, Any]:
-    """Return the services of a job that is there under the request's name. Raises UsageError where it is not ours."""
+    """Return the services of the existing job of the request's name. Raises UsageError for a job of another owner."""
     if not _is_ours(there, owner):
         message = f"there is a job {request.name} of another machine's, or of somebody else's, in this workspace"
         raise UsageError(message, hint="choose another --name")
@@ -295,7 +295,7 @@ def _services_of_ours(request: Request, there: dict[str, Any], owner: str) -> di
 
 
 def _remove_secrets(workspace: Workspace, url: str | None) -> None:
-    """Remove the job's entry in the vault; say where it could not be."""
+    """Remove the job's entry in the vault; print the command to remove it by hand if the removal fails."""
     if url is None:
         return
     try:
@@ -306,7 +306,7 @@ def _remove_secrets(workspace: Workspace, url: str | None) -> None:
 
 
 def _described(workspace: Workspace, name: str) -> dict[str, Any] | None:
-    """Return the job as the control plane has it, None where there is no such job. Raises AzureError."""
+    """Return the job from the control plane, or None if no such job exists. Raises AzureError."""
     try:
         return rest.get_json(workspace, f"/jobs/{name}", version=JOB_VERSION)
     except rest.AzureError as error:
@@ -329,7 +329,7 @@ def _services(there: dict[str, Any]) -> dict[str, Any]:
 
 
 def _root(ref: JobRef, workspace: Workspace) -> str:
-    """Return where the run history is; a job that was only found may not have told it yet."""
+    """Return the URL of the run history; the handle of a job that `find` returned may lack the URL at first."""
     if ref["history"] is None:
         with rest.polls(f"ask for {ref['name']}"):
             there = _described(workspace, ref["name"])
@@ -340,9 +340,9 @@ def _root(ref: JobRef, workspace: Workspace) -> str:
 
 
 def _account(told: history.Details) -> dict[str, Any] | None:
-    """Return how the containers say it ended: every node knows, and node 0's is taken first.
+    """Return a container's exit report: the report of the lowest node that has written one.
 
-    Raises UnreachableError where a log cannot be read that may say it, but of a run that is long over.
+    Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
     """
     urls = [
         url
@@ -365,7 +365,7 @@ def _account(told: history.Details) -> dict[str, Any] | None:
 
 
 def _hourly_usd(told: history.Details, ref: JobRef) -> float | None:
-    """Return what the machines cost that the run names, where the plan did not know."""
+    """Return the hourly price of the run's machines, if the plan had no price."""
     if ref["prices"] is None:
         return None
     size, region = status.machine_of(told.data)

@@ -1,7 +1,7 @@
-"""A job's lines out of its nodes' log files: none lost, none repeated, each byte fetched once.
+"""A job's lines from its nodes' log files: no line is lost or repeated, and each byte is fetched once.
 
-Every node's container has one file, which grows. A file is read on from where it ended, by range; the place of each is
-in the cursor. entrypoints/pump.py has put time and rank in front of each line.
+Every node's container has one growing file. Each poll reads a file by range from the end of the last read; the cursor
+holds each file's position. entrypoints/pump.py has put time and rank in front of each line.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from cloudtrain.launcher.errors import UnreachableError
 
 __all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
 
-PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and of each at least: memory is bounded by it
-TAIL_BYTES = 64 << 10  # of a file, where its last words are looked for
+PAGE_BYTES, FEWEST_BYTES = 8 << 20, 128 << 10  # of all files together, and the least for each file: bounds the memory
+TAIL_BYTES = 64 << 10  # of a file, where the end of the log is searched
 WORKERS = 8
-HOLD_BACK_S = 2.0  # nodes' files are written out at different times
-FRESH_S, SOON_S = 10.0, 1.0  # how old the list of files may be, and where some are missing yet
+HOLD_BACK_S = 2.0  # Azure writes nodes' files at different times
+FRESH_S, SOON_S = 10.0, 1.0  # the greatest age of the list of files, and the same while files are missing
 
 _FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 
 
 @dataclass(frozen=True)
 class _File:
-    """One file's place in the cursor: bytes read, when the file was made, the last line's time.
+    """One file's place in the cursor: bytes read, the file's creation time, the last line's time.
 
-    `pending`: bytes after the last whole line, when they were last seen. `has_ended`: the container has said its last
-    word there; once the run is over, none follows it.
+    `pending`: bytes after the last whole line, at the last read. `has_ended`: the container has reported the end of its
+    log in the file; after the end of the run, no container follows.
     """
 
     at: int = 0
@@ -49,9 +49,9 @@ class _File:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a read has brought: whole lines, and the file's place after them; `failure` where it could not be read.
+    """The result of a read: whole lines, and the file's new place; `failure` if the file could not be read.
 
-    `has_more`: the page has no room for what follows.
+    `has_more`: the file continues after this page.
     """
 
     place: _File
@@ -63,7 +63,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a piece's lines say, each with its time, which never falls, and its bytes; they begin at `begin`."""
+    """A piece's parsed lines, their times, which never decrease, and their sizes; the lines begin at byte `begin`."""
 
     begin: int
     lines: list[containerlog.Line]
@@ -72,7 +72,7 @@ class _Told:
 
 
 def node_of(name: str) -> int | None:
-    """Return the node whose log the file is, None for other files."""
+    """Return the node of a log file, or None for any other file."""
     match = _FILE.fullmatch(name)
     return None if match is None else int(match[1] or 0)
 
@@ -83,10 +83,10 @@ def page(
     cursor: dict[str, Any] | None,
     only: frozenset[int] | None = None,
 ) -> LogPage:
-    """Return the lines after the cursor, of all nodes or `only` of some, in the order of their times.
+    """Return the lines after the cursor, of all nodes or `only` of some, sorted by time.
 
-    `ask` gives the run's details, no older than so many seconds: their addresses run out. Raises UnreachableError where
-    nothing could be read at all; where only some files could not, the page is not clean.
+    `ask` returns the run's details at most so many seconds old, because their addresses expire. Raises UnreachableError
+    if no file could be read; if only some files could not be read, the page is not clean.
     """
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
     places = {name: _File(**place) for name, place in (cursor or {}).get("files", {}).items()}
@@ -103,7 +103,7 @@ def page(
     if failures and len(failures) == len(pieces):
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
     told_by = {name: _told(piece) for name, piece in pieces.items()}
-    # Of files that are longer than a page: no other's younger lines have their turn yet.
+    # Some files are longer than a page: younger lines of the remaining files must wait.
     ends = [told_by[name].times[-1] for name, piece in pieces.items() if piece.has_more and told_by[name].times]
     until_s = min(ends, default=None)
     lines = [
@@ -121,14 +121,14 @@ def page(
 
 
 def last_event(url: str, kind: str) -> dict[str, Any] | None:
-    """Return the event of a kind among the container's last words in a log file, None without one.
+    """Return the event of a kind from the end of a container's log file, or None.
 
     Raises AzureError.
     """
     size = int(rest.call("HEAD", url).headers.get("Content-Length", 0))
     if not size:
         return None
-    # Blob storage knows no ranges that count from the end.
+    # Blob storage supports no ranges that count from the end.
     text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
@@ -158,20 +158,20 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
     except rest.AzureError as error:
         if error.status == 416:
             return _at_the_end(url, place, limit, error, is_over=is_over)
-        if error.status == 404:  # named before it is written
+        if error.status == 404:  # Azure lists a file before it is written
             return _Piece(replace(place, at_end=True), [])
         return _Piece(replace(place, at_end=False), [], error)
     born = answer.headers.get("x-ms-creation-time", "")
-    if place.born and born != place.born:  # another file of that name: the platform has begun the node anew
+    if place.born and born != place.born:  # the platform has restarted the node, with a new file
         return _read(url, _File(born=born, last_s=place.last_s), limit, is_over=is_over)
-    if answer.status_code != 206:  # a proxy's page, or one that knows no ranges: none of it are lines
+    if answer.status_code != 206:  # a proxy's page, or a server without ranges: no lines
         failure = rest.AzureError(0, "", "the log's storage gives something else than was asked for")
         return _Piece(replace(place, at_end=False), [], failure)
     data: bytes = answer.content
     is_full = len(data) >= limit
     whole, newline, rest_of_it = data.rpartition(b"\n")
-    is_stuck = is_over and not is_full and place.pending == len(rest_of_it)  # nobody will end that line any more
-    if rest_of_it and (is_stuck or (is_full and not newline)):  # a line longer than a piece comes in several
+    is_stuck = is_over and not is_full and place.pending == len(rest_of_it)  # the run is over: no more bytes come
+    if rest_of_it and (is_stuck or (is_full and not newline)):  # a line longer than a piece is returned in parts
         whole, newline, rest_of_it = data, b"", b""
     lines = whole.split(b"\n") if whole or newline else []
     taken = len(whole) + len(newline)
@@ -181,7 +181,7 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
 
 
 def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
-    """Return nothing new, unless the file is another, shorter one than before."""
+    """Return no lines, unless a shorter file has replaced the old file."""
     size = error.headers.get("Content-Range", "").rpartition("/")[2]
     try:
         if not size.isdigit():
@@ -195,17 +195,17 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
 
 def _told(piece: _Piece) -> _Told:
     found = [containerlog.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines]
-    # Of lines before any that has a time.
+    # For lines before the first line with a time.
     begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
     latest_s, times = piece.place.last_s, []
-    for line in found:  # a node's own order is the file's, whatever its clock does
+    for line in found:  # a node's lines keep the file's order, whatever its clock does
         latest_s = max(latest_s, line.time_s or 0.0)
         times.append(latest_s or begin_s)
     return _Told(piece.begin, found, times, [len(raw) + 1 for raw in piece.lines])
 
 
 def _lines(name: str, place: _File, told: _Told, until_s: float | None, places: dict[str, _File]) -> Iterator[LogLine]:
-    """Yield the lines of that time and before, and note in `places` where the file is read on."""
+    """Yield the lines up to that time, and note in `places` where the next read begins."""
     count = len(told.lines) if until_s is None else bisect_right(told.times, until_s)
     if count < len(told.lines):
         place = replace(place, at=told.begin + sum(told.sizes[:count]), at_end=False, pending=0)
@@ -216,6 +216,6 @@ def _lines(name: str, place: _File, told: _Told, until_s: float | None, places: 
         if line.own is not None:
             place = replace(place, has_ended=place.has_ended or line.own["e"] == "end")
             continue
-        place = replace(place, has_ended=False) if place.has_ended else place  # the platform has begun it anew
+        place = replace(place, has_ended=False) if place.has_ended else place  # the platform has restarted the node
         yield LogLine(line.text, node, line.rank, time_s)
     places[name] = place

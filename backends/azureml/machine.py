@@ -1,4 +1,4 @@
-"""Which Azure machine a config asks for, and where: type, price, workspace."""
+"""The Azure machine that a config requests, and where: type, price, workspace."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ if TYPE_CHECKING:
 
 __all__ = ["block_of", "choose", "idle_s_of", "region_of", "workspace_of"]
 
-CLUSTER_IDLE_S = 120  # before a cluster lets its machines go: Azure's default, which a cluster may change
+CLUSTER_IDLE_S = 120  # before a cluster releases idle machines: Azure's default, which a cluster may change
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
-# General purpose, compute and memory: the families without accelerators that clusters are made of.
+# General purpose, compute and memory: families without accelerators, as in clusters.
 _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 
 def block_of(config: Config) -> AzureML:
-    """Return the config's block, with its defaults where there is none."""
-    from cloudtrain.launcher.config.schema_backends import AzureML  # who only asks for a job's state needs no config
+    """Return the config's `azureml` block, or a block of defaults."""
+    from cloudtrain.launcher.config.schema_backends import AzureML  # a poll of a job's state needs no config
 
     return config.azureml or AzureML()
 
 
 def region_of(block: AzureML) -> str | None:
-    """Return the region as lists of prices have it: `East US` is eastus there."""
+    """Return the region in the form of price lists: `East US` is eastus."""
     return None if block.region is None else plain_region(block.region)
 
 
 def idle_s_of(block: AzureML) -> int:
-    """Return how long machines idle after the job, by what the config says: a cluster's do, serverless ones do not."""
+    """Return the seconds that machines idle after the job, by the config; 0 for serverless machines."""
     if block.compute is None:
         return 0
     return CLUSTER_IDLE_S if block.idle is None else block.idle
 
 
 def choose(config: Config) -> Machine:
-    """Return the machine type that the config asks for. Raises ConfigError where it does not say, or there is none.
+    """Return the machine type that the config requests. Raises ConfigError if the config names none, or an unknown one.
 
-    Of a cluster that is named alone nothing is known here: its type stays empty, and the run says it later.
+    If the config names only a cluster, the type stays empty, and the run reports the type later.
     """
     resources, block = config.resources, block_of(config)
     if resources.instance_type is not None:
@@ -85,7 +85,7 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
 
 
 def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:
-    """Return the workspace. Raises ConfigError with all that is missing."""
+    """Return the workspace. Raises ConfigError with all missing settings."""
     subscription = block.subscription or environ.get("AZURE_SUBSCRIPTION_ID")
     parts = {
         "subscription": (subscription, "`az account show --query id`, or export AZURE_SUBSCRIPTION_ID"),

@@ -1,7 +1,7 @@
-"""What Azure asks for a machine today: the public Retail Prices API, which needs no account.
+"""Azure's price of a machine today: the public Retail Prices API, which needs no account.
 
 One size in one region has many meters: Linux and Windows, dedicated, Spot and Low Priority. Azure ML's machines run
-Linux; its spot ones (serverless Spot, low-priority clusters) are billed by the Low Priority meter.
+Linux; the Low Priority meter bills its spot machines (serverless Spot, low-priority clusters).
 Source: learn.microsoft.com, rest/api/cost-management/retail-prices/azure-retail-prices.
 """
 
@@ -29,25 +29,25 @@ URL = "https://prices.azure.com/api/retail/prices"
 VERSION = "2023-01-01-preview"
 MOST_PAGES = 20
 WORKERS = 4
-# In a product's name, of machines that no job of ours runs on.
+# Words in the names of products for machines on which no job of ours runs.
 OTHERS = ("windows", "cloud services", "dedicated host")
 
 Meter = Mapping[str, Any]
 
 
 def region(config: Config | None) -> str | None:
-    """Return the region whose prices are of use."""
+    """Return the config's region, the default for prices."""
     return None if config is None else region_of(block_of(config))
 
 
 def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-    """Return the prices of the types in the region, without any named: of the table's, and the job's own.
+    """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
-    Raises UnreachableError where Azure's list cannot be read.
+    Raises UnreachableError if Azure's list cannot be read.
     """
     named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *_own(config)]))
     with rest.answers("read Azure's price list", needs="none of Azure's: it is open to all, so ask who runs the proxy"):
-        first = of_machine(named[0], region)  # alone: where nothing answers, one wait is enough
+        first = of_machine(named[0], region)  # alone: if the service does not answer, one wait is enough
         with ThreadPoolExecutor(WORKERS) as pool:
             asked = [pool.submit(of_machine, size, region) for size in named[1:]]
             try:
@@ -58,7 +58,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
 
 
 def _own(config: Config | None) -> list[str]:
-    """Return the job's own type, where it has one: a plan says why not, and the others' prices are of use."""
+    """Return the job's own type, or an empty list if the config has no valid machine: the plan reports the fault."""
     if config is None or config.backend != "azureml":
         return []
     with suppress(ConfigError):
@@ -67,11 +67,11 @@ def _own(config: Config | None) -> list[str]:
 
 
 def of_machine(size: str, region: str) -> list[Quote]:
-    """Return a machine size's price on demand, or why there is none, and its spot price where it has one.
+    """Return a machine size's on-demand price, or the reason for a missing price, and its spot price if any.
 
     Raises AzureError.
     """
-    # Values are compared letter by letter: Standard_NC6s_v3 and eastus, as ARM writes them.
+    # The service compares values exactly: Standard_NC6s_v3 and eastus, in ARM's spelling.
     where = region.lower().replace(" ", "")
     wanted = {
         "serviceName": "Virtual Machines",
@@ -87,7 +87,7 @@ def of_machine(size: str, region: str) -> list[Quote]:
         spot = _quote(Key("azureml", size, where, "spot"), [meter for meter in meters if _is(meter, "low priority")])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise rest.AzureError(0, "", f"its price list has another form: {error!r}") from error
-    # A spot price no lower than the other one is a gap that was filled in.
+    # A spot price that is not below the on-demand price is a placeholder.
     has_spot = on_demand.rate is None or (spot.rate is not None and spot.rate.usd < on_demand.rate.usd)
     return [on_demand, spot] if spot.rate is not None and has_spot else [on_demand]
 
@@ -105,7 +105,7 @@ def _meters(terms: str) -> Iterator[Meter]:
 
 
 def _is_of_a_job(meter: Meter) -> bool:
-    if float(meter["retailPrice"]) <= 0:  # of a plan that gives it away
+    if float(meter["retailPrice"]) <= 0:  # a meter of a plan with free hours
         return False
     product = str(meter.get("productName", "")).lower()
     is_hour = meter.get("unitOfMeasure") == "1 Hour" and float(meter.get("tierMinimumUnits") or 0) == 0
@@ -117,7 +117,7 @@ def _is(meter: Meter, word: str) -> bool:
 
 
 def _quote(key: Key, meters: Sequence[Meter]) -> Quote:
-    """Return the price that holds now; one that is announced already counts as uncertainty, where it is higher."""
+    """Return the present price; an announced higher price counts as uncertainty."""
     kind: Kind = key.kind
     words = f"{key.instance_type} in {key.region}"
     if not meters:

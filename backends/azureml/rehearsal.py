@@ -1,6 +1,6 @@
-"""A start of the command job on this machine: each node's command, its variables, and its mounted folders.
+"""A rehearsal of the command job on this machine: each node's command, its variables, and its mounted folders.
 
-What a node sees is as users and Azure's public examples report it, seen in 2026; Azure documents little of it.
+The node's environment follows reports of users and Azure's public examples, seen in 2026; Azure documents little of it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["rehearsal"]
 
-GRACE_S = 30.0  # as for any container; Azure documents no time between a low-priority machine's notice and its end
-DONE, SAVED = 0, 75  # of entrypoints/container.py
+GRACE_S = 30.0  # as for any container; Azure documents no time from a low-priority machine's notice to its end
+DONE, SAVED = 0, 75  # exit codes of entrypoints/container.py
 MASTER_PORT = "6105"
 _PLACEHOLDER = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)\s*\}\}")
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out the nodes. Raises ConfigError where `raw` has put something into the command that nothing here knows."""
+    """Prepare the nodes. Raises ConfigError if `raw` has added an unknown reference to the command."""
     body = request.body
     home = f"/mnt/azureml/cr/j/{request.name}"
     data = {name: f"{home}/cap/data-capability/wd/{name}" for name in (*body.get("inputs", {}), *body["outputs"])}
@@ -71,7 +71,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _resolved(command: str, data: dict[str, str]) -> str:
-    """Return the command as the service hands it to a shell."""
+    """Return the command as the service passes it to a shell."""
 
     def place(found: re.Match[str]) -> str:
         if found[2] not in data:
@@ -126,7 +126,7 @@ def _made(folder: Path) -> Path:
 
 
 def _empty(path: Path, kind: str) -> Path:
-    """Return an input of which there is nothing here: a folder, or a file, with nothing in it."""
+    """Return a placeholder for an input that does not exist here: an empty folder, or an empty file."""
     if kind != "uri_file":
         return _made(path)
     _made(path.parent)

@@ -1,8 +1,8 @@
-"""The command job, in the form that `az ml job create -f` takes, and what travels beside it.
+"""The command job, in the form that `az ml job create -f` takes, and the sending plan beside it.
 
-The code folder of the job holds the bundle alone, so that Azure keeps it once for all jobs with the same code. What the
-containers are to do, the order, is a variable: base64 of JSON, because nobody promises what becomes of quotes and
-`${{...}}` in one. The variable CLOUDTRAIN_SENT with what only a send knows is added then, and a tag with the sender.
+The code folder of the job holds only the bundle, so that Azure stores one copy for all jobs with the same code. The
+container order is a variable, base64 of JSON, because Azure promises nothing about quotes and `${{...}}` in variables.
+A send adds the variable CLOUDTRAIN_SENT, with values that only a send knows, and a tag with the sender.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["BUNDLE", "SENT", "build", "require", "encoded"]
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
 CHECKPOINTS, OUTPUT, ENVIRONMENTS = "checkpoints", "output", "environments"
-# Of Azure's own registry, seen in its public examples in 2026; PyTorch 2.8 runs the trainer (docs/azureml.md).
+# From Azure's own registry, seen in its public examples in 2026; PyTorch 2.8 runs the trainer (docs/azureml.md).
 ENVIRONMENT = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
 SHM_GB_A_RANK = 8
-GRACE_S = 25  # from the signal to the kill; Azure documents none, 30 s is what containers usually get
-JOIN_TIMEOUT_S = 1800  # the slowest node's image, which Azure may have to build
+GRACE_S = 25  # from the signal to the kill; Azure documents no figure, and containers usually get 30 s
+JOIN_TIMEOUT_S = 1800  # for the slowest node's image, which Azure may have to build
 
-# A shell, tar and python3 are all that an image needs to have. `-u`: what is printed is in the log at once.
+# An image needs only a shell, tar and python3. `-u`: printed text is in the log at once.
 COMMAND = (
     "mkdir -p /tmp/cloudtrain && tar -xzf bundle.tar.gz -C /tmp/cloudtrain && "
     "exec env PYTHONPATH=/tmp/cloudtrain/runtime python3 -u -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER"
@@ -46,7 +46,7 @@ _BLOB = re.compile(r"https://[^/]+\.blob\.|abfss?://|wasbs?://")
 _IDENTITIES = {"user": "user_identity", "managed": "managed", "aml_token": "aml_token"}
 _SERVICES = {"tensorboard": "tensor_board", "jupyter_lab": "jupyter_lab", "vs_code": "vs_code"}
 
-# What `raw` must leave alone, and the config's key for it.
+# Fields that `raw` must not change, and the config's key for each field.
 _PLANNED = {
     ("name",): "name",
     ("code",): "code",
@@ -71,7 +71,7 @@ def require(config: Config) -> None:
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, workspace = block_of(config), workspace_of(block_of(config))
     _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
@@ -133,7 +133,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
 
 
 def _counted(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return what a send compares with Azure's word wherever the plan has a price: any budget counts by the plan."""
+    """Return the values that a send compares with Azure's answers, if the plan has a price: budgets use the plan."""
     if plan.price_micro is None:
         return {}
     block = block_of(config)
@@ -142,18 +142,18 @@ def _counted(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def encoded(data: dict[str, Any]) -> str:
-    """Return the object as a variable can carry it through anybody's hands."""
+    """Return the object in a form that a variable can carry unchanged."""
     return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
 
 
 def _own_tags(config: Config, job_id: str, attempt: int) -> dict[str, str]:
-    """Return by what the job is found again, and whose money it is."""
+    """Return the tags that identify the job and its project."""
     project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
     return {"cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt), **project}
 
 
 def _notes(config: Config) -> Iterator[str]:
-    """Yield what to know before."""
+    """Yield notes for the plan."""
     if block_of(config).conda:
         yield "a conda environment is built into an image first, which takes Azure 10 to 45 minutes, once"
     if config.secrets:
@@ -161,14 +161,14 @@ def _notes(config: Config) -> Iterator[str]:
 
 
 def _command(inputs: list[dict[str, str]], outputs: dict[str, str]) -> str:
-    """Return the nodes' command; the service puts the folders' places in."""
+    """Return the nodes' command; the service inserts the folders' paths."""
     places = [f'{name}="${{{{outputs.{name}}}}}"' for name in outputs]
     places += [f'input.{each["name"]}="${{{{inputs.{each["name"]}}}}}"' for each in inputs]
     return " ".join([COMMAND, *places])
 
 
 def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return what entrypoints/container.py needs beside the job's spec; its places count from the code's folder."""
+    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the code's folder."""
     return {
         "environment": dict(config.env),
         "secrets": {"names": list(config.secrets), "as": block_of(config).identity} if config.secrets else None,
@@ -209,7 +209,7 @@ def _environment(config: Config) -> Any:
 
 
 def _outputs(config: Config, home: str) -> dict[str, str]:
-    """Return name -> uri. Without a mount the trainer copies its checkpoints to the mirror, and back."""
+    """Return name -> URI. Without a mount the trainer copies its checkpoints to the mirror, and back."""
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
@@ -224,7 +224,7 @@ def _outputs(config: Config, home: str) -> dict[str, str]:
 
 
 def _require_reachable(config: Config) -> None:
-    """Raise ConfigError for places that a container on Azure does not have."""
+    """Raise ConfigError for places that a container on Azure cannot reach."""
     faults = []
     told = {"checkpoint.uri": config.checkpoint.uri}
     told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}

@@ -1,7 +1,7 @@
-"""Azure's own HTTP interfaces: tokens, patience, and what goes wrong in our words.
+"""Azure's HTTP interfaces: tokens, retries, and Azure's errors as cloudtrain's errors.
 
-All but the sending of a job is done here, without its SDK, whose import alone takes a second of processor time. The
-libraries are imported inside, on first use.
+This module does all calls except a job's creation. It does without the SDK, whose import alone takes a second of
+processor time. The libraries are imported on first use.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
 ARM_VERSION = "2024-10-01"
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
-MOST_PATIENT_S = 120.0  # with a host that asks for a longer pause
+MOST_PATIENT_S = 120.0  # the longest pause that a host may request
 WORKSPACE_ROLE = "AzureML Data Scientist on the workspace"
-MARGIN_S = 120  # a token that has less left is not used any more
+MARGIN_S = 120  # a token with less time left is not used
 
-# Cloud -> ARM, login, suffix of the data planes' hosts, of key vaults.
+# Cloud -> host of ARM, host of the login, suffix of key vaults' hosts.
 _HOSTS = {
     "AzureCloud": ("management.azure.com", "login.microsoftonline.com", "vault.azure.net"),
     "AzureUSGovernment": ("management.usgovcloudapi.net", "login.microsoftonline.us", "vault.usgovcloudapi.net"),
@@ -58,13 +58,13 @@ _HOSTS = {
 }
 _BUSY = (408, 429, 500, 502, 503, 504)
 _NO_CAPACITY = ("quota", "insufficientcapacity", "notenoughcores", "allocationfailed", "skunotavailable")
-# What the credentials' library says of a login that cannot be reached: it calls that a failed authentication.
+# The credentials library's messages for an unreachable login, which the library reports as a failed authentication.
 _NO_WAY = re.compile(
     r"Unable to connect|refused|reset by peer|establish a new connection|resolve|timed out|Connection (aborted|broken)"
     r"|RemoteDisconn|IncompleteRead|HTTP Error: (5|429)|Unable to get authority configuration|TooManyRequests"
 )
 _NO_CERTIFICATES = re.compile(r"CA certificate bundle|certificate file")
-# What Azure calls a part of the workspace's id that is not there -> the config's key for it, and what tells it.
+# Azure's code for a missing part of the workspace's id -> the config's key, and the command that lists valid values.
 _ABSENT = {
     "ResourceGroupNotFound": ("azureml.resource_group", "`az ml workspace list` shows yours with their groups"),
     "SubscriptionNotFound": ("azureml.subscription", "`az account list` shows yours"),
@@ -75,11 +75,11 @@ _HINT_LOGIN = "az login, or export AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CL
 _sessions: list[Any] = []
 _credentials: dict[str, Any] = {}
 _tokens: dict[tuple[str, str], Any] = {}
-_not_before_s: dict[str, float] = {}  # host -> when it may be asked again (time.monotonic), as it has told
+_not_before_s: dict[str, float] = {}  # host -> time of the next allowed call (time.monotonic), from the host's answer
 
 
 class AzureError(Exception):
-    """What Azure has answered: the HTTP status, its own code and words; status 0 where it did not answer at all."""
+    """Azure's answer: the HTTP status, Azure's code and words; status 0 if Azure did not answer."""
 
     def __init__(self, status: int, code: str, words: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(words)
@@ -90,7 +90,7 @@ class AzureError(Exception):
 
 
 def hosts(cloud: str) -> tuple[str, str, str]:
-    """Return the hosts of Azure's control plane, of its login, and the suffix of key vaults."""
+    """Return the hosts of Azure's control plane and login, and the suffix of key vaults."""
     return _HOSTS[cloud]
 
 
@@ -101,10 +101,10 @@ def credential(cloud: str) -> Any:
             from azure.identity import DefaultAzureCredential
         except ImportError as error:
             raise not_installed(error) from error
-        # It tells in warnings what it has tried; the error that it raises says the same.
+        # The library warns about each source that it tries; its error has the same text.
         logging.getLogger("azure").setLevel(logging.CRITICAL)
         logging.getLogger("msal").setLevel(logging.CRITICAL)
-        # requests, which is below all of Azure's libraries, would put a line of ~/.netrc in the token's place.
+        # requests, which all of Azure's libraries use, would replace the token by a line of ~/.netrc.
         os.environ["NETRC"] = os.devnull
         _credentials[cloud] = DefaultAzureCredential(authority=hosts(cloud)[1])
     return _credentials[cloud]
@@ -120,10 +120,10 @@ def call(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return the answer (requests.Response). `audience`: the service that the token is for, None for an open address.
+    """Return the answer (requests.Response). `audience`: the service for the token, None for an open address.
 
-    Waits a moment and asks again where Azure is busy or a connection breaks, and takes a new token where it refuses the
-    old one. Raises AzureError.
+    Pauses and retries if Azure is busy or a connection breaks, and takes a new token if Azure refuses the old token.
+    Raises AzureError.
     """
     session, errors = _session()
     host, is_renewed = urlsplit(url).netloc, False
@@ -140,7 +140,7 @@ def call(
         except errors.RequestException as error:
             failure = AzureError(0, "", cause(error))
             pause_s = PAUSE_S * 2**number
-        except OSError as error:  # requests' word for a file of certificates that is not there
+        except OSError as error:  # requests raises OSError if the file of certificates is missing
             raise AzureError(495, "certificates", one_line(str(error))) from error
         else:
             if answer.status_code < 300:
@@ -165,7 +165,7 @@ def call(
 def arm(
     workspace: Workspace, method: str, path: str, *, version: str = ARM_VERSION, body: Any = None, **query: str
 ) -> Any:
-    """Return the control plane's answer for a path below the workspace, "" for itself. Raises AzureError."""
+    """Return the control plane's answer for a path below the workspace, "" for the workspace. Raises AzureError."""
     host = hosts(workspace.cloud)[0]
     url = f"https://{host}{workspace.arm_id}{path}"
     params = {"api-version": version, **query}
@@ -173,12 +173,12 @@ def arm(
 
 
 def get_json(workspace: Workspace, path: str, *, version: str = ARM_VERSION, **query: str) -> dict[str, Any]:
-    """Return what there is at a path below the workspace. Raises AzureError."""
+    """Return the JSON object at a path below the workspace. Raises AzureError."""
     return object_in(arm(workspace, "GET", path, version=version, **query))
 
 
 def object_in(answer: Any) -> dict[str, Any]:
-    """Return the JSON object that the answer holds. Raises AzureError: a proxy's page is no answer."""
+    """Return the JSON object in the answer. Raises AzureError, also for a proxy's page."""
     try:
         found = answer.json()
     except ValueError as error:
@@ -189,15 +189,15 @@ def object_in(answer: Any) -> dict[str, Any]:
 
 
 def is_absent(error: Exception) -> bool:
-    """Return whether Azure has said that there is no such thing, where there is what it would be in."""
+    """Return whether Azure reports that the object is missing although its parents exist."""
     return isinstance(error, AzureError) and error.status == 404 and error.code not in _ABSENT
 
 
 @contextlib.contextmanager
 def answers(doing: str, needs: str = WORKSPACE_ROLE) -> Iterator[None]:
-    """Raise what Azure says against `doing` as one of our errors, in one sentence with what to do.
+    """Raise an AzureError of `doing` as one of our errors, in one sentence with a hint.
 
-    `needs`: the role that allows it.
+    `needs`: the role that allows the call.
     """
     try:
         yield
@@ -207,20 +207,20 @@ def answers(doing: str, needs: str = WORKSPACE_ROLE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def polls(doing: str) -> Iterator[None]:
-    """As `answers`, but whatever it is, it says nothing about the job: raises UnreachableError."""
+    """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job."""
     try:
         with answers(doing):
             yield
     except UnreachableError:
         raise
     except CloudtrainError as error:
-        _tokens.clear()  # whoever signs in anew must be believed at once
+        _tokens.clear()  # a new sign-in must count at once
         _credentials.clear()
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
 def _translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> CloudtrainError:
-    """Return our error for what Azure has said."""
+    """Return our error for Azure's error."""
     code, words = error.code, error.words
     text = f"{code} {words}".lower()
     if code == "credentials":
@@ -257,12 +257,12 @@ def _session() -> tuple[Any, Any]:
 
 
 def not_installed(error: ImportError) -> ConfigError:
-    """Return what to say where a library of Azure's is missing."""
+    """Return the error for a missing Azure library."""
     return ConfigError(f"the Azure libraries are not installed here: {error}", hint=install("azureml"))
 
 
 def token(cloud: str, audience: str) -> str:
-    """Return a token for the service. Raises AzureError where there are no credentials."""
+    """Return a token for the service. Raises AzureError if no credentials are found."""
     held = _tokens.get((cloud, audience))
     if held is None or held.expires_on - time.time() < MARGIN_S:
         try:
@@ -280,14 +280,14 @@ def token(cloud: str, audience: str) -> str:
             raise AzureError(401, "credentials", words) from error
         except core.AzureError as error:
             raise AzureError(0, "", one_line(str(error))) from error
-        except ValueError as error:  # a variable that holds something else
+        except ValueError as error:  # a variable with an invalid value
             raise AzureError(401, "credentials", one_line(str(error))) from error
         _tokens[cloud, audience] = held
     return str(held.token)
 
 
 def _credentials_words(text: str) -> str:
-    """Return what the credentials' own sources say, without the ones that merely are not configured."""
+    """Return the messages of the credentials' sources, without sources that are only not configured."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("Env", "Azure", "Managed", "Work"))]
     told = [line for line in lines if "unavailable" not in line.lower()]
     return one_line(told[0] if told else "none of the usual sources has any")
@@ -306,7 +306,7 @@ def _said(answer: Any) -> AzureError:
 
 
 def _asked_pause_s(answer: Any, default_s: float) -> float:
-    """Return how long Azure asks to wait, in seconds, else the default."""
+    """Return the pause that Azure requests, in seconds, else the default."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(answer.headers.get("Retry-After", default_s)))
     return default_s

@@ -1,4 +1,4 @@
-"""Sending a job with Azure's own SDK, which uploads the code and registers the environment; imported here alone."""
+"""A send with Azure's own SDK, which uploads the code and registers the environment; only this module imports it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RETRIES = 4
 def create(
     workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path, begins: Callable[[], None]
 ) -> dict[str, Any]:
-    """Upload the code, unless it is there, and start the job; return its services, as Azure names them.
+    """Upload the code unless Azure has a copy, and start the job; return its services, with Azure's names.
 
-    Runs with `folder`, the user's own of the code, as current directory: of it the SDK notes the commit. `begins` is
-    called before each request that may create the job. Raises AzureError, ConfigError for what the SDK itself refuses.
+    The current directory is `folder`, the user's code folder, because the SDK notes its commit. `begins` is called
+    before each request that may create the job. Raises AzureError, or ConfigError if the SDK itself refuses the job.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
@@ -86,7 +86,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
             raise _of_cause(error) from error
         raise ConfigError([Fault(f"Azure's SDK refuses the job: {_line(error)}", key="azureml")]) from error
     finally:
-        if not seen:  # a version of the SDK that calls no hook: the request may have been any
+        if not seen:  # a version of the SDK without hooks: any request may have created the job
             begins()
     return {name: {"endpoint": getattr(each, "endpoint", None)} for name, each in (sent.services or {}).items()}
 
@@ -100,7 +100,7 @@ def _of_response(error: Any) -> rest.AzureError:
 
 
 def _of_cause(error: BaseException) -> rest.AzureError:
-    """Return the answer that the SDK's own error was made of."""
+    """Return the HTTP answer behind the SDK's own error."""
     inner: BaseException | None = error
     while inner is not None:
         if getattr(inner, "status_code", None):
@@ -133,8 +133,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """Change the current directory for a while; contextlib has its own from Python 3.11 on."""
-    before = os.open(".", os.O_RDONLY)  # it may have been removed, and has no name then
+    """Change the current directory temporarily; contextlib has an equal function from Python 3.11 on."""
+    before = os.open(".", os.O_RDONLY)  # a removed folder has no name
     os.chdir(folder)
     try:
         yield

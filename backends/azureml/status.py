@@ -1,4 +1,4 @@
-"""What Azure says of a run, in our words: state, reason, cause, and the seconds that it bills."""
+"""Azure's description of a run as our state: state, reason, cause, and billed seconds."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cloudtrain.launcher.times import seconds
 __all__ = ["awaiting", "is_fresh", "machine_of", "may_tell_more", "state_of"]
 
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
-# Machines are there, and paid; the image is brought to them.
+# The machines exist and are billed; the image is being copied to them.
 _STARTING = ("Preparing", "Starting")
 _PREEMPTED = re.compile(r"\bPreemptionError\b")
 _FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
 _SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
-COMPUTE_DURATION = "computeDuration"  # for how long the nodes were the job's, told after the end
-LATE_S = 20.0  # from a run's end until its containers' last words are surely in their files
-LIMIT_MARGIN_S = 15.0  # between the limit and the start that Azure tells
+COMPUTE_DURATION = "computeDuration"  # how long the job had its nodes, reported after the end
+LATE_S = 20.0  # from a run's end until its containers' last lines are surely in their files
+LIMIT_MARGIN_S = 15.0  # between the limit and the start time in Azure's answer
 
 
 def state_of(
@@ -35,9 +35,9 @@ def state_of(
     idle_s: float = 0.0,
     now_s: float | None = None,
 ) -> State:
-    """Return the state. `account` is the container's own of its end; `limit_reason` what set the limit of `limit_s`.
+    """Return the state. `account` is the container's exit report; `limit_reason` the origin of the limit of `limit_s`.
 
-    `has_checkpoint`: None where nobody could look, then the account's word counts.
+    `has_checkpoint`: None if the storage was not read; then the exit report decides.
     """
     data = told.data
     started_s = seconds(data.get("startTimeUtc"))
@@ -61,19 +61,19 @@ def state_of(
 
 
 def may_tell_more(told: Details) -> bool:
-    """Return whether the containers' account of a failure may still be on its way: files are written late."""
+    """Return whether the containers' exit report of a failure may still arrive: files are written late."""
     has_run = bool(told.data.get("startTimeUtc")) and bool(told.log_files)
     return has_run and told.status == "Failed" and not _is_preempted(told.data) and is_fresh(told, LATE_S)
 
 
 def is_fresh(told: Details, most_s: float) -> bool:
-    """Return whether the run has ended in the last so many seconds, by Azure's clock."""
+    """Return whether the run has ended in the last `most_s` seconds, by Azure's clock."""
     ended_s = seconds(told.data.get("endTimeUtc"))
     return ended_s is not None and abs(time.time() - ended_s) < most_s
 
 
 def awaiting(told: Details, url: str | None) -> State:
-    """Return the state of a run that is over and has not said why yet."""
+    """Return the state of a run that is over but has not reported its reason yet."""
     started_s, detail = seconds(told.data.get("startTimeUtc")), "it has ended; its last words are awaited"
     return State("stopping", detail=detail, started_s=started_s, billed_s=_billed_s(told.data, None), url=url)
 
@@ -83,7 +83,7 @@ def _is_preempted(data: Mapping[str, Any]) -> bool:
 
 
 def machine_of(data: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the machines' type and region, each empty where it is not told."""
+    """Return the machines' type and region; each is empty if the answer lacks the field."""
     compute = data.get("compute") or {}
     return str(compute.get("vmSize") or ""), str(compute.get("region") or "")
 
@@ -95,7 +95,7 @@ def _running(status: str) -> JobState:
 
 
 def _detail(told: Details) -> str | None:
-    """Return what is going on where it is not plain training."""
+    """Return Azure's warning and status, or a description of a state other than plain training."""
     warnings = told.data.get("warnings") or ()
     words = next((str(each.get("message")) for each in warnings if each.get("message")), "")
     if told.status in ("Running", "CancelRequested", *OVER):
@@ -112,7 +112,7 @@ def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: 
 
 
 def _billed_s(data: Mapping[str, Any], now_s: float | None) -> float | None:
-    """Return the seconds for which the machines were the job's: Azure's own number, until then by its times."""
+    """Return the seconds for which the job had its machines: Azure's own number, or the run's times before the end."""
     span = _SPAN.fullmatch(str(data.get(COMPUTE_DURATION) or ""))
     if span is not None and data.get("endTimeUtc"):
         days, hours, minutes, rest = span.groups()
@@ -131,7 +131,7 @@ def _error(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _words(data: Mapping[str, Any]) -> str:
-    """Return the cause in one line, without what Azure says of itself."""
+    """Return the cause in one line, from Azure's message or code."""
     told = _error(data)
     words = str(told.get("message") or told.get("code") or "Azure gives no reason")
     return " ".join(words.split())

@@ -1,4 +1,4 @@
-"""A job's secrets on their way: one entry of the workspace's key vault, until the job's end is seen."""
+"""A job's secrets in transit: one entry of the workspace's key vault, until the job's end is seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_BYTES = 25_000  # of one entry
 
 
 def url_of(workspace: Workspace, job: str) -> str:
-    """Return the entry's address: a vault may serve several workspaces. Raises AzureError, ConfigError."""
+    """Return the entry's address, unique for the workspace and job. Raises AzureError, ConfigError."""
     properties = rest.get_json(workspace, "").get("properties") or {}
     vault = str(properties.get("keyVault") or "").rpartition("/")[2]
     if not vault:
@@ -29,7 +29,7 @@ def url_of(workspace: Workspace, job: str) -> str:
 
 
 def put(workspace: Workspace, url: str, secrets: Mapping[str, str]) -> None:
-    """Store the values. Raises AzureError, ConfigError where they are too long together."""
+    """Store the values. Raises AzureError, or ConfigError if the values are too long together."""
     text = json.dumps(dict(secrets))
     if len(text.encode()) > MAX_BYTES:
         message = f"the secrets have more than the {MAX_BYTES} bytes that a key vault takes together"
@@ -38,7 +38,7 @@ def put(workspace: Workspace, url: str, secrets: Mapping[str, str]) -> None:
 
 
 def remove(workspace: Workspace, url: str) -> None:
-    """Remove the entry, if it is there. Raises AzureError."""
+    """Remove the entry if it exists. Raises AzureError."""
     try:
         _call(workspace, "DELETE", url)
     except rest.AzureError as error:

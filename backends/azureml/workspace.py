@@ -9,7 +9,7 @@ __all__ = ["Workspace", "plain_region"]
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where jobs live; `cloud` is the name that `az cloud list` gives it."""
+    """Where jobs are kept; `cloud` is a name from `az cloud list`."""
 
     subscription: str
     resource_group: str
@@ -18,11 +18,11 @@ class Workspace:
 
     @property
     def arm_id(self) -> str:
-        """The workspace's id, with a slash at its start and none at its end."""
+        """The workspace's id, with a leading slash and no trailing slash."""
         group = f"/subscriptions/{self.subscription}/resourceGroups/{self.resource_group}"
         return f"{group}/providers/Microsoft.MachineLearningServices/workspaces/{self.name}"
 
 
 def plain_region(name: str) -> str:
-    """Return the region as lists of prices have it: `East US` is eastus there."""
+    """Return the region in the form of price lists: `East US` is eastus."""
     return name.lower().replace(" ", "")

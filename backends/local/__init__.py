@@ -1,1 +1,1 @@
-"""This machine as a cluster: one agent, one address and one folder a node."""
+"""This machine as a cluster: one agent, one address and one folder for each node."""

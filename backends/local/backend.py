@@ -1,4 +1,4 @@
-"""The local backend: agents on this machine, each one node. What `ssh` does, without ssh."""
+"""The local backend: agents on this machine, each of them one node; as the `ssh` backend, without ssh."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ __all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "docto
 __all__ += ["jobs", "pace", "ready", "rehearsal", "request", "send", "state", "stop"]
 
 DEVICES = Path("/dev")
-PAGE_BYTES = 1 << 20  # of log: the next one is as near, so the first is on the screen at once
-# The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
-# silence (entrypoints/peers.py), and some seconds to kill what runs.
+PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
+# The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
+# of silence (entrypoints/peers.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
 
 
 def capacity(config: Config) -> Capacity:
-    """Return this machine's GPUs, shared out evenly over the instances."""
+    """Return this machine's GPUs, divided evenly among the instances."""
     gpus = len(_visible_gpus())
     price = config.local.price_per_hour if config.local else None
     each = gpus // config.resources.instances
@@ -52,22 +52,22 @@ def capacity(config: Config) -> Capacity:
 
 
 def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return what the agents are told."""
+    """Return the request with the agents' messages."""
     return requests.build(plan, config, job_id, attempt, bundle_sha256)
 
 
 def check(request: Request) -> list[Fault]:
-    """Return what this machine would refuse."""
+    """Return the faults for which this machine would refuse the request."""
     return list(rules.faults(request.body))
 
 
 def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError where there is no interpreter with torch."""
+    """Raise ConfigError if no interpreter with torch exists."""
     interpreter(request.body["python"], shipment.base)
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
-    """Start one detached agent a node, all or none. Raises ConfigError where the machine lacks something."""
+    """Start one detached agent for each node, or no agent at all. Raises ConfigError if the machine is not fit."""
     body = request.body
     shipment.sending.prepares()
     python = interpreter(body["python"], shipment.base)
@@ -89,13 +89,13 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     try:
         _start_agents(folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
     except ConfigError:
-        if find(request, shipment.home) is None:  # they may live, though their starter died before it said so
+        if find(request, shipment.home) is None:  # the agents may live, though their starter died before its answer
             raise
     return ref
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job of that name, or close the door to one that has not started: then None is final."""
+    """Return the job if its agents have started; otherwise close admission, so that None is final."""
     job, _, attempt = request.name.rpartition("-")
     folder = home / "local" / job / f"attempt-{attempt}"
     if not folder.is_dir():
@@ -109,7 +109,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
-    """Return the attempts of this home with a running agent."""
+    """Return the attempts of this home folder with a running agent."""
     found = []
     for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
         ref, number = durable.read_json(path), path.parent.name.removeprefix("attempt-")
@@ -119,7 +119,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
 
 
 def state(ref: JobRef) -> State:
-    """Return the fold of the nodes' states."""
+    """Return the combined state of the nodes."""
     checkpoints = Path(ref["checkpoint_dir"])
     looks = {node: nodefolder.look(root, checkpoints) for node, root in enumerate(_roots(ref))}
     found = agents.fold(looks, ref["nodes"])
@@ -130,7 +130,7 @@ def state(ref: JobRef) -> State:
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
-    """Return the lines after the cursor; all that are there are at hand, so none is ever held back."""
+    """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
     roots, page_bytes = _roots(ref), PAGE_BYTES // ref["nodes"]
     found = {
         node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes) for node, root in enumerate(roots)
@@ -141,7 +141,7 @@ def logs(
 def logs_from(
     ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
 ) -> dict[str, Any] | None:
-    """Return a cursor before each file's last lines, or before what was written since then."""
+    """Return a cursor before each file's last lines, or before the lines written since the time."""
     return {
         f"{node}/{name}": offset
         for node, root in enumerate(_roots(ref))
@@ -150,17 +150,17 @@ def logs_from(
 
 
 def pace(ref: JobRef) -> Pace:
-    """Return how often to ask: a few files are read."""
+    """Return the polling intervals: a poll reads a few files."""
     return Pace()
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Leave each agent the word; kill what dead agents, or with `now` those that do not obey, have left behind."""
+    """Send each agent the stop request; kill processes of dead agents and, with `now`, agents that do not obey."""
     roots = _roots(ref)
     try:
         for root in roots:
             nodefolder.ask_to_stop(root, "now" if now else "user")
-    except OSError as error:  # a full disk: agents that have ended need no word, and a kill needs none
+    except OSError as error:  # a full disk: agents that have ended need no request, and neither does a kill
         if not now and any(map(nodefolder.agent_pid, roots)):
             what = f"the agents cannot be asked to stop: {error.strerror}"
             raise ConfigError(what, where=error.filename or roots[0], hint="free some room, or stop --now") from error
@@ -169,7 +169,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out a start of the agents in a place of their own."""
+    """Prepare a start of the agents in a folder of its own."""
     from cloudtrain.backends.local import rehearsal as starts
 
     return starts.laid_out(request, stage)
@@ -194,7 +194,7 @@ def _copied(source: Path, folder: Path) -> list[Path]:
 
 
 def doctor(config: Config | None) -> list[Check]:
-    """Return what stands in the way of a job on this machine."""
+    """Return the checks for a job on this machine."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
@@ -229,9 +229,9 @@ def _make_own(folder: Path, job: str) -> None:
 
 
 def _visible_gpus() -> list[str]:
-    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES where it is set, else all there are.
+    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES if the variable is set, else all GPUs.
 
-    By CUDA's ordinals, which count from 0 whatever the device files of a container are called; as CUDA does, the
+    GPUs have CUDA's ordinals, which count from 0 whatever a container calls the device files; as in CUDA, the
     variable's list ends at the first -1.
     """
     there = [name for name in os.listdir(DEVICES) if name.startswith("nvidia") and name[6:].isdigit()]
@@ -243,7 +243,7 @@ def _visible_gpus() -> list[str]:
 
 
 def interpreter(wanted: str | None, base: Path) -> str:
-    """Return the interpreter that runs the job; a relative path counts from the config file's folder."""
+    """Return the interpreter that runs the job; a relative path begins at the config file's folder."""
     if sys.platform != "linux":
         raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
     if wanted is not None:
@@ -263,7 +263,7 @@ def interpreter(wanted: str | None, base: Path) -> str:
 
 
 def _places(body: dict[str, Any], base: Path, output: Path, checkpoints: Path) -> dict[str, str]:
-    """Return the folders that the job sees; an output with a place of its own is a link to it."""
+    """Return the folders that the job sees; an output with a path of its own becomes a link to the path."""
     output.mkdir(parents=True, exist_ok=True)
     for name, target in body["outputs"].items():
         (base / target).mkdir(parents=True, exist_ok=True)
@@ -281,7 +281,7 @@ def agent_spec(
     python: str,
     folder: Path,
 ) -> dict[str, Any]:
-    """Return what a node's agent is told."""
+    """Return the message for a node's agent."""
     return {
         "job": body["job"],
         "attempt": body["attempt"],
@@ -305,17 +305,17 @@ def agent_spec(
 
 
 def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
-    """Return the variable, always: a node without a share of its own must not take another's."""
+    """Return the variable even without a GPU: a node without a share must not take a GPU of another node."""
     visible = _visible_gpus()
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
 
 
 def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
-    """Hand everything over in one breath: a launcher killed meanwhile has started all nodes or none."""
+    """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.starting"],
-        cwd=folder,  # `-m` looks in the current folder first, and the user's may hold a signal.py
+        cwd=folder,  # `-m` searches the current folder first, and the user's folder may hold a signal.py
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

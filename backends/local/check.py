@@ -1,4 +1,4 @@
-"""What this machine would refuse, and what makes a job slow here."""
+"""Faults for which this machine would refuse a job, and causes of slow jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_INSTANCES = 64  # each is a torchrun and its ranks: about half a gigabyte
 
 
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
-    """Yield what is wrong with a local request."""
+    """Yield the faults of a local request."""
     if len(body["nodes"]) > MAX_INSTANCES:
         yield Fault(
             f"{len(body['nodes'])} instances on one machine are too many",
@@ -40,12 +40,12 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
-    """Yield that the ranks of running local jobs and those of this one have more threads than there are cores."""
+    """Yield a warning if this job and the running local jobs have more threads than there are cores."""
     try:
         home = where()
-    except RuntimeError:  # `~nobody`: the submit says so
+    except RuntimeError:  # `~nobody`: the submit reports the fault
         return
-    held: dict[str, int] = {}  # by log folder, which is a node's
+    held: dict[str, int] = {}  # by log folder, one for each node
     jobs = set()
     for environ in processes.environments("CLOUDTRAIN_SPEC"):
         folder = environ.get("CLOUDTRAIN_LOG_DIR", "")
@@ -62,6 +62,6 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
 
 
 def _threads(environ: Mapping[str, str], usual: int) -> int:
-    """Return how many threads OpenMP gives a rank; the variable may be a list, by level."""
+    """Return the number of OpenMP threads for a rank; the variable may be a list, by level."""
     first = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdecimal() else usual

@@ -1,4 +1,4 @@
-"""A start of the agents on this machine, as a submit makes it, but below a folder that is thrown away."""
+"""A rehearsal of the agents' start on this machine: as in a submit, but below a temporary folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["laid_out"]
 
-SAVE_S = 120.0  # from the word to stop to a kill, by the agents themselves (request.py, `grace_s`)
+SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
 
 def laid_out(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out all nodes' agents, which one starter starts, as in earnest: they share this machine there too."""
+    """Prepare all nodes' agents for a single starter, as in a submit, where the nodes share this machine too."""
     body = request.body
     attempt, kept = stage.folder / "attempt", stage.kept
     checkpoints, output = kept / "checkpoints", kept / "output"
@@ -60,7 +60,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _places(stage: Stage, python: str, inputs: Iterable[Path]) -> Iterator[Path]:
-    """Yield what the job finds of this machine's /tmp, which is its own otherwise."""
+    """Yield the paths below /tmp that the job needs: apart from them, the job has a /tmp of its own."""
     yield from (stage.kept, stage.folder, stage.bundle.path)
     interpreters = (Path(python).absolute(), Path(python).resolve())
     below = (*inputs, *(path.parents[1] for path in interpreters))

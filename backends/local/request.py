@@ -1,4 +1,4 @@
-"""The local request: what each node's agent on this machine is told, but for where things lie on it."""
+"""The local request: the message for each node's agent on this machine, without the paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["build"]
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request; relative paths in it count from the config file's folder."""
+    """Return the request; relative paths begin at the config file's folder."""
     name = platform_name(job_id, attempt)
     body = render.render_json(
         "local/request.json",

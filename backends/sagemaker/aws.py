@@ -1,4 +1,4 @@
-"""AWS's clients, and what goes wrong with them in our words. The SDK is imported inside, on first use."""
+"""AWS's clients, and AWS's errors as cloudtrain's errors. The SDK is imported inside functions, on first use."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _BUSY = (
 )
 
 _renewed_s = -math.inf
-_loaders: list[Any] = []  # botocore's, one for all sessions: it keeps the services' descriptions that it has read
+_loaders: list[Any] = []  # botocore's loader, shared by all sessions: it caches the services' descriptions
 _clients: dict[tuple[Access, str, bool], Any] = {}
 _making = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach an account: the region, the profile of AWS's own config, services' addresses (service, url)."""
+    """How to reach an account: the region, the profile of AWS's own config, addresses of services (service, url)."""
 
     region: str
     profile: str | None
@@ -61,24 +61,24 @@ class Access:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Access:
-        """Return the access that a request's `beside` or a job's handle names."""
+        """Return the access for a request's `beside` or a job's handle."""
         return cls(data["region"], data["profile"], tuple(sorted(data["endpoints"].items())))
 
 
 def client(access: Access, service: str, *, patient: bool = False) -> Any:
-    """Return the service's client, made once; a `patient` one waits minutes for its turn, where no poll will ask again.
+    """Return the service's client, made once; a `patient` client retries for minutes, for calls that no poll repeats.
 
     Raises ConfigError without the SDK, CredentialError without the profile.
     """
     key = (access, service, patient)
-    with _making:  # of threads that ask at once the first makes it, and takes a second for it
+    with _making:  # the first of several threads makes the client, which takes a second
         if (known := _clients.get(key)) is None:
             known = _clients[key] = _new_client(access, service, patient=patient)
     return known
 
 
 def require_credentials(access: Access) -> None:
-    """Raise ConfigError without the SDK, CredentialError where it finds no credentials; AWS itself is not asked."""
+    """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials; makes no call to AWS."""
     boto3, botocore = _sdk()
     with answers("start the training job"):
         if boto3.Session(profile_name=access.profile).get_credentials() is None:
@@ -86,18 +86,18 @@ def require_credentials(access: Access) -> None:
 
 
 def renew() -> None:
-    """Forget all clients, so that the next ones read the credentials anew; not again at once: it costs a second."""
+    """Drop all clients, so that new clients read the credentials again; at most once in RENEW_S: it costs a second."""
     global _renewed_s
     if time.monotonic() - _renewed_s < RENEW_S:
         return
     _renewed_s = time.monotonic()
     _clients.clear()
-    gc.collect()  # their parts hold each other
+    gc.collect()  # the clients' parts form reference cycles
 
 
 def _new_client(access: Access, service: str, *, patient: bool) -> Any:
     boto3, botocore = _sdk()
-    # Adaptive: CreateTrainingJob is throttled hard, and many submits must share what there is.
+    # Adaptive: AWS throttles CreateTrainingJob hard, and many submits must share the rate.
     mode, attempts = ("adaptive", 8) if patient else ("standard", 4)
     config = botocore.config.Config(
         retries={"mode": mode, "total_max_attempts": attempts},
@@ -131,7 +131,7 @@ def _sdk() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def answers(doing: str) -> Iterator[None]:
-    """Raise what AWS says against `doing` as one of our errors, in one sentence with what to do."""
+    """Raise an AWS error of `doing` as one of our errors, in one sentence with a hint."""
     exceptions, parsers = _sdk()[1].exceptions, _sdk()[1].parsers
     try:
         yield
@@ -141,30 +141,30 @@ def answers(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def polls(doing: str) -> Iterator[None]:
-    """As `answers`, but whatever it is, it says nothing about the job: Raises UnreachableError."""
+    """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job."""
     try:
         with answers(doing):
             yield
     except UnreachableError:
         raise
     except CloudtrainError as error:
-        renew()  # credentials may have been renewed meanwhile, by hand or by a tool
+        renew()  # the user or a tool may have renewed the credentials
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
 def code_of(error: Exception) -> str:
-    """Return AWS's code for the error, empty where it is another kind."""
+    """Return AWS's code for the error, or "" for an error of any other source."""
     return str(_said(error).get("Code", ""))
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether AWS has said no to the first and only call: then it has done nothing."""
+    """Return whether AWS has refused the first and only call: then AWS has done nothing."""
     retries = (getattr(error, "response", None) or {}).get("ResponseMetadata", {}).get("RetryAttempts", 0)
     return bool(code_of(error)) and code_of(error) not in _BUSY and not retries
 
 
 def is_expired(error: Exception) -> bool:
-    """Return whether the credentials have run out, which new ones mend."""
+    """Return whether the credentials have expired; new credentials fix the error."""
     return code_of(error) in _EXPIRED
 
 
@@ -189,12 +189,12 @@ def _translated(error: Exception, doing: str) -> CloudtrainError:
 
 
 def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
-    """Return our error for what has not come from AWS."""
+    """Return our error for a client error, without an answer of AWS."""
     found = _sdk()[1].exceptions
     if isinstance(error, found.ProfileNotFound):
         return CredentialError(f"cannot {doing}: {words}", hint="aws configure list-profiles shows those there are")
     if isinstance(error, (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError)):
-        hint = "aws configure, aws sso login, or export AWS_PROFILE; `cloudtrain doctor sagemaker` tells what is found"
+        hint = "aws configure, aws sso login, or export AWS_PROFILE: see docs/tutorials/sagemaker.md"
         return CredentialError(f"cannot {doing}: no AWS credentials: {words}", hint=hint)
     if isinstance(error, (found.ConnectionError, found.HTTPClientError, _sdk()[1].parsers.ResponseParserError)):
         return UnreachableError(f"cannot {doing}: AWS does not answer: {words}")

@@ -1,6 +1,6 @@
 """The SageMaker backend: jobs are training jobs, their lines are in CloudWatch, their files in S3.
 
-What plans and renders is here, and imported by a dry run; what talks to AWS is in jobs.py, imported on first use.
+A dry run imports only the modules that plan and render. jobs.py, which calls AWS, is imported on first use.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
 _require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 
-# Billed are the seconds from TrainingStartTime to TrainingEndTime, and MaxRuntimeInSeconds ends them, of all attempts
-# that SageMaker makes together (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
+# SageMaker bills from TrainingStartTime to TrainingEndTime. MaxRuntimeInSeconds limits the sum over all attempts that
+# SageMaker makes (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
 GRACE_S = 120  # between the signal at the limit and the kill, by the same source
-UPLOAD_S = 180  # of the output folder after it, which is billed: 18 GB at 100 MB/s; an assumption, not a measurement
+UPLOAD_S = 180  # of the output folder after the kill, billed: 18 GB at 100 MB/s; an assumption, not a measurement
 LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
 
 
 def capacity(config: Config) -> Capacity:
-    """Return what the machine type brings, at its price on demand: spot bills fewer seconds at the same rate."""
+    """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
     _require(config)
     machine = choose(config)
     warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
-    # Kept warm is kept billed: ResourceRetainedBillableTimeInSeconds.
+    # Machines kept warm are billed: ResourceRetainedBillableTimeInSeconds.
     terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S, warns=True)
     name = machine.instance_type
     warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
@@ -52,7 +52,7 @@ def capacity(config: Config) -> Capacity:
 
 
 def check(request: Request) -> list[Fault]:
-    """Return what SageMaker would refuse."""
+    """Return the faults for which SageMaker would refuse the request."""
     return list(rules.faults(request.body))
 
 
@@ -75,5 +75,5 @@ rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
 
 
 def where_to_look(request: Request) -> str:
-    """Return AWS's own command that shows the job."""
+    """Return the aws command that shows the job."""
     return f"aws sagemaker describe-training-job --region {request.beside['region']} --training-job-name {request.name}"

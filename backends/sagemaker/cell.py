@@ -1,7 +1,7 @@
-"""An object of S3, written on condition: where a team keeps its ledger (launcher/money/cells.py).
+"""An S3 object with conditional writes, where a team keeps its ledger (launcher/money/cells.py).
 
-S3 compares an object's ETag with If-Match, and its absence with If-None-Match, before it writes (PutObject; Amazon S3
-User Guide, "Conditional requests"). Two writes at once: one has 409 or 412.
+S3 compares an object's ETag with If-Match, and its absence with If-None-Match, before a write (PutObject; Amazon S3
+User Guide, "Conditional requests"). Of two writes at once, one gets 409 or 412.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _OTHERS = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_A
 
 
 def open_cell(uri: str) -> S3Cell:
-    """Return the object at `s3://BUCKET/NAME`, asked with boto3's own credentials, region and addresses."""
+    """Return the object at `s3://BUCKET/NAME`, opened with boto3's own credentials, region and addresses."""
     return S3Cell(uri)
 
 
 class S3Cell:
-    """The object; its version is its ETag. See cells.Cell."""
+    """The object, with the ETag as version. See cells.Cell."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._bucket, _, self._key = uri.removeprefix("s3://").partition("/")
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version."""
+        """Return the content and its version."""
         client = _client()
         with aws.answers(f"read the ledger {self.uri}"):
             try:
@@ -44,7 +44,7 @@ class S3Cell:
                 return None, ""
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version."""
+        """Replace that version of the object by the data; return False if the version has changed."""
         client = _client()
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
         with aws.answers(f"write the ledger {self.uri}"):
@@ -66,6 +66,6 @@ class S3Cell:
 
 
 def _client() -> Any:
-    """Return S3's client; the bucket may be in any region: boto3 follows it there."""
+    """Return S3's client; the bucket may be in any region: boto3 follows S3's redirect."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     return aws.client(aws.Access(region, None), "s3")

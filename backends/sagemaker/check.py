@@ -1,8 +1,8 @@
-"""What CreateTrainingJob would refuse, found without AWS: the table of its own limits, and the rules between fields.
+"""Faults for which CreateTrainingJob would refuse a request, found without AWS: by a table and by rules between fields.
 
 rules.json holds every type, required member, limit, pattern and enumeration of the request (tools/sagemaker_table.py
-writes it from botocore, which checks types and required members only). What is newer than the table is let through with
-a warning: an instance type, not a misspelt field.
+writes the file from botocore, which checks types and required members only). An instance type newer than the table
+passes with a warning; a misspelt field does not pass.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cloudtrain.launcher.tablecheck import Found
 
 __all__ = ["faults", "violations"]
 
-# The enumeration that AWS adds to every month: an unknown word may be newer than the table.
+# The enumeration that AWS extends every month: an unknown word may be newer than the table.
 _GROWING = "TrainingInstanceType"
 
-MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition, which its model leaves out
+MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition; botocore's model has no such limit
 
-# Where in the config the parts of the request come from, the longest first.
+# For each part of the request, the key in the config that sets the part. Longest paths first.
 _KEYS = {
     "TrainingJobName": "name",
     "RoleArn": "sagemaker.role",
@@ -50,7 +50,7 @@ _KEYS = {
 
 
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
-    """Yield what is wrong with the request, each under the config's key where one leads there, else under `raw`'s."""
+    """Yield the faults of the request, each under the config's key that sets the field, else under `sagemaker.raw`."""
     for path, message, is_warning in violations(body):
         yield Fault(f"{path}: {message}", _key_of(path), is_warning=is_warning)
     for path, message, hint in _between(body):
@@ -63,7 +63,7 @@ def violations(body: dict[str, Any]) -> Iterator[Found]:
 
 
 def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (path, message, hint) for rules that span fields, from AWS's own words on each."""
+    """Yield (path, message, hint) for rules that span fields, from AWS's descriptions of the fields."""
     stopping, resources = _part(body, "StoppingCondition"), _part(body, "ResourceConfig")
     is_spot, wait = body.get("EnableManagedSpotTraining"), stopping.get("MaxWaitTimeInSeconds")
     runtime, warm = stopping.get("MaxRuntimeInSeconds"), resources.get("KeepAlivePeriodInSeconds")

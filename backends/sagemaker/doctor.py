@@ -1,4 +1,4 @@
-"""What stands in the way of a SageMaker job: credentials, role, bucket, quota, price, image; asked for on AWS."""
+"""Checks for a SageMaker job, by calls to AWS: credentials, role, bucket, quota, price, image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from cloudtrain.backends.sagemaker import aws, images, prices
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.quote import compared
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["checks"]
 
 SERVICE = "sagemaker.amazonaws.com"
-MAX_ROLES = 5  # shown of those that would do
+MAX_ROLES = 5  # the most suitable roles that a check lists
 
 
 def checks(config: Config | None) -> list[Check]:
-    """Return the checks, of a config's own job where there is one."""
+    """Return the checks; with a config, also the checks of its job."""
     block = SageMaker() if config is None else block_of(config)
     try:
         region = region_of(block)
@@ -36,8 +36,8 @@ def checks(config: Config | None) -> list[Check]:
         return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
     access = Access(region, block.profile, tuple(sorted(block.endpoints.items())))
     found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
-    if found[-1].verdict == "fail":  # nothing else can be asked
-        return found
+    if found[-1].verdict == "fail":  # without credentials, every later check would fail
+        return [*found, *unasked("role, bucket, quota, price", config, place_of, choose)]
     if config is None or block.role is None:
         return [*found, _tried("roles", _roles, access)]
     return [*found, *_of_job(config, access)]
@@ -74,7 +74,7 @@ def _identity(access: Access) -> Check:
 
 
 def _roles(access: Access) -> Check:
-    """Return the roles that a job can take on, for who has not chosen one yet."""
+    """Return the roles that a job can assume, for a user who has not chosen a role yet."""
     pages = aws.client(access, "iam").get_paginator("list_roles").paginate()
     found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
     if not found:
@@ -140,12 +140,12 @@ def _quota(access: Access, name: str, needed: int) -> Check:
 
 
 def _price(access: Access, config: Config, machine: Machine) -> Check:
-    """Compare our table with AWS's own list of today."""
+    """Compare our price table with AWS's list of today."""
     return compared(lambda: prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
 
 
 def _image(config: Config, region: str, machine: Machine) -> Check:
-    """Return the image, of ours with what the SDK's own table says, where that is installed."""
+    """Return the image; for a default image, also the SDK's own table, if the SDK is installed."""
     if config.image is not None:
         return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")
     ours, since = images.default_image(region, machine.count), f"AWS's, as of {images.IMAGES_AS_OF}"

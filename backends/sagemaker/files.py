@@ -1,4 +1,4 @@
-"""A job's files in S3: the code by its content, the job's own order, what has come of it."""
+"""A job's files in S3: the code, named by its content, the container order, the output, the checkpoints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 
 def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | None) -> None:
-    """Upload the archive unless it is there: its name is its content's. Raises ConfigError, CredentialError.
+    """Upload the archive unless S3 has a copy: the archive's name is its hash. Raises ConfigError, CredentialError.
 
-    `default_of`: the account whose default bucket it is, which may have to be made, and must be that account's:
-    everybody can guess its name.
+    `default_of`: the account of a default bucket. The upload may have to create the bucket, and must check that the
+    account owns the bucket, because anybody can guess its name.
     """
     bucket, key = _parts(uri)
     client = aws.client(access, "s3")
@@ -42,9 +42,9 @@ def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | No
 
 
 def claim(access: Access, uri: str, owner: str) -> None:
-    """Make the job's folder this owner's. Raises UsageError where another's job has the name.
+    """Claim the job's folder for this owner. Raises UsageError if another owner has the name.
 
-    The first to write has it, for all attempts: two machines' jobs of one name would share their checkpoints.
+    The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
     """
     bucket, key = _parts(uri)
     client = aws.client(access, "s3")
@@ -60,7 +60,7 @@ def claim(access: Access, uri: str, owner: str) -> None:
 
 
 def owner(access: Access, uri: str) -> str | None:
-    """Return whose folder it is, None where nobody has claimed it."""
+    """Return the folder's owner, or None if no owner has claimed the folder."""
     bucket, key = _parts(uri)
     with aws.answers(f"read {uri}"):
         try:
@@ -73,33 +73,33 @@ def owner(access: Access, uri: str) -> str | None:
 
 
 def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
-    """Write what the containers are to do."""
+    """Write the container order."""
     bucket, key = _parts(uri)
     with aws.answers(f"write {uri}"):
         aws.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
 
 
 def read_order(access: Access, uri: str) -> dict[str, Any]:
-    """Return what the containers are to do, {} where it was taken back."""
+    """Return the container order, or {} if the order was retracted."""
     found: dict[str, Any] = json.loads(owner(access, uri) or "{}")
     return found
 
 
 def retract(access: Access, uri: str) -> None:
-    """Remove the job's order: a request to start it that is still under way fails at its download."""
+    """Remove the container order: a start still under way fails when it downloads the order."""
     bucket, key = _parts(uri)
     with aws.answers(f"remove {uri}"):
         aws.client(access, "s3").delete_object(Bucket=bucket, Key=key)
 
 
 def has_checkpoint(access: Access, uri: str) -> bool:
-    """Return whether there is something to go on from, as the node itself would say (entrypoints/places.py)."""
+    """Return whether the folder has a complete checkpoint, by the same rule as the node's (entrypoints/places.py)."""
     with aws.answers(f"list {uri}"):
         return any(places.is_whole(name.partition("/")[0]) for name in _names(access, uri))
 
 
 def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:
-    """Copy the objects below the uri to the folder; return the files. Raises ConfigError if they cannot be written."""
+    """Copy the objects below the URI to the folder; return the files. Raises ConfigError if one cannot be written."""
     with aws.answers(f"list {uri}"):
         names = [name for name in _names(access, uri) if all(part not in ("", ".", "..") for part in name.split("/"))]
     try:
@@ -109,14 +109,14 @@ def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:
 
 
 def _names(access: Access, uri: str) -> Iterator[str]:
-    """Yield the names of the objects below the uri, over all pages."""
+    """Yield the names of the objects below the URI, over all pages."""
     bucket, prefix = _parts(uri.rstrip("/") + "/")
     pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     yield from (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
 
 
 def fetch(access: Access, uri: str, path: Path) -> bool:
-    """Copy the object here; return False where there is none, which S3 may call 403 to who may not list."""
+    """Copy the object to the path; return False if S3 has no such object (403 for a role that may not list)."""
     bucket, key = _parts(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     with aws.answers(f"download {uri}"):
@@ -130,9 +130,9 @@ def fetch(access: Access, uri: str, path: Path) -> bool:
 
 
 def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_make: bool) -> None:
-    """Raise what is wrong where the answer to a HEAD, which has no words, means more than that nothing is there.
+    """Raise the cause of a failed HEAD, whose answer has no text, unless only the object is missing.
 
-    The default bucket is made where it is not there yet, as AWS's own tools do.
+    A missing default bucket is created, as AWS's own tools do.
     """
     code = aws.code_of(error)
     if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
@@ -144,7 +144,7 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
         client.list_objects_v2(Bucket=bucket, MaxKeys=1)
         return
     except Exception as told:
-        if aws.code_of(told) in ("AccessDenied", "403"):  # one may write without leave to list
+        if aws.code_of(told) in ("AccessDenied", "403"):  # a role may allow writing and forbid listing
             return
         if aws.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
             raise
@@ -156,9 +156,9 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
 
 
 def _require_same_region(client: Any, access: Access, bucket: str) -> None:
-    """Raise ConfigError for a bucket that SageMaker would refuse; boto3 itself follows it into any region."""
+    """Raise ConfigError for a bucket that SageMaker would refuse; boto3 itself works with any region."""
     region = None
-    with contextlib.suppress(Exception):  # who may not ask will hear it from SageMaker
+    with contextlib.suppress(Exception):  # without the permission, SageMaker reports the fault later
         region = client.head_bucket(Bucket=bucket).get("BucketRegion")
     if region not in (None, access.region):
         message = f"the bucket {bucket} is in {region}, the job in {access.region}"

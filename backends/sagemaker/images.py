@@ -1,7 +1,7 @@
-"""The container images that AWS builds for PyTorch training, as of IMAGES_AS_OF; `image:` in the config beats them.
+"""AWS's container images for PyTorch training, as of IMAGES_AS_OF; the config's `image` overrides them.
 
 Source: aws/deep-learning-containers, docs/src/data/pytorch*. Up to 2.10 the repository is `pytorch-training`, from 2.11
-on `pytorch` with other tags.
+on `pytorch` with different tags.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "ne
 
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
-# The SDK's names for AWS's PyTorch images, the newer first: `pytorch` ends at 2.10.
+# The SDK's names for AWS's PyTorch images, the newer name first: `pytorch` ends at 2.10.
 FRAMEWORKS = ("pytorch-amzn2023", "pytorch")
 _GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
 
-# The registry's account, where it is another one. Source: the same repository, docs/reference/region_availability.md;
-# for me-west-1 and the partitions but China's, which it leaves out, sagemaker 3.27.0, image_uri_config/*-amzn2023.json.
+# Regions with a registry account of their own. Source: the same repository, docs/reference/region_availability.md; for
+# me-west-1 and the partitions but China's, which are not there, sagemaker 3.27.0, image_uri_config/*-amzn2023.json.
 _ACCOUNT = "763104351884"
 _ACCOUNTS = {
     "af-south-1": "626614931356",
@@ -53,7 +53,7 @@ _ACCOUNTS = {
     "us-isof-east-1": "303241398832",
     "us-isof-south-1": "454834333376",
 }
-# Those with an account of their own, and those without. Source: botocore 1.44.5, data/endpoints.json, api.sagemaker.
+# Regions with and without an account of their own. Source: botocore 1.44.5, data/endpoints.json, api.sagemaker.
 REGIONS = frozenset(
     [
         "ap-northeast-1",
@@ -83,8 +83,8 @@ _DOMAINS = {
     "us-isob": "sc2s.sgov.gov",
     "us-isof": "csp.hci.ic.gov",
 }
-# Where SageMaker's own all-reduce library (SMDDP) can still be had: its last release, 2.5.0 of October 2024, is for
-# PyTorch up to 2.4.1 and these types; AWS's images of 2026 hold none.
+# Where SageMaker's own all-reduce library (SMDDP) still works: its last release, 2.5.0 of October 2024, is for PyTorch
+# up to 2.4.1 and these types; AWS's images of 2026 do not contain the library.
 _SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 _SMDDP_TORCH = (2, 4)
 
@@ -97,12 +97,12 @@ def default_image(region: str, gpus: int) -> str:
 
 
 def serves(accelerator: str) -> bool:
-    """Return whether the default image runs on it: CUDA 13 ended with Volta, and the image is not for Arm."""
+    """Return whether the default image runs on the accelerator: CUDA 13 ended with Volta; the image is not for Arm."""
     return accelerator not in ("V100", "GB200")
 
 
 def torch_version(image: str) -> tuple[int, int] | None:
-    """Return the PyTorch version that an image's tag begins with, None where it names none."""
+    """Return the PyTorch version at the start of an image's tag, or None if the tag has no version."""
     tag = image.rpartition(":")[2]
     found = re.match(r"(\d+)\.(\d+)", tag)
     return (int(found[1]), int(found[2])) if found else None
@@ -117,10 +117,8 @@ def has_smddp(image: str, instance_type: str) -> bool:
 def newest_of_sdk(region: str, instance_type: str) -> str | None:
     """Return the newest training image that SageMaker's own SDK knows for the type: a second source beside our table.
 
-    None without the SDK, or if the SDK has no image for the region.
-
-    It looks into files of its own: no network, and no telemetry, which the SDK sends of whole operations only.
-    Raises ConfigError where the SDK is there and does not work.
+    None without the SDK, or if the SDK has no image for the region. Reads the SDK's own files, without a network; the
+    SDK sends telemetry only for whole operations. Raises ConfigError if the SDK is installed but does not work.
     """
     try:
         from sagemaker.core import image_uris
@@ -136,7 +134,7 @@ def newest_of_sdk(region: str, instance_type: str) -> str | None:
                 found: str = image_uris.retrieve(
                     framework, region, version=version, instance_type=instance_type, image_scope="training"
                 )
-            except ValueError:  # a newer one than the region has
+            except ValueError:  # a version that the region does not have yet
                 continue
             return found
     return None

@@ -1,7 +1,7 @@
-"""What AWS's own billing has under a job's tag: Cost Explorer's GetCostAndUsage, a cent a request.
+"""AWS's bill for a job's tag: Cost Explorer's GetCostAndUsage, a cent a request.
 
-It knows of a tag only from the day after somebody has made `cloudtrain:job` a cost allocation tag, and of a day's costs
-up to 24 hours after it. Source: botocore's model of `ce`, 2017-10-25; docs.aws.amazon.com/cost-management, "Cost
+Cost Explorer reports a tag from the day after a user has made `cloudtrain:job` a cost allocation tag, and a day's costs
+up to 24 hours after the day. Source: botocore's model of `ce`, 2017-10-25; docs.aws.amazon.com/cost-management, "Cost
 Explorer API" and "Activating user-defined cost allocation tags".
 """
 
@@ -20,7 +20,7 @@ from cloudtrain.launcher.errors import ConfigError
 __all__ = ["TAG", "invoice"]
 
 TAG = "cloudtrain:job"
-HOME = "us-east-1"  # the only region that serves it, for all
+HOME = "us-east-1"  # the only region with the service, for all regions
 METRIC = "UnblendedCost"
 _DAY_S = 86_400
 _ABSENT = (
@@ -30,9 +30,9 @@ _ABSENT = (
 
 
 def invoice(ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-    """Return what was billed on the days from one time to another. Raises CredentialError, UnreachableError."""
+    """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
     access = replace(aws.Access.of(ref), region=HOME)
-    first, after = _day(from_s), _day(max(to_s, from_s) + _DAY_S)  # the end is the first day that is left out
+    first, after = _day(from_s), _day(max(to_s, from_s) + _DAY_S)  # `End` is exclusive
     asked: dict[str, Any] = {
         "TimePeriod": {"Start": first, "End": after},
         "Granularity": "DAILY",

@@ -1,4 +1,4 @@
-"""A job at SageMaker, once it is to be sent: the training job, its lines, its files. What a dry run does without."""
+"""A job at SageMaker from the send on: the job, its lines, its files. A dry run does not import this module."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
 _JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<number>\d+)/")
-CALLS_PER_S = 5.0  # of reading logs: the account's quota, 25 in most regions, is shared by all who look
+CALLS_PER_S = 5.0  # for reading logs: all followers share the account's quota, 25 in most regions
 STATE_S = 5.0
-LATE_S = 15.0  # from a job's end to its last line in CloudWatch, where a container could not say its last word
+LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container could not report its end of log
 
 
 def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError without the SDK, CredentialError where it finds no credentials."""
+    """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
     aws.require_credentials(aws.Access.of(request.beside))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
-    """Upload what is not there yet, claim the job's name, and start it.
+    """Upload missing files, claim the job's name, and start the job.
 
-    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
-    has started, which `find` can tell later.
+    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
+    and `find` can later tell whether the job exists.
     """
     beside, owner = request.beside, identity(shipment.home)
     access, ref = aws.Access.of(beside), _ref(request, owner)
@@ -53,7 +53,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         shipment.sending.creates()
         _create(access, request)
     except BaseException as error:
-        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+        if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(CloudtrainError):
                 files.retract(access, beside["job_uri"] + requests.SPEC)
                 parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
@@ -62,9 +62,9 @@ def send(request: Request, shipment: Shipment) -> JobRef:
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started, or close the door to one that is still under way.
+    """Return the job that the request has started; else retract the order, so that a start under way fails.
 
-    A name that another home has claimed, or none, is none of ours: then nothing was sent, and nothing is touched.
+    If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
     access, owner = aws.Access.of(request.beside), identity(home)
     ref = _ref(request, owner)
@@ -80,7 +80,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
-    """Return the training jobs of the account and region that read an order of ours."""
+    """Return the training jobs of the account and region that read a container order of cloudtrain."""
     from cloudtrain.launcher.config.schema_backends import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
@@ -97,7 +97,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
 
 
 def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
-    """Return the running job, None where it is not cloudtrain's: its order is in jobs/NAME/attempt-NUMBER/."""
+    """Return the running job, or None for a foreign job: cloudtrain's orders are in jobs/NAME/attempt-NUMBER/."""
     described = _described(access, name) or {}
     channels = {each["ChannelName"]: each["DataSource"] for each in described.get("InputDataConfig", ())}
     uri = channels.get(requests.JOB, {}).get("S3DataSource", {}).get("S3Uri", "")
@@ -105,27 +105,27 @@ def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
     if match is None or name != platform_name(match["job"], int(match["number"])):
         return None
     record, owner = None, ""
-    with contextlib.suppress(CloudtrainError):  # somebody else's bucket hides no other job
+    with contextlib.suppress(CloudtrainError):  # an unreadable bucket of another user must not hide the remaining jobs
         record = files.read_order(access, uri + requests.SPEC).get("record")
         owner = files.owner(access, match["folder"] + "/owner") or ""
     is_own = owner == known_identity(home)
     asked = {"region": access.region, "profile": access.profile, "endpoints": dict(access.endpoints)}
 
-    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+    def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
         return _ref(request, owner) | ({} if is_own else {"secrets": []})
 
     return Found.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
-    """Return what SageMaker says of the job; once it is over, its secrets are removed."""
+    """Return the job's state at SageMaker; once the job is over, remove its secrets."""
     access = aws.Access.of(ref)
     with aws.polls(f"ask for {ref['name']}"):
         described = _described(access, ref["name"])
         if described is None or "TrainingJobStatus" not in described:
             raise UnreachableError(f"SageMaker does not know {ref['name']} in {access.region}", hint="another account?")
     has_checkpoint = False
-    if status.is_over(described):  # what is asked beside that must not hide it
+    if status.is_over(described):  # failures of the extra requests must not hide the end
         if described["TrainingJobStatus"] != "Completed":
             with contextlib.suppress(CloudtrainError):
                 has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
@@ -147,7 +147,7 @@ def logs(
 
 
 def pace(ref: JobRef) -> Pace:
-    """Return how often to ask: each look costs a call a host."""
+    """Return the polling intervals: each poll costs one call for each host."""
     return Pace(
         lines_s=max(1.0, ref["nodes"] / CALLS_PER_S),
         state_s=STATE_S,
@@ -159,9 +159,9 @@ def pace(ref: JobRef) -> Pace:
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask SageMaker to stop the job: it signals the containers, which save, and kills them after 120 s.
+    """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
 
-    `now` is no quicker there.
+    `now` makes no difference there.
     """
     access = aws.Access.of(ref)
     with aws.answers(f"stop {ref['name']}"):
@@ -174,12 +174,12 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download what the job has left in its output folder; return the files."""
+    """Download the archives of the job's output folder; return the files."""
     return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    """Download the job's checkpoint folder, also while the job runs; return the files."""
     return files.fetch_all(aws.Access.of(ref), ref["checkpoint_uri"], folder)
 
 
@@ -194,20 +194,20 @@ def _ref(request: Request, owner: str) -> JobRef:
         "limit_reason": beside["spec"]["limit_reason"],
         "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
         "output_uri": body["OutputDataConfig"]["S3OutputPath"],
-        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # another machine's job may have the name elsewhere
+        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # a job of another machine may have the same name
         "secrets": told["names"],
     }
 
 
 def _order(request: Request, ref: JobRef) -> dict[str, Any]:
-    """Return what the containers are to do: the request's spec, with what only a send can know."""
+    """Return the container order: the request's spec, with the fields that only a send knows."""
     spec = request.beside["spec"]
     told = spec["secrets"] and {**spec["secrets"], "prefix": ref["secrets_prefix"]}
     return {**spec, "secrets": told, "token": secrets.token_hex(16)}
 
 
 def _create(access: aws.Access, request: Request) -> None:
-    """Send the request. Where no answer has come, if only to the SDK's first try, look whether the job is there."""
+    """Send the request. If an answer is missing, even to the SDK's first try only, look whether the job exists."""
     with aws.answers("start the training job"):
         try:
             aws.client(access, "sagemaker", patient=True).create_training_job(**request.body)
@@ -224,7 +224,7 @@ def _create(access: aws.Access, request: Request) -> None:
 
 
 def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
-    """Return whether the job is the request's: it reads its order from the folder that this home has claimed."""
+    """Return whether the job is the request's: its order is in the folder that this home folder has claimed."""
     if described is None:
         return False
     theirs = (channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in described.get("InputDataConfig", ()))
@@ -232,7 +232,7 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
 
 
 def _described(access: aws.Access, name: str) -> dict[str, Any] | None:
-    """Return DescribeTrainingJob's answer, None where there is no such job."""
+    """Return DescribeTrainingJob's answer, or None if no such job exists."""
     try:
         found: dict[str, Any] = aws.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
     except Exception as error:

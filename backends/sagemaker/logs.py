@@ -1,8 +1,9 @@
-"""A job's lines out of CloudWatch: none lost, none repeated, each host's in its own order.
+"""A job's lines from CloudWatch: no line is lost or repeated, and each host's lines keep their order.
 
-Every host has one stream, and a further one after each restart on other machines. A stream is read by its token: the
-same token again is its end, an empty page is not. A line waits in the cursor only while a stream with earlier lines is
-not read to its end; the launcher waits for lines that AWS takes in late (`Pace.hold_back_s`).
+Every host has one stream, and a further stream after each restart on new machines. A stream is read by its token: a
+repeated token marks the end, an empty page does not. A line waits in the cursor only while a stream with earlier lines
+is not read to the end; the launcher waits for lines that CloudWatch ingests late (`Pace.hold_back_s`). The cursor holds
+all state; this module keeps none.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ from cloudtrain.launcher.errors import UnreachableError
 __all__ = ["GROUP", "HOLD_S", "page"]
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-HOLD_S = 2.0  # for which the launcher holds a line back: AWS may take in other hosts' earlier lines later
-LIST_S = 10.0  # between two looks for further streams: a restart brings new ones
-SUCCESSOR_S = 5.0  # from a container's last word until its successor's stream would be there
-SUPERSEDED_S = 60.0  # how long the stream of a machine that was replaced is still looked at
+HOLD_S = 2.0  # for which the launcher holds a line back: CloudWatch may ingest other hosts' earlier lines later
+LIST_S = 10.0  # between two searches for further streams: a restart brings new streams
+SUCCESSOR_S = 5.0  # from a container's end of log until its successor's stream would exist
+SUPERSEDED_S = 60.0  # how long the stream of a replaced machine is still polled
 EMPTY_PAGES = 50  # in a row and in one call; an empty page is not the end of a stream
-PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # the most that CloudWatch gives at once
-ROUND_EVENTS, FEWEST_EVENTS = 20_000, 500  # of all streams together, and of each at least: memory is bounded by it
+PAGE_EVENTS, PAGE_BYTES = 10_000, 1 << 20  # CloudWatch's limits for one page
+ROUND_EVENTS, FEWEST_EVENTS = 20_000, 500  # of all streams together, and the least for each stream: bounds the memory
 
 _STREAM = re.compile(r".*/algo-(\d+)-(\d+)")
 
 
 @dataclass
 class _Stream:
-    """One stream's place in the cursor. `at_end`: since its last line, or the last clean page, its end was seen."""
+    """One stream's place in the cursor. `at_end`: the end was seen since the last line, or the last clean page."""
 
     node: int
     epoch: int
     token: str | None = None
     last_ms: int = 0
-    stamp_ms: int = 0  # of the last event, and how many had it: from there on, where a token is no longer taken
+    stamp_ms: int = 0  # of the last event, and the number of events with that time: for an expired token
     same: int = 0
-    skip: int = 0  # events that were seen already, by an earlier token
+    skip: int = 0  # events already seen with an earlier token
     at_end: bool = False
     caught_up: bool = False  # its last page with lines was not full
-    quiet_s: float | None = None  # since when it has no new line
-    ended_s: float | None = None  # since when its container's last word is known
-    is_final: bool = False  # no other container takes over after that word
+    quiet_s: float | None = None  # since when no new line has come
+    ended_s: float | None = None  # since when the container's end of log is known
+    is_final: bool = False  # no container follows this container
     is_closed: bool = False
 
 
 @dataclass
 class _Tail:
-    """The cursor while it is worked on. `held`: (time in ms, number, stream, text), in order."""
+    """The cursor during a call. `held`: (time in ms, number, stream, text), sorted."""
 
     streams: dict[str, _Stream]
     held: list[tuple[int, int, str, str]]
@@ -81,10 +82,10 @@ def page(
     only: frozenset[int] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> LogPage:
-    """Return the lines after the cursor, of all nodes or `only` of some, as far as they can be put in order yet.
+    """Return the lines after the cursor, of all nodes or `only` of some, as far as their order is known.
 
-    `connect` gives a CloudWatch client, one with fresh credentials where the last has turned out expired. Raises
-    UnreachableError where nothing could be read at all; where only some streams could not, the page is not clean.
+    `connect` returns a CloudWatch client, with fresh credentials after the old ones have expired. Raises
+    UnreachableError if no stream could be read; if only some streams could not be read, the page is not clean.
     """
     tail = _Tail.load(cursor)
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
@@ -95,11 +96,11 @@ def page(
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
         if lines or failed or all(s.caught_up for s in open_streams):
             break
-    # Not all at once: of many hosts one is always between two ends, or cannot be read just now.
+    # Not all streams at once: among many hosts, some stream is always between two ends, or unreadable for a moment.
     is_clean = not lines and not tail.held and now_s - tail.listed_s <= LIST_S and all(s.at_end for s in open_streams)
     newest = {s.node: s for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
     is_complete = is_clean and all(node in newest and _is_over(newest[node], now_s) for node in wanted)
-    if is_complete and tail.listed_s < now_s:  # a further life's streams may not be known yet
+    if is_complete and tail.listed_s < now_s:  # a restarted container's streams may not be listed yet
         is_complete = not _list(connect, job, tail, wanted)
     if is_clean:
         for stream in open_streams:
@@ -108,9 +109,9 @@ def page(
 
 
 def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int], now_s: float) -> set[str]:
-    """Read one page of every stream that is due; return the names of those that could not be read, "" for their list.
+    """Read one page of every stream that is due; return the names of unreadable streams, "" for the list of streams.
 
-    Raises UnreachableError where nothing could be read.
+    Raises UnreachableError if every call failed.
     """
     failed: dict[str, UnreachableError] = {}
     calls = 0
@@ -124,7 +125,7 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
     waiting = {name for _, _, name, _ in tail.held}
     limit = min(PAGE_EVENTS, max(FEWEST_EVENTS, ROUND_EVENTS // max(1, len(tail.streams))))
     for name, stream in tail.streams.items():
-        # What is held of a stream that has more must go first: so no more than a page of each is ever held.
+        # A stream with held lines and more pages waits until its lines are released: so at most a page of each is held.
         if stream.is_closed or (name in waiting and not stream.caught_up):
             continue
         calls += 1
@@ -139,12 +140,12 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
 
 
 def _is_over(stream: _Stream, now_s: float) -> bool:
-    """Return whether the container has said its last word, and had it been followed by another, that would be known."""
+    """Return whether the container has reported its end of log, and a successor would be known by now."""
     return stream.ended_s is not None and (stream.is_final or now_s - stream.ended_s >= SUCCESSOR_S)
 
 
 def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int]) -> bool:
-    """Take in the job's streams; return whether there are new ones. Raises UnreachableError."""
+    """Add the job's new streams; return whether any is new. Raises UnreachableError."""
     before = len(tail.streams)
     token: dict[str, str] = {}
     while True:
@@ -168,7 +169,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
     elif stream.stamp_ms:
         query["startTime"] = stream.stamp_ms
     answer = _call(connect, "get_log_events", {**query, "limit": limit}, "read the log")
-    if answer is None:  # a token holds for a day; on from the last event, by its time
+    if answer is None:  # a token expires after a day; continue from the last event's time
         stream.token, stream.skip, stream.at_end, stream.caught_up = None, stream.same, False, False
         return
     found = answer.get("events", [])
@@ -177,7 +178,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
     token = answer.get("nextForwardToken")
     is_end = token is None or token == stream.token
     stream.at_end = is_end or (stream.at_end and not found)
-    if found or is_end:  # an empty page that is not the end tells nothing
+    if found or is_end:  # an empty page before the end tells nothing
         size = sum(len(event["message"]) for event in found)
         stream.caught_up = is_end or (len(found) < limit // 2 and size < PAGE_BYTES // 2)
     stream.token = token
@@ -189,7 +190,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         if own is not None and own["e"] == "end":
             stream.ended_s, stream.is_final = now_s, bool(own.get("final", True))
             continue
-        # A host's own order is the stream's, whatever its clock does.
+        # A host's lines keep the stream's order, whatever its clock does.
         stream.last_ms = max(stream.last_ms, int(event["timestamp"]))
         tail.number += 1
         tail.held.append((stream.last_ms, tail.number, name, text))
@@ -197,7 +198,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
 
 
 def _close_superseded(tail: _Tail, now_s: float) -> None:
-    """Leave alone the streams of machines that were replaced, once they have been at their end for a while."""
+    """Close the streams of replaced machines, once they have been at their end for SUPERSEDED_S, or have ended."""
     newest = {s.node: s.epoch for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
     for stream in tail.streams.values():
         is_quiet = stream.at_end and stream.quiet_s is not None and now_s - stream.quiet_s > SUPERSEDED_S
@@ -206,9 +207,9 @@ def _close_superseded(tail: _Tail, now_s: float) -> None:
 
 
 def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
-    """Yield the held lines before which nothing else can come, by all that is known, and no longer hold them.
+    """Yield the held lines that no earlier line can precede, as far as is known, and drop them from the store.
 
-    Nothing waits for a stream that cannot be read: its lines come late then, but not the others'.
+    No line waits for an unreadable stream: the lines of that stream come late instead.
     """
     tail.held.sort()
     behind = {name: s for name, s in tail.streams.items() if s.token is not None and not (s.caught_up or s.is_closed)}
@@ -221,7 +222,7 @@ def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
 
 
 def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doing: str) -> dict[str, Any] | None:
-    """Return the answer, an empty one where there is no log yet, None for a token that has run out.
+    """Return the answer, {} if the log does not exist yet, or None if the token has expired.
 
     Raises UnreachableError.
     """

@@ -1,4 +1,4 @@
-"""Which SageMaker machine a config asks for, and where: type, price, region, account and bucket."""
+"""The SageMaker machine that a config requests, and where: type, price, region, account and bucket."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
 
-DISK_GB = 100  # where the config does not say
-# Of a volume, for a GB and a month: 0.14 to 0.154 by the region, of which a worst case takes the dearer. Source: the
-# cost sheet of a public tool for SageMaker, read in 2026-10. AWS's month is one of 30 days.
+DISK_GB = 100  # if the config sets none
+# Of a volume, for a GB and a month: 0.14 to 0.154 by region; the worst case uses the higher figure. Source: the cost
+# sheet of a public tool for SageMaker, read in 2026-10. AWS's month has 30 days.
 DISK_USD_PER_GB_MONTH, MONTH_H = 0.154, 720
 # Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
 _LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
@@ -35,7 +35,7 @@ _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/.+")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job lives. `root` is the S3 folder below which all of ours lies, without a slash at its end."""
+    """Where a job is kept. `root` is the S3 folder with all files of cloudtrain, without a trailing slash."""
 
     region: str
     role: str
@@ -44,14 +44,14 @@ class Place:
 
 
 def block_of(config: Config) -> SageMaker:
-    """Return the config's block, with its defaults where there is none."""
-    from cloudtrain.launcher.config.schema_backends import SageMaker  # who only asks for a job's state needs no config
+    """Return the config's `sagemaker` block, or a block of defaults."""
+    from cloudtrain.launcher.config.schema_backends import SageMaker  # a poll of a job's state needs no config
 
     return config.sagemaker or SageMaker()
 
 
 def choose(config: Config) -> Machine:
-    """Return the machine type that the config asks for. Raises ConfigError where it does not say, or there is none."""
+    """Return the machine type that the config requests. Raises ConfigError if the config names none, or a wrong one."""
     resources, region = config.resources, region_of(block_of(config))
     if resources.instance_type is not None:
         return _named(resources.instance_type, region, config.distributed.nproc_per_node)
@@ -68,17 +68,17 @@ def choose(config: Config) -> Machine:
 
 
 def has_local_disk(instance_type: str) -> bool:
-    """Return whether the type brings its disks, in place of a volume."""
+    """Return whether the type has local disks in place of a volume."""
     return bool(_LOCAL_DISK.match(instance_type))
 
 
 def disk_gb(config: Config) -> int:
-    """Return the size of each instance's disk."""
+    """Return the size of each instance's disk in GB."""
     return config.resources.disk_gb or DISK_GB
 
 
 def disk_usd(instance_type: str, size_gb: int) -> float:
-    """Return what an hour of the volume costs that SageMaker gives each instance, 0 where it brings its disks."""
+    """Return the hourly price of the volume that SageMaker gives each instance, 0 for a type with local disks."""
     return 0.0 if has_local_disk(instance_type) else size_gb * DISK_USD_PER_GB_MONTH / MONTH_H
 
 
@@ -106,7 +106,7 @@ def _no_neuron(wanted: str, key: str) -> Fault:
 
 
 def place_of(config: Config) -> Place:
-    """Return where the job lives. Raises ConfigError with all that is missing."""
+    """Return where the job is kept. Raises ConfigError with all missing settings."""
     block = block_of(config)
     region, faults = region_of(block), []
     if region is None:
@@ -114,7 +114,7 @@ def place_of(config: Config) -> Place:
         faults.append(Fault("no AWS region", key="sagemaker.region", hint=hint))
     account = _ROLE.fullmatch(block.role or "")
     if block.role is None:
-        hint = "the ARN of a role that SageMaker may take on; `cloudtrain doctor sagemaker` lists yours"
+        hint = "the ARN of a role that SageMaker may take on: see docs/tutorials/sagemaker.md"
         faults.append(Fault("no execution role for the job", key="sagemaker.role", hint=hint))
     elif account is None:
         hint = "as in arn:aws:iam::111122223333:role/train"
@@ -126,7 +126,7 @@ def place_of(config: Config) -> Place:
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the region as AWS's own tools find it: the config's, the environment's, then the profile's."""
+    """Return the region, in the order of AWS's own tools: the config's, the environment's, then the profile's."""
     if block.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         return block.region or environ.get("AWS_REGION") or environ["AWS_DEFAULT_REGION"]
     profile = block.profile or environ.get("AWS_PROFILE") or "default"

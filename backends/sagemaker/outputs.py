@@ -1,4 +1,4 @@
-"""What a job has left: SageMaker packs the output folder into an archive."""
+"""The download of a job's output: SageMaker packs the output folder into an archive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["download"]
 def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
     """Unpack the job's output archives below the folder; return the files.
 
-    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written.
+    Raises CloudtrainError if no archive exists yet, ConfigError if the folder cannot be written.
     """
     found: list[Path] = []
     left_out: list[str] = []

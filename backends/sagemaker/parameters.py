@@ -1,4 +1,4 @@
-"""A job's secrets on their way: encrypted parameters of AWS's store (SSM), until the job's end is seen."""
+"""A job's secrets in transit: encrypted parameters of AWS's store (SSM), until the job's end is seen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH = 10
 
 
 def put(access: Access, prefix: str, secrets: Mapping[str, str]) -> None:
-    """Store the values below the prefix. Raises ConfigError for one that is too long."""
+    """Store the values below the prefix. Raises ConfigError if a value is too long."""
     for name, value in secrets.items():
         if len(value.encode()) > MAX_BYTES:
             message = f"the secret `{name}` has more than the {MAX_BYTES} bytes that SSM takes"
@@ -27,7 +27,7 @@ def put(access: Access, prefix: str, secrets: Mapping[str, str]) -> None:
 
 
 def remove(access: Access, prefix: str, names: Sequence[str]) -> None:
-    """Remove those that are there."""
+    """Remove the parameters that exist."""
     with aws.answers("remove the job's secrets from SSM"):
         for at in range(0, len(names), _BATCH):
             paths = [f"{prefix}/{name}" for name in names[at : at + _BATCH]]

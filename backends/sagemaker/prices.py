@@ -1,8 +1,8 @@
-"""What AWS asks for SageMaker's machines today: its Price List, by GetProducts or, without permission, its public file.
+"""AWS's prices of SageMaker's machines today: the Price List, by GetProducts or, without permission, the public file.
 
-One machine type has a row for each thing that SageMaker does with it: training, hosting, notebooks, HyperPod clusters,
-spot training. They mostly cost the same, and for some types do not; a job is billed by `...Train:ml.g5.2xlarge` alone.
-EC2's price of the same machine is 15 to 40 % lower, and is never taken. Both ways give rows of one form.
+One machine type has a row for each use in SageMaker: training, hosting, notebooks, HyperPod clusters, spot training.
+The prices are mostly equal, but differ for some types; only rows as `...Train:ml.g5.2xlarge` bill a job. EC2's price of
+the same machine is 15 to 40 % lower, and is never used. GetProducts and the file give rows of one form.
 Source: docs.aws.amazon.com/awsaccountbilling, "Price List API"; botocore's model of `pricing`, 2017-10-15.
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["quotes", "region"]
 
 SERVICE = "AmazonSageMaker"
-HOME = "us-east-1"  # GetProducts is served in few regions, and tells of all
-PAGE = 100  # the most that it gives at once
+HOME = "us-east-1"  # few regions serve GetProducts, each for all regions
+PAGE = 100  # the most rows on one page
 BULK = "https://pricing.us-east-1.amazonaws.com"
 TRIES, PAUSE_S, READ_S = 4, 0.25, 120.0
 BUSY = (408, 429, 500, 502, 503, 504)
@@ -44,7 +44,7 @@ _USAGE = re.compile(r"(?:[A-Z0-9-]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
 
 
 class Row(NamedTuple):
-    """One price of a machine type: dollars, else why it is none."""
+    """One price of a machine type in USD an hour; if `usd` is None, `why` has the reason."""
 
     instance_type: str
     usd: float | None
@@ -53,14 +53,14 @@ class Row(NamedTuple):
 
 
 def region(config: Config | None) -> str | None:
-    """Return the region whose prices are of use. Raises ConfigError where AWS's config cannot be read."""
+    """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
     return region_of(SageMaker() if config is None else block_of(config))
 
 
 def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-    """Return the prices of the types in the region, without any named: of all that SageMaker trains on there.
+    """Return the prices of the types in the region; without `types`, of all types with SageMaker training there.
 
-    Raises UnreachableError where AWS's list cannot be read, ConfigError where the region has none.
+    Raises UnreachableError if AWS's list cannot be read, ConfigError if the region has no prices.
     """
     block = SageMaker() if config is None else block_of(config)
     access = Access(HOME, block.profile, tuple(sorted(block.endpoints.items())))
@@ -77,7 +77,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
 
 
 def _own(config: Config | None) -> list[str]:
-    """Return the job's own type, where it has one, which is told of also where it is not listed."""
+    """Return the job's own type, which `quotes` reports even if AWS does not list the type; [] without a machine."""
     if config is None or config.backend != "sagemaker":
         return []
     with suppress(ConfigError):
@@ -86,7 +86,7 @@ def _own(config: Config | None) -> list[str]:
 
 
 def _quote(name: str, region: str, rows: list[Row], way: str) -> Quote:
-    """Return the one price; several that differ, or none above nothing, are no price."""
+    """Return the single price; several different prices, or only zero prices, count as no price."""
     key = Key("sagemaker", name, region, "on_demand")
     prices = {row.usd for row in rows if row.usd is not None}
     if len(prices) == 1:
@@ -101,9 +101,9 @@ def _quote(name: str, region: str, rows: list[Row], way: str) -> Quote:
 
 
 def _rows(item: Mapping[str, Any], region: str) -> Iterator[Row]:
-    """Yield the prices on demand of a product, where it is a machine of this region that trains.
+    """Yield the on-demand prices of a product, if the product is a training machine of this region.
 
-    Raises UnreachableError for one of another form.
+    Raises UnreachableError if the row has an unexpected form.
     """
     try:
         product = item["product"]
@@ -123,7 +123,7 @@ def _rows(item: Mapping[str, Any], region: str) -> Iterator[Row]:
 
 
 def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
-    """Return the dollars of an hour, else why there are none."""
+    """Return the USD of an hour, else the reason for a missing price."""
     prices = rate["pricePerUnit"]
     if "USD" not in prices:
         return None, f"AWS lists it in {', '.join(prices) or 'no currency'}, not in USD"
@@ -136,12 +136,12 @@ def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
 
 
 def _items(access: Access, region: str) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the region's rows, and how they were read. Raises UnreachableError."""
+    """Return the region's rows, and the name of their source. Raises UnreachableError."""
     if find_spec("boto3") is None:
         return _bulk(access, region), "public file"
     try:
         return _products(access, region), "GetProducts"
-    except CredentialError:  # no, expired, or without pricing:GetProducts: what the file says is the same
+    except CredentialError:  # missing, expired, or without pricing:GetProducts: the file has the same prices
         return _bulk(access, region), "public file"
 
 
@@ -162,7 +162,7 @@ def _products(access: Access, region: str) -> list[Mapping[str, Any]]:
 
 
 def _bulk(access: Access, region: str) -> list[Mapping[str, Any]]:
-    """Return the rows of the public file, in GetProducts' form: products and prices lie apart there."""
+    """Return the rows of the public file in GetProducts' form; the file keeps products and prices apart."""
     # botocore reads these variables too; a stand-in serves both.
     told = os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
     base = (dict(access.endpoints).get("pricing") or told or BULK).rstrip("/")
@@ -182,7 +182,7 @@ def _bulk(access: Access, region: str) -> list[Mapping[str, Any]]:
 
 
 def _download(url: str) -> Any:
-    """Return the JSON there, asked for again where AWS is busy. Raises UnreachableError."""
+    """Return the JSON at the address; retry if AWS is busy. Raises UnreachableError."""
     import http.client
     import ssl
     import urllib.error

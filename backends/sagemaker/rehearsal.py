@@ -1,6 +1,6 @@
-"""A start of the training job on this machine: each instance's command, and what SageMaker puts below /opt/ml.
+"""A rehearsal of the training job on this machine: each instance's command, and SageMaker's files below /opt/ml.
 
-What is where, and what it is called: "How Amazon SageMaker Provides Training Information" in the developer guide.
+Source of paths and names: "How Amazon SageMaker Provides Training Information" in the developer guide.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 __all__ = ["rehearsal"]
 
 GRACE_S = 120.0  # from SIGTERM to SIGKILL, for a stop and for a spot machine
-DONE, SAVED = 0, 75  # of entrypoints/container.py
+DONE, SAVED = 0, 75  # exit codes of entrypoints/container.py
 _FOLDERS = ("input/config", "input/data", "checkpoints", "model", "output/data", "output/metrics")
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out the instances. Raises ConfigError where the image's own toolkit would run the job."""
+    """Prepare the instances. Raises ConfigError if the image's own toolkit would run the job."""
     algorithm = request.body["AlgorithmSpecification"]
     if "ContainerEntrypoint" not in algorithm:
         message = "what SageMaker's toolkit starts inside its image cannot be rehearsed without the image"
@@ -69,7 +69,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int) -> None:
-    """Write what an instance is told of itself."""
+    """Write the configuration files that SageMaker gives an instance."""
     kind = body["ResourceConfig"]["InstanceType"]
     group = {"instance_group_name": "homogeneousCluster", "instance_type": kind, "hosts": hosts}
     resources = {
@@ -100,11 +100,11 @@ def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int
 
 
 def _fill(folder: Path, request: Request, order: dict[str, Any], stage: Stage) -> None:
-    """Put our two channels there, and an empty folder for every other one."""
+    """Write our two channels, and an empty folder for every further channel."""
     for channel in request.body["InputDataConfig"]:
         (folder / channel["ChannelName"]).mkdir()
     shutil.copyfile(stage.bundle.path, folder / CODE / BUNDLE)
-    # Secrets are variables here, and what is copied to S3 from inside would need an account.
+    # A rehearsal passes secrets as variables, and copying to S3 from inside would need an account.
     order = {**order, "secrets": None, "token": request.name}
     order["places"] = {key: value for key, value in order["places"].items() if key != "copied_to"}
     (folder / JOB / SPEC).write_text(json.dumps(order))
@@ -127,7 +127,7 @@ def _environment(request: Request, host: str, disk: Path, stage: Stage, number: 
         "LANG": "C.UTF-8",
         "AWS_REGION": region,
         "AWS_DEFAULT_REGION": region,
-        "AWS_EC2_METADATA_DISABLED": "true",  # no credentials of this machine's, should it be one of Amazon's
+        "AWS_EC2_METADATA_DISABLED": "true",  # hides this machine's credentials, if it is an EC2 machine
         "TRAINING_JOB_NAME": body["TrainingJobName"],
         "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number]),
         **body.get("Environment", {}),

@@ -1,8 +1,8 @@
-"""The CreateTrainingJob request, and what travels beside it.
+"""The CreateTrainingJob request, and the sending plan beside it.
 
 The container runs our own boot from a channel `code` (the bundle, shared by all jobs with the same code) and reads the
-job's spec from a channel `job`: arguments are limited to 256 characters and variables to 512, files are not. The two
-older modes run the image's own toolkit instead, which takes its orders as hyperparameters.
+job's spec from a channel `job`: SageMaker limits arguments to 256 characters and variables to 512, but not files. The
+two older modes run the image's own toolkit instead, which reads its settings from hyperparameters.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRYPOINT", "build", "require"]
 
-MAX_DAYS_S = 28 * 86_400  # the most that SageMaker lets a job run or wait
-WAIT_S = 86_400  # for spot machines, where the config does not say
-CODE, JOB = "code", "job"  # our channels: no input may be called so
-BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in them
+MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run and of its wait
+WAIT_S = 86_400  # for spot machines, if the config sets none
+CODE, JOB = "code", "job"  # our channels: no input may have these names
+BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in the channels
 GRACE_S = 110  # from SageMaker's signal to its kill: 120 s
-JOIN_TIMEOUT_S = 900  # the slowest instance's download of image and data
+JOIN_TIMEOUT_S = 900  # for the slowest instance's download of image and data
 
-# What `raw` must leave alone, and the config's key for it.
+# Fields that `raw` must not change, and the config's key for each field.
 _PLANNED = {
     ("TrainingJobName",): "name",
     ("ResourceConfig", "InstanceType"): "resources.instance_type",
@@ -52,17 +52,17 @@ _PLANNED = {
 }
 _RULES = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
 
-# 224 characters of the 256 allowed. A shell, tar and python3 are all that an image needs to have.
+# 224 characters of the 256 allowed. An image needs only a shell, tar and python3.
 ENTRYPOINT = (
     "mkdir -p /opt/cloudtrain && tar -xzf /opt/ml/input/data/code/bundle.tar.gz -C /opt/cloudtrain "
     "&& exec env PYTHONPATH=/opt/cloudtrain/runtime python3 -m cloudtrain.entrypoints.container "
     "/opt/ml input/data/job/spec.json"
 )
 
-# What the toolkit runs, from the bundle: it refuses an image without SMDDP, else runs the script.
+# The toolkit's program, from the bundle: it refuses an image without SMDDP, else runs the script.
 GUARD = "runtime/cloudtrain/entrypoints/smddp.py"
 
-# Names for SageMaker's own charts, and where their numbers stand in our event lines (entrypoints/events.py).
+# Names for SageMaker's own charts, and the fields of our event lines with the numbers (entrypoints/events.py).
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 _EVENT_FIELDS = {
     "loss": ("step", "loss"),
@@ -80,7 +80,7 @@ def require(config: Config) -> None:
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, place = block_of(config), place_of(config)
     _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
@@ -92,7 +92,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         )
     image = config.image or images.default_image(place.region, machine.count)
     spec = job_spec(plan, config, job_id, attempt)
-    # With a slash at the end: a channel takes every object whose name begins so, attempt-1 those of attempt-10 too.
+    # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
     job = {
@@ -102,9 +102,9 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "image": image,
         "entrypoint": [] if toolkit else ["/bin/sh", "-c", ENTRYPOINT],
         "hyperparameters": toolkit,
-        # Without the toolkit it is in the spec, which has room for any length.
+        # Without the toolkit the variables are in the spec, which has no limit of length.
         "environment": {**config.env, "CLOUDTRAIN_SCRIPT": f"code/{config.script}"} if toolkit else {},
-        # The toolkit reads neither, but without its order no job must start.
+        # The toolkit reads neither channel, but no job must start without its order.
         "channels": _channels(config, [(JOB, job_uri)] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
         "output_uri": _output(config) or f"{home}/output",
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
@@ -117,7 +117,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
     sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
-    if not block.network_isolation:  # else nobody can reach it from inside
+    if not block.network_isolation:  # an isolated container cannot reach S3
         sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
         sent_spec |= {"environments_in": f"{place.root}/environments"} if config.requirements else {}
     beside = {
@@ -137,13 +137,13 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
 
 
 def _own_tags(config: Config, job_id: str, attempt: int) -> list[tuple[str, str]]:
-    """Return by what the job is found again, and whose money it is: AWS's bill can be split by both."""
+    """Return the tags that identify the job and its project: AWS's bill can be split by both."""
     project = [("cloudtrain:project", config.project.name)] if config.project is not None else []
     return [("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project]
 
 
 def _notes(config: Config) -> Iterator[str]:
-    """Yield what to know before."""
+    """Yield notes for the plan."""
     yield from doubts("sagemaker.region", region_of(block_of(config)), images.REGIONS, images.IMAGES_AS_OF)
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
@@ -153,7 +153,7 @@ def _notes(config: Config) -> Iterator[str]:
 
 
 def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
-    """Return what entrypoints/container.py needs beside the job's spec; its places count from /opt/ml."""
+    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at /opt/ml."""
     secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
     gathers = config.task is None and plan.instances > 1
     return {
@@ -177,7 +177,7 @@ def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[s
 
 
 def _asked(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return what the template takes from the plan and the config as they are."""
+    """Return the values that the template copies from the plan and the config."""
     block = block_of(config)
     return {
         "metrics": _metrics(config),
@@ -201,9 +201,9 @@ def _asked(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
-    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without.
+    """Raise ConfigError if `raw` changes a planned value, or a field that the job needs.
 
-    Rules with machines of their own run beside the job: no price counts those.
+    Debug and profiler rules with machines of their own run beside the job, and no price counts the machines.
     """
     faults = list(render.changed(planned, body, _PLANNED, "sagemaker.raw"))
     for name in (name for name in _RULES if has_price and _has_machines(body.get(name))):
@@ -229,7 +229,7 @@ def _has_machines(rules: Any) -> bool:
 def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:
     """Return the hyperparameters by which the image's toolkit runs a script under SMDDP.
 
-    `pytorchddp` and `smdistributed` say the same: SDK v2 rewrote the first into the second.
+    `pytorchddp` and `smdistributed` mean the same: SDK v2 rewrote the first as the second.
     """
     distribution = block_of(config).distribution
     image = config.image
@@ -266,7 +266,7 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
 
 
 def _as_hyperparameters(config: Config) -> dict[str, Any]:
-    """Return `--name value` pairs as a mapping, which is all that the toolkit can pass on."""
+    """Return `--name value` pairs as a mapping, the only form that the toolkit can pass on."""
     found: dict[str, Any] = {}
     arguments = list(config.args)
     while arguments:
@@ -304,7 +304,7 @@ def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str
 
 
 def _require_reachable(config: Config) -> None:
-    """Raise ConfigError for places that a container on SageMaker does not have."""
+    """Raise ConfigError for places that a container on SageMaker cannot reach."""
     faults = []
     mirror = config.checkpoint.mirror
     if mirror is not None and not mirror.startswith("s3://"):
@@ -329,7 +329,7 @@ def _require_reachable(config: Config) -> None:
 
 
 def _output(config: Config) -> str | None:
-    """Return where SageMaker puts the output folder's archive: it has one place for all."""
+    """Return the URI for the output folder's archive: SageMaker has one place for all outputs."""
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
@@ -338,7 +338,7 @@ def _output(config: Config) -> str | None:
 
 
 def _max_wait(plan: Plan, config: Config) -> int | None:
-    """Return how long a spot job may take with its waiting; without spot SageMaker has no such limit."""
+    """Return the limit of a spot job's time with its wait; without spot, SageMaker has no such limit."""
     if not config.resources.spot:
         return None
     return min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S)

@@ -1,4 +1,4 @@
-"""What SageMaker says of a job, in our words: state, reason, cause, and the seconds that it bills."""
+"""SageMaker's description of a job as our state: state, reason, cause, and billed seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.launcher.job import JobState, State
 
 __all__ = ["is_over", "state_of"]
 
-# Before the first of these, nothing has run yet. A status that is not known here is of a job that runs.
+# States before any process runs. A status outside all lists counts as running.
 _WAITING = (
     *("Starting", "LaunchingMLInstances", "PreparingTrainingStack", "Pending"),
     *("DownloadingTrainingImage", "Downloading"),
@@ -21,20 +21,20 @@ _BETWEEN = ("Interrupted", "Restarting")
 # Billed by the second, from the machines' download of the data to the upload of the results.
 _BILLED = ("Downloading", "DownloadingTrainingImage", "Training", "Uploading", "Stopping")
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Stopped": "stopped", "Deleting": "failed"}
-BILLABLE = "BillableTimeInSeconds"  # of each instance, told after the end
+BILLABLE = "BillableTimeInSeconds"  # of each instance, reported after the end
 _PREFIX = re.compile(r"^(\w+Error): ")
 _FAULTS = ("InternalServerError", "CapacityError", "InsufficientCapacityError")
 
 
 def is_over(described: dict[str, Any]) -> bool:
-    """Return whether the answer of DescribeTrainingJob is of a job that has ended."""
+    """Return whether the answer of DescribeTrainingJob describes an ended job."""
     return described["TrainingJobStatus"] in _OVER
 
 
 def state_of(
     described: dict[str, Any], limit_reason: str, *, has_checkpoint: bool, now_s: float | None = None
 ) -> State:
-    """Return the state. `limit_reason` is what set the job's time limit: time_limit or budget."""
+    """Return the state. `limit_reason` is the origin of the job's time limit: time_limit or budget."""
     now_s = time.time() if now_s is None else now_s
     moves = described.get("SecondaryStatusTransitions", [])
     common: dict[str, Any] = {
@@ -63,7 +63,7 @@ def _running(described: dict[str, Any], status: str) -> JobState:
 
 
 def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | None:
-    """Return what is going on where it is not plain training."""
+    """Return a description of a state other than plain training."""
     now = described.get("SecondaryStatus", "")
     if now in ("Training", "Stopping", ""):
         return None
@@ -75,7 +75,7 @@ def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | Non
 
 
 def _saving(described: dict[str, Any]) -> str | None:
-    """Return what spot machines have saved, in words."""
+    """Return the saving by spot machines, in words."""
     billed, took = described.get("BillableTimeInSeconds"), described.get("TrainingTimeInSeconds")
     if not billed or not took or billed >= took:
         return None
@@ -91,7 +91,7 @@ def _why_stopped(secondary: str, limit_reason: str) -> tuple[str, str | None]:
 
 
 def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint: bool) -> State:
-    """Return the end that the container's own account tells, else what SageMaker says."""
+    """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
     told = account.told_in(words)
@@ -107,12 +107,12 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
 
 
 def _restarts(moves: list[dict[str, Any]]) -> int:
-    """Return how often SageMaker has begun anew on other machines."""
+    """Return how often SageMaker has restarted the job on new machines."""
     return max(0, [move["Status"] for move in moves].count("Starting") - 1)
 
 
 def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: float) -> float | None:
-    """Return the seconds that each instance is billed for: SageMaker's own number, until then by its transitions."""
+    """Return the billed seconds of each instance: SageMaker's number, or before the end the sum over transitions."""
     if described.get(BILLABLE) is not None:
         return float(described[BILLABLE]) + _kept_warm_s(described)
     total = 0.0
@@ -124,7 +124,7 @@ def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: flo
 
 
 def _kept_warm_s(described: dict[str, Any]) -> float:
-    """Return the seconds that warm machines were billed for after the job, as far as SageMaker tells; else the most."""
+    """Return the billed seconds of warm machines after the job: SageMaker's number, else the maximum."""
     most = described.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0
     told = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
     return float(most if told is None else told)

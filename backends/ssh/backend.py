@@ -1,6 +1,6 @@
-"""The ssh backend: jobs are agents on the user's own machines, which need ssh alone to be reached.
+"""The ssh backend: jobs are agents on the user's own machines, and cloudtrain reaches the machines by ssh alone.
 
-What plans and renders is imported by a dry run, what goes over ssh by the commands that do, each on first use.
+A dry run imports only the modules that plan and render. A command imports the modules that use ssh on first use.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.errors import Fault
 
 _JOBS = "cloudtrain.backends.ssh.jobs"
-# The agent of node 0 ends the job at the cap by its own clock, the others when they hear of it or of nothing: 15 s of
-# silence (entrypoints/peers.py), and some seconds to kill what runs.
+# The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
+# of silence (entrypoints/peers.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
 
 
 def capacity(config: Config) -> Capacity:
-    """Return the GPUs that the config says a host has: a dry run asks no host, and a submit checks them."""
+    """Return the GPUs of a host as the config states them: a dry run asks no host, and a submit checks the hosts."""
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
     price = config.ssh.price_per_hour if config.ssh else None
     if price is None:
@@ -30,13 +30,14 @@ def capacity(config: Config) -> Capacity:
 
 
 def check(request: Request) -> list[Fault]:
-    """Return what no host would take."""
+    """Return the faults in the request that no host would accept."""
     from cloudtrain.backends.ssh import check as rules
 
     return list(rules.faults(request.body))
 
 
 request = lazily.of("cloudtrain.backends.ssh.request", "build")
+ready = lazily.of("cloudtrain.backends.ssh.sending", "ready")
 send = lazily.of("cloudtrain.backends.ssh.sending", "send")
 find = lazily.of("cloudtrain.backends.ssh.sending", "find")
 jobs = lazily.of("cloudtrain.backends.ssh.sending", "jobs")

@@ -1,7 +1,7 @@
-"""A channel to a host: our own calls served there by Python, with nothing to install and nothing to quote.
+"""A channel to a host: Python serves cloudtrain's calls there, without installation and without shell quoting.
 
-What ssh runs is one constant command, whatever the login shell; all data goes over its standard input. It carries our
-package once, by its hash, and then answers calls (entrypoints/host/calls.py) until it is closed.
+ssh runs one constant command under any login shell, and all data go over the standard input. The channel sends our
+package once, identified by its hash, and then answers calls (entrypoints/host/calls.py) until the channel is closed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Channel", "Refusal"]
 
 CALL_S = 60.0
 MAX_LINE = 64 << 20
-MAX_NOISE = 1 << 20  # bytes that a login may print before our first program speaks
-END_S = 5.0  # for ssh's exit code, once the host's output has ended
-PAUSES_S = (0.3, 0.6, 1.2)  # before another try of what passes
-# The interpreter comes first, on a line of its own. No quote, `$` of ours or `!` in it that fish or csh would read.
+MAX_NOISE = 1 << 20  # bytes that a login may print before our first program answers
+END_S = 5.0  # for ssh's exit code, after the end of the host's output
+PAUSES_S = (0.3, 0.6, 1.2)  # before each retry of a temporary failure
+# The interpreter's path comes first, on a line of its own. The command has no quote, `$` or `!` that fish or csh read.
 MARK = b"::cloudtrain::\n"  # as in entrypoints/host/hello.py
 SHELL_HINT = "`{} echo hello` must print hello: see the login's shell and start-up files there, and sshd's ForceCommand"
 COMMAND = (
@@ -41,17 +41,17 @@ COMMAND = (
 
 
 class Refusal(ConfigError):
-    """What a host has said that the user must mend."""
+    """A host's refusal that the user must fix."""
 
 
 @dataclass
 class Channel:
-    """One process's line to a host: opened on its first call, one call at a time, opened anew after a break."""
+    """One process's channel to a host: opens on the first call, runs one call at a time, reopens after a break."""
 
     host: Host
     masters: Masters
-    about: dict[str, Any] = field(default_factory=dict)  # what the host has told of itself: workdir, address, ...
-    ahead_s: float = 0.0  # its clock, ahead of ours
+    about: dict[str, Any] = field(default_factory=dict)  # the host's report about itself: workdir, address, ...
+    ahead_s: float = 0.0  # the host's clock minus ours
     _process: asyncio.subprocess.Process | sessions.Session | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _words: bytearray = field(default_factory=bytearray)
@@ -60,10 +60,10 @@ class Channel:
     async def call(
         self, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S
     ) -> tuple[dict[str, Any], bytes]:
-        """Return what the verb tells, and the bytes that go with it.
+        """Return the verb's result as JSON, and the bytes that follow.
 
-        Raises UnreachableError, CredentialError, ConfigError; Refusal with the host's own words. A break in the middle
-        of a call raises: whether it was carried out is not known.
+        Raises UnreachableError, CredentialError, ConfigError; Refusal with the host's own words. If the connection
+        breaks during a call, the call raises, because the host may or may not have run the call.
         """
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
@@ -93,10 +93,10 @@ class Channel:
 
     async def _open(self) -> None:
         for pause_s in (*PAUSES_S, None):
-            socket = await self.masters.connected(self.host)  # which has tries of its own
+            socket = await self.masters.connected(self.host)  # `connected` has retries of its own
             try:
                 await self._open_once(socket)
-            except UnreachableError as error:  # a master may die with its connection while we ask it for a session
+            except UnreachableError as error:  # a master may lose its connection while it opens a session
                 if pause_s is None or not is_passing(error.message):
                     raise
                 await asyncio.sleep(pause_s)
@@ -104,11 +104,11 @@ class Channel:
                 return
 
     async def _open_once(self, socket: Path) -> None:
-        await self._closed()  # what has ended since the last call
+        await self._closed()  # a process that has ended since the last call
         self._words.clear()
         try:
             self._process = await sessions.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
-        except asyncio.TimeoutError as error:  # the next try has a new master, if there is a way to the host
+        except asyncio.TimeoutError as error:  # the next try starts a new master, if the host is reachable
             self.masters.forget(self.host)
             raise UnreachableError(f"{self.host.name}: {BROKEN}: its line is cut, or it went down") from error
         self._reader = asyncio.create_task(self._keep_words(self._process))
@@ -117,13 +117,13 @@ class Channel:
             self.about = await asyncio.wait_for(self._greet(noise), CALL_S)
         except asyncio.TimeoutError as error:
             await self._closed()
-            self.masters.forget(self.host)  # it may be the master that hangs
+            self.masters.forget(self.host)  # the master itself may hang
             said = last_words(noise.decode(errors="replace"))
             message = f"{self.host.name} has not answered our first call within {CALL_S:.0f} s"
             hint = SHELL_HINT.format(self.host.by_hand)
             raise UnreachableError(f"{message}{f', after `{said}`' * bool(said)}", hint=hint) from error
         except (OSError, EOFError, ValueError) as error:
-            if isinstance(error, OSError):  # it has ended while we wrote, and what it said is still to be read
+            if isinstance(error, OSError):  # the process ended during our write; read its remaining output
                 noise += await self._rest()
             raise await self._unserved(noise.decode(errors="replace")) from error
         except BaseException:
@@ -131,7 +131,7 @@ class Channel:
             raise
 
     async def _own_ssh(self, socket: Path) -> asyncio.subprocess.Process:
-        """Return an ssh: it makes a connection of its own where the master opens no more sessions."""
+        """Return an ssh process; it makes a connection of its own if the master opens no more sessions."""
         command = [*masters.argv(self.host, socket), "-o", "ControlMaster=no", *self.host.target, COMMAND]
         try:
             return await asyncio.create_subprocess_exec(
@@ -146,7 +146,7 @@ class Channel:
             raise no_ssh() from error
 
     async def _rest(self) -> bytes:
-        """Return what the host's end has said until its end, or until we have waited long enough."""
+        """Return the host's output until its end, or until END_S passes without output."""
         rest = bytearray()
         with contextlib.suppress(asyncio.TimeoutError, OSError):
             while len(rest) < MAX_NOISE and (data := await asyncio.wait_for(self._answers().read(4096), END_S)):
@@ -154,14 +154,14 @@ class Channel:
         return bytes(rest)
 
     async def _unserved(self, noise: str) -> CloudtrainError:
-        """Return why the first program does not speak, from how ssh has ended, and from what the host has printed."""
+        """Return the error for a first program that does not answer, by ssh's exit code and the host's output."""
         code = None
         if self._process is not None and self._answers().at_eof():
             with contextlib.suppress(asyncio.TimeoutError):
                 code = await asyncio.wait_for(self._process.wait(), END_S)
         words = await self._closed()
         name = self.host.name
-        if code == 255:  # ssh's own; what else is in `words` has come from the host
+        if code == 255:  # ssh's own code; with any other code, `words` comes from the host
             return fault_of(words or BROKEN, name, self.host.by_hand)
         said = last_words(words) or last_words(noise) or "no word of why"
         if code in (126, 127):
@@ -178,7 +178,7 @@ class Channel:
         hello, sha256, whole = _shipped()
         first = json.dumps({"workdir": self.host.workdir, "sha256": sha256}).encode()
         await self._write(b"%s\n%d\n%s%s\n" % (self.host.python.encode(), len(hello), hello, first))
-        # Start-up files that print are common, and none of them knows that nobody reads.
+        # Start-up files that print are common; their output comes before the mark.
         while not (line := await self._answers().readline()).endswith(MARK):
             noise += line
             if not line or len(noise) > MAX_NOISE:
@@ -225,7 +225,7 @@ class Channel:
             del self._words[:-4096]
 
     async def _closed(self) -> str:
-        """End the process; return what it had to say."""
+        """End the process; return its standard error."""
         process, self._process = self._process, None
         if process is None:
             return ""
@@ -251,5 +251,5 @@ def _shipped() -> tuple[bytes, str, bytes]:
 
 @functools.lru_cache(maxsize=1)
 def _packed(whole: bytes) -> bytes:
-    """Return our package as it travels: 20 ms, which a host that has it does not cost."""
+    """Return our package, compressed: 20 ms, only for a host that lacks the package."""
     return zlib.compress(whole, 1)

@@ -1,4 +1,4 @@
-"""What the ssh backend would refuse, found without a connection."""
+"""Faults in an ssh request, found without a connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudtrain.launcher.errors import Fault
 
 __all__ = ["faults"]
 
-MIN_PORTS = 8  # the agents' line, and a fresh one for each start
+MIN_PORTS = 8  # for the agents' connections, and a new port for each start
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@\\+-]{0,63}")
 _WORD = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]+")
@@ -19,7 +19,7 @@ _CONTAINERS = ("docker", "podman")
 
 
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
-    """Yield what is wrong with an ssh request."""
+    """Yield the faults of an ssh request."""
     yield from _machines(body)
     for number, host in enumerate(body["hosts"]):
         yield from _of_host(host, f"ssh.hosts[{number}]")

@@ -1,4 +1,4 @@
-"""Which hosts take part in a job: those that are there, fit and free; and what each of them brings."""
+"""The host assignment of a job: the reachable, fit and free hosts, with each host's address, GPUs and folders."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.terminal import say
 
-__all__ = ["Seat", "address_of", "examine", "path_on", "seated"]
+__all__ = ["Seat", "address_of", "examine", "path_on", "require_answers", "seated"]
 
 FACTS_S = 30.0
-PATIENCE_S = 15.0  # with each fact: a Python on a cold network home takes seconds to start
-ALL_DIAL = 16  # hosts: beyond, a submit has node 0 alone dialled, both ways; doctor has all dial all
+PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
+ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 and each host; doctor tests all pairs
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A host in a job. `name` is its own, `workdir` absolute; `takes` are locks, `labels` what people call them."""
+    """A host assigned to a job. `workdir` is absolute; `takes` are names of locks, `labels` the names for users."""
 
     host: Host
     name: str
@@ -34,10 +34,21 @@ class Seat:
     labels: Mapping[str, str]
 
 
-def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:
-    """Return the job's hosts in the config's order, the first that are fit where there are spare ones.
+def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
+    """Raise an error with the faults of all hosts if fewer hosts answer than the job needs."""
+    hosts = [Host(**each) for each in body["hosts"]]
+    answers = fleet.ask({host: Call("clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
+    there = [host for host in hosts if answers[host].error is None]
+    if len(there) < body["spec"]["nodes"]:
+        answers |= _facts(fleet, there, body)
+        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
+        raise _error(found, list(answers.values()))
 
-    Raises what stands in the way: CapacityError, ConfigError, CredentialError, UnreachableError.
+
+def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:
+    """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
+
+    Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
     """
     hosts = [Host(**each) for each in body["hosts"]]
     count, wish = body["spec"]["nodes"], wish_of(body)
@@ -61,7 +72,7 @@ def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:
 
 
 def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
-    """Return all that can be told of the hosts, for `doctor`."""
+    """Return all findings about the hosts, for `doctor`."""
     hosts = [Host(**each) for each in body["hosts"]]
     answers = _facts(fleet, hosts, body)
     found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
@@ -70,7 +81,7 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
 
 
 def wish_of(body: Mapping[str, Any]) -> preflight.Wish:
-    """Return what the job wants of each host."""
+    """Return the job's requirements for each host."""
     return preflight.Wish(
         ranks=body["spec"]["nproc_per_node"],
         gpus=body["gpus"],
@@ -83,7 +94,7 @@ def wish_of(body: Mapping[str, Any]) -> preflight.Wish:
 
 def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, Answer]:
     common = {"checkpoint": body["checkpoint_dir"], "lock_folder": body["gpu_locks"], "patience_s": PATIENCE_S}
-    is_plain = body["runs_in"]["kind"] == "none"  # what else it runs in brings a Python of its own
+    is_plain = body["runs_in"]["kind"] == "none"  # any other environment brings its own Python
     calls = {host: Call("facts", {**common, "python": host.python if is_plain else None}) for host in hosts}
     answers = fleet.ask(calls, FACTS_S, is_urgent=True)
     for host, answer in answers.items():
@@ -102,7 +113,7 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
 
 
 def _error(checks: Sequence[Check], answers: Sequence[Answer]) -> CloudtrainError:
-    """Return one error that says all that failed, with the exit code of what is at its root."""
+    """Return one error with all failures, of the class, and with the exit code, of the root cause."""
     errors = [answer.error for answer in answers if answer.error is not None]
     lines = [f"{check.name}: {check.found}" for check in _failed(checks)]
     hints = "; ".join(dict.fromkeys(check.cure for check in _failed(checks) if check.cure))
@@ -121,7 +132,7 @@ def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str,
 
 
 def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the GPUs that the job takes: free ones first. Without GPUs it takes the machine."""
+    """Return the lock names of the GPUs that the job takes, free GPUs first. Without GPUs the job takes the machine."""
     if not count:
         return ("machine",), {"machine": "the machine"}
     held = {holder["name"] for holder in facts["holders"] or ()} | {p["gpu"] for p in facts["gpu_processes"] or ()}
@@ -137,24 +148,24 @@ def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[s
 
 
 def path_on(fleet: Fleet, host: Host, path: str) -> str:
-    """Return the path, which may begin with `~/`, as an absolute one of the host."""
+    """Return the path, which may begin with `~/`, as an absolute path on the host."""
     home = str(fleet.channel(host).about["home"])
     return f"{home}{path[1:]}" if path == "~" or path.startswith("~/") else path
 
 
 def address_of(fleet: Fleet, host: Host) -> str:
-    """Return where the others reach the host: as configured, else where ssh has come in, else its way out."""
+    """Return the host's address for its peers: as configured, else as ssh reaches the host, else the outgoing one."""
     if host.address:
         return host.address
     came_in = str(fleet.channel(host).about["address"])
-    # The agents and the rendezvous are on IPv4.
+    # The agents and the rendezvous use IPv4.
     if host.interface or not came_in or ":" in came_in or ipaddress.ip_address(came_in).is_loopback:
         return str(fleet.tell(host, "address", {"interface": host.interface})["address"])
     return came_in
 
 
 def _dial(fleet: Fleet, seats: Sequence[Seat], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
-    """Return by caller which hosts it does not reach, or why that could not be asked."""
+    """Return for each caller the hosts that the caller cannot reach, or why a host could not be tested."""
     if len(seats) < 2:
         return {}
     token = secrets.token_hex(8)

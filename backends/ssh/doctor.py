@@ -1,4 +1,4 @@
-"""What `doctor ssh` and `hosts` find on the user's own machines."""
+"""The findings of `doctor ssh` and `hosts` about the user's own machines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["checks", "hosts"]
 
-NAME = "dddddddd"  # a job that is none, to render a request for
+NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
 
 def checks(config: Config | None) -> list[Check]:
-    """Return what stands in the way of a job on the config's hosts."""
+    """Return the checks of the config's hosts."""
     own = _own_ssh()
     if own.verdict == "fail" or config is None or config.ssh is None or not config.ssh.hosts:
         return [own]
@@ -37,7 +37,7 @@ def checks(config: Config | None) -> list[Check]:
 
 
 def hosts(config: Config) -> list[HostUse]:
-    """Return who uses which GPU of the config's hosts, in their order."""
+    """Return the use of each GPU of the config's hosts, in the config's order."""
     found = config_hosts.of_config(config)
     folder = config.ssh.gpu_locks if config.ssh else None
     answers = fleet().ask({host: Call("holders", {"lock_folder": folder}) for host in found}, is_urgent=True)
@@ -53,7 +53,7 @@ def hosts(config: Config) -> list[HostUse]:
 
 
 def _absence(error: CloudtrainError) -> str:
-    """Return "unknown" for a host that the config names wrongly, as a submit calls the fault, else "unreachable"."""
+    """Return "unknown" for a host that the config names wrongly, as a submit does, else "unreachable"."""
     return "unknown" if error.exit_code == ConfigError.exit_code else "unreachable"
 
 

@@ -1,7 +1,7 @@
 """This process's channels to all hosts: one event loop on a thread of its own, calls to many hosts at once.
 
-What fails at one host is its answer, and the others go on. A host that could not be reached is left alone for a
-moment, longer each time, so that a follower's looks at the others stay quick.
+A failure at one host is the answer of that host; calls to the remaining hosts continue. An unreachable host is skipped
+for a pause that doubles at each failure, so that a follower's polls of the reachable hosts stay fast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Call(NamedTuple):
-    """What to ask of a host."""
+    """A call to a host."""
 
     verb: str
     ask: dict[str, Any]
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a host has told: JSON and bytes, or why there is no answer."""
+    """A host's answer: JSON and bytes, or the error."""
 
     told: dict[str, Any]
     data: bytes = b""
@@ -55,7 +55,7 @@ class _Pause:
 
 @dataclass
 class Fleet:
-    """The loop, and the channels on it by host."""
+    """The event loop, and the channels by host."""
 
     loop: asyncio.AbstractEventLoop
     masters: Masters
@@ -65,22 +65,22 @@ class Fleet:
     def ask(
         self, calls: Mapping[Host, Call], limit_s: float = CALL_S, *, is_urgent: bool = False
     ) -> dict[Host, Answer]:
-        """Return every host's answer. `is_urgent`: also of those that are left alone for a moment."""
+        """Return every host's answer. `is_urgent`: also call the hosts that are in a pause."""
         return self.run(self._all(calls, limit_s, is_urgent))
 
     def begin(self, host: Host, call: Call) -> Future[Answer]:
-        """Ask one host, and do not wait for its answer."""
+        """Call a host, without waiting for the answer."""
         return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
 
     def tell(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
-        """Return what one host tells, as JSON; raises what stands in the way."""
+        """Return a host's answer as JSON; raises the answer's error."""
         answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
         if answer.error is not None:
             raise answer.error
         return answer.told
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run it on the loop; Ctrl-C here ends it there."""
+        """Run the coroutine on the loop; Ctrl-C here cancels the coroutine."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result()
@@ -126,7 +126,7 @@ _making = threading.Lock()
 
 
 def fleet() -> Fleet:
-    """Return this process's fleet, the same one in every thread."""
+    """Return this process's fleet, the same object in every thread."""
     with _making:
         return _fleet()
 

@@ -1,4 +1,4 @@
-"""A host: how ssh reaches it, and what it needs besides. From the config, or from a job's reference."""
+"""A host: how ssh reaches the machine, and the host's settings. From the config, or from a job's reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Host", "of_config"]
 
 @dataclass(frozen=True)
 class Host:
-    """One machine. What is None is left to ssh's own configuration, or found out on the host."""
+    """One machine. A field that is None is left to ssh's own configuration, or to the host."""
 
     name: str
     user: str | None = None
@@ -30,24 +30,24 @@ class Host:
 
     @property
     def config(self) -> tuple[str, ...]:
-        """Return ssh's arguments that say which configuration it reads."""
+        """Return ssh's arguments for the configuration file."""
         return ("-F", os.path.expanduser(self.ssh_config)) if self.ssh_config else ()  # noqa: PTH111 - "none" is one
 
     @property
     def target(self) -> tuple[str, ...]:
-        """Return ssh's arguments that say which machine; `--` keeps a name from being taken for an option."""
+        """Return ssh's arguments for the machine; `--` prevents ssh from reading the name as an option."""
         port = ("-p", str(self.port)) if self.port else ()
         user = ("-l", self.user) if self.user else ()
         return (*self.config, *port, *user, "--", self.name)
 
     @property
     def by_hand(self) -> str:
-        """Return what a user types to get there."""
+        """Return the command that a user types to log in."""
         return shlex.join(["ssh", *(word for word in self.target if word != "--")])
 
     @property
     def key(self) -> str:
-        """Return what tells this connection from every other."""
+        """Return a key that identifies the connection's settings."""
         told = (self.name, self.user, self.port, self.ssh_config, self.accepts_new_keys)
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
@@ -57,7 +57,7 @@ class Host:
 
 
 def of_config(config: Config) -> list[Host]:
-    """Return the config's hosts, the block's settings filled in."""
+    """Return the config's hosts, with the block's settings as defaults."""
     block = config.ssh
     if block is None:
         return []

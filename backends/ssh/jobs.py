@@ -1,4 +1,4 @@
-"""A job on the user's own machines, asked of them: how it is, its lines, to stop, what it has left."""
+"""A job on the user's own machines: its state, its lines, its stop, its files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from cloudtrain.launcher.terminal import say
 __all__ = ["artifacts", "checkpoints", "logs", "logs_from", "pace", "shell", "state", "stop"]
 
 LINES_S, STATE_S = 0.3, 1.0
-HOLD_BACK_S = 0.5  # hosts answer one after the other, and what their clocks differ by is known to a quarter second
-LATE_S = 15.0  # after node 0's verdict, for another node's last words
+HOLD_BACK_S = 0.5  # hosts answer one after the other, and their clock differences are known to a quarter second
+LATE_S = 15.0  # after node 0's verdict, for the end of another node's log
 STOP_S = 40.0
 BLOCK = 4 << 20
-SUMS_S = 600.0  # of all files that another host has by the same name and size
-CLOCKS_S = 0.25  # a difference that is not corrected: the round trip tells no better
+SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
+CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement
 
 
 def state(ref: JobRef) -> State:
-    """Return the job's state: what node 0 tells, and where it does not, what the others do. Raises UnreachableError."""
+    """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
     nodes = ref["nodes"]
     first = _look(ref, [0], lambda answers: True)[0]
     if first.error is None and (first.told["alive"] or first.told["exit"]):
@@ -47,7 +47,7 @@ def state(ref: JobRef) -> State:
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
-    """Return the lines after the cursor, of the hosts that can be reached; the others' come later, none is lost."""
+    """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
     wanted = _nodes_of(ref, ranks)
     calls = {}
     for node in wanted:
@@ -70,16 +70,16 @@ def logs(
     if missing and now and not page.lines:
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
     have_ended = not missing and all(answer.told["ended"] for answer in answers.values())
-    # Of the hosts that are reached all was read: who reads on waits for the others as long as `late_s` says.
+    # All lines of the reached hosts were read; a follower waits for the remaining hosts for `late_s`.
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
 
 def logs_from(
     ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
 ) -> dict[str, Any] | None:
-    """Return a cursor before each file's last lines, or before what was written since then.
+    """Return a cursor before each file's last lines, or before the lines written since the time.
 
-    Raises UnreachableError, also where one host alone cannot be reached: its lines are not to be passed over.
+    Raises UnreachableError, also if a single host cannot be reached: its lines must not be skipped.
     """
     wanted, calls = _nodes_of(ref, ranks), {}
     for node in wanted:
@@ -96,14 +96,14 @@ def logs_from(
 
 
 def pace(ref: JobRef) -> Pace:
-    """Return how often to ask: a look is a line each way on a connection that is there."""
+    """Return the polling intervals: a poll is one message each way on an open connection."""
     return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Leave each agent the word; with `now`, kill what does not obey. Raises UnreachableError where none is reached.
+    """Send each agent the stop request; with `now`, kill all that do not obey. Raises UnreachableError if all are away.
 
-    One agent that has the word is enough for all to save and stop.
+    A single agent with the request is enough: then all agents save and stop.
     """
     asked = {"reason": "now" if now else "user", "by_force": now}
     calls = {_host(ref, number): Call("stop", {**asked, "root": node["root"]}) for number, node in _numbered(ref)}
@@ -130,8 +130,8 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 def _brought(ref: JobRef, place: str, folder: Path) -> list[Path]:
     """Copy a folder of all nodes below `folder`; return the files there.
 
-    Where a file of one name differs between hosts, the later ones' go to `node-N/`. Raises UnreachableError where a
-    host was passed over, with what the others have left in the folder.
+    If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
+    host was skipped, after the files of the reached hosts are in the folder.
     """
     files: dict[Path, int] = {}
     missing = []
@@ -148,7 +148,7 @@ def _brought(ref: JobRef, place: str, folder: Path) -> list[Path]:
         for name, size in told["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
-                continue  # a disk that the hosts share, or the same from each
+                continue  # from a disk that the hosts share, or equal on each host
             if here[name] is not None:
                 path = _inside(folder / f"node-{number}", name)
             _download(host, f"{node[place]}/{name}", size, path)
@@ -198,7 +198,7 @@ def _numbered(ref: JobRef) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _nodes_of(ref: JobRef, ranks: frozenset[int] | None) -> list[int]:
-    """Return the nodes whose files may hold the ranks' lines: after a restart on fewer, a rank is on another node."""
+    """Return the nodes that may have the ranks' lines: after a restart on fewer nodes, a rank may be on any node."""
     if ranks is None or ref["can_shrink"]:
         return list(range(len(ref["nodes"])))
     return sorted({rank // ref["nproc_per_node"] for rank in ranks} & set(range(len(ref["nodes"]))))
@@ -242,7 +242,7 @@ def _sha256(path: Path) -> str:
 
 
 def _download(host: Host, source: str, size: int, path: Path) -> None:
-    """Copy one file. Raises ConfigError where it cannot be written here."""
+    """Copy one file. Raises ConfigError if the file cannot be written here."""
     partial = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +253,7 @@ def _download(host: Host, source: str, size: int, path: Path) -> None:
                 if answer.error is not None:
                     raise answer.error
                 if not answer.data:
-                    break  # it has become shorter meanwhile
+                    break  # the file has become shorter meanwhile
                 file.write(answer.data)
         partial.replace(path)
     except OSError as error:

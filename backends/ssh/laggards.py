@@ -1,7 +1,7 @@
-"""Asking hosts without waiting for those that lag: that a line is cut shows after 15 s at the earliest.
+"""Calls to hosts without waiting for slow hosts: a broken connection shows after 15 s at the earliest.
 
-A call that is given up for now goes on, and its answer is taken by who asks the same again. Until then its host is
-asked nothing else.
+A call that is late continues, and the next equal call takes its answer. Until then the host gets no second call of the
+same verb.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cloudtrain.launcher.errors import UnreachableError
 
 __all__ = ["PATIENCE_S", "ask"]
 
-PATIENCE_S = 2.0  # from the first answer on: for a login it is long, and for who follows a job short
+PATIENCE_S = 2.0  # from the first answer on: long for a login, short for a follower
 
 _under_way: dict[tuple[Host, str], tuple[Call, Future[Answer]]] = {}  # by host and verb
 
 
 def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, Answer]], bool]) -> dict[Host, Answer]:
-    """Return every host's answer. Who lags for PATIENCE_S has an error, where the others' answers are enough."""
+    """Return every host's answer. A host late by PATIENCE_S gets an error, if the fast hosts' answers are enough."""
     fresh = {host for host, call in calls.items() if _begin(host, call)}
     asked = {host: _under_way[host, call.verb] for host, call in calls.items()}
     mine = {host: future for host, (call, future) in asked.items() if call == calls[host]}
@@ -44,14 +44,14 @@ def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, Answer]],
 
 
 def _begin(host: Host, call: Call) -> bool:
-    """Ask the host, unless a call to it is under way; return whether it is asked now."""
+    """Call the host unless an earlier call is under way; return whether a call has begun now."""
     earlier = _under_way.get((host, call.verb))
     if earlier is not None and (earlier[0] == call or not earlier[1].done()):
         return False
     lines = fleet()
     if not _under_way:
         atexit.unregister(_give_up)
-        atexit.register(_give_up)  # behind the fleet's own end, so it runs before: that one waits for calls
+        atexit.register(_give_up)  # registered last, so it runs before the fleet's close, which waits for calls
     _under_way[host, call.verb] = call, lines.begin(host, call)
     return True
 

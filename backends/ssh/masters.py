@@ -1,9 +1,9 @@
-"""The connections that our ssh processes share: one master a host, kept for ten minutes, and one for a bastion.
+"""The connections that our ssh processes share: one master for each host, kept for ten minutes, and one for a bastion.
 
-A master saves the key exchange, which is 86 % of what an ssh costs. Through a bastion all hosts go over one master: 63
-jumps at once by ssh's own ProxyJump met sshd's limits 58 times, over one master not once (OpenSSH 9.2, stock limits).
-The sockets lie in a private folder of ours, never in the user's own. A master listens under a name of its own and is
-then renamed: one that finds its socket taken, by what a killed command has begun, would stay for ever unused.
+A master saves the key exchange, which is 86 % of the time of an ssh call. All hosts behind a bastion share one master:
+63 jumps at once by ssh's own ProxyJump met sshd's limits 58 times, over one master never (OpenSSH 9.2, stock limits).
+The sockets are in a private folder of ours, never in the user's own. A master listens under a temporary name and is
+then renamed: a master whose socket is taken, by a master of a killed command, would never be used.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cloudtrain.launcher.home import home
 
 __all__ = ["Masters", "argv", "killed"]
 
-WIDTH = 16  # connections being made at a time: sshd drops some beyond 10 that are not yet logged in
+WIDTH = 16  # parallel connection attempts: sshd drops some beyond 10 that are not yet logged in
 TRIES = 5
-CONNECT_S = 60.0  # a whole try: ssh's own limit of 10 s is for the socket alone
+CONNECT_S = 60.0  # a whole try: ssh's own limit of 10 s covers only the socket
 PERSIST_S = 600  # without a session
-LONGEST_BASE = 24  # bytes: a socket's path has 103 at most (macOS), of which ssh takes 17 while it makes it
+LONGEST_BASE = 24  # bytes: a socket's path has at most 103 (macOS), and ssh adds 17 while it creates the socket
 _OPTIONS = (
     "BatchMode=yes",
     "ConnectTimeout=10",
@@ -52,7 +52,7 @@ _OPTIONS = (
 
 
 def argv(host: Host, socket: Path, *more: str, is_terminal: bool = False) -> list[str]:
-    """Return the ssh command that goes to the host over its master's socket; what it runs there comes behind."""
+    """Return the ssh command that reaches the host over its master's socket; the remote command follows."""
     trust = "accept-new" if host.accepts_new_keys else "yes"
     options = (*_OPTIONS, f"StrictHostKeyChecking={trust}", f"RequestTTY={'yes' if is_terminal else 'no'}")
     # ssh reads % in a socket's path as a token.
@@ -61,20 +61,20 @@ def argv(host: Host, socket: Path, *more: str, is_terminal: bool = False) -> lis
 
 @dataclass
 class Masters:
-    """The masters of one process; the sockets are shared with this user's other ones."""
+    """The masters of one process; all processes of this user share the sockets."""
 
     folder: Path = field(default_factory=lambda: _folder())
     _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WIDTH))
     _jumps: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     def socket(self, host: Host) -> Path:
-        """Return where the host's master listens, if there is one."""
+        """Return the path of the host's master socket; a master need not listen yet."""
         return self.folder / host.key
 
     async def connected(self, host: Host) -> Path:
-        """Return the socket of the host's master, which is there then.
+        """Return the socket of the host's master; start the master if needed.
 
-        Raises CredentialError, ConfigError for what must be mended, UnreachableError.
+        Raises CredentialError or ConfigError for faults that the user must fix, or UnreachableError.
         """
         socket = self.socket(host)
         if _is_served(socket):
@@ -85,11 +85,11 @@ class Masters:
         return socket
 
     def forget(self, host: Host) -> None:
-        """Take away a socket behind which nobody listens any more."""
+        """Remove a socket without a listening master."""
         self.socket(host).unlink(missing_ok=True)
 
     async def _way(self, host: Host) -> list[str]:
-        """Return the options by which ssh goes over our master of the bastion, where its configuration names one."""
+        """Return the options for ssh to use our master of the bastion, if ssh's configuration names a bastion."""
         told = await _configured(host)
         jump = told.get("proxyjump", "none")
         if jump == "none":
@@ -104,13 +104,13 @@ class Masters:
                 over = ["-J", before] if before else []
                 await _started(host, socket, [*config, *over, "--", target], last)
         through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
-        # A shell of this machine reads it, after ssh has read % in it; zsh and csh would look for files named [..]:22.
+        # A shell here reads the words after ssh has replaced %; zsh and csh would expand [..]:22 as a file pattern.
         words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={words}"]
 
 
 async def _configured(host: Host) -> dict[str, str]:
-    """Return what ssh's configuration says of the host."""
+    """Return ssh's configuration of the host."""
     try:
         process = await asyncio.create_subprocess_exec(
             *("ssh", "-G", *host.target),
@@ -127,12 +127,12 @@ async def _configured(host: Host) -> dict[str, str]:
 
 
 async def _started(host: Host, socket: Path, where: list[str], name: str) -> None:
-    """Have a master listen at the socket; try again what passes. `where` are ssh's last words, `name` what it reaches.
+    """Start a master that listens at the socket; retry temporary failures. `where`: ssh's last words; `name`: the host.
 
-    Raises what `fault_of` returns.
+    Raises the error that `fault_of` returns.
     """
     begun = socket.with_suffix(f".{secrets.token_hex(3)}")
-    # With ControlPersist it ends by itself, also where this process is killed before it has its name.
+    # With ControlPersist the master ends by itself, even if this process is killed before the rename.
     persist = ("-o", "ControlMaster=yes", "-o", f"ControlPersist={PERSIST_S}")
     command = [*argv(host, begun), *persist, "-fN", *where]
     by_hand = host.by_hand if name == host.name else f"ssh {name}"
@@ -151,13 +151,13 @@ async def _started(host: Host, socket: Path, where: list[str], name: str) -> Non
 
 
 async def _run(command: list[str], complaint: int, name: str, by_hand: str) -> int:
-    """Return the exit code of the ssh that becomes a master behind its own back. Raises UnreachableError."""
+    """Return the exit code of the ssh process that starts a master in the background. Raises UnreachableError."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=complaint,
-        start_new_session=True,  # Ctrl-C here is none of a master's business
+        start_new_session=True,  # Ctrl-C here must not end a master
     )
     try:
         return await asyncio.wait_for(process.wait(), CONNECT_S)
@@ -171,7 +171,7 @@ async def _run(command: list[str], complaint: int, name: str, by_hand: str) -> i
 async def killed(process: asyncio.subprocess.Process) -> None:
     """Kill the process, and wait for its end.
 
-    Not by its own `kill`: that takes the exit code of one that has just ended away from the loop (Python 3.11).
+    Without the process's own `kill`, which can lose the exit code of a process that has just ended (Python 3.11).
     """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
@@ -180,7 +180,7 @@ async def killed(process: asyncio.subprocess.Process) -> None:
 
 
 def _is_served(path: Path) -> bool:
-    """Return whether a master listens there: the socket of one that was killed stays until the next has its name."""
+    """Return whether a master listens: a killed master's socket stays until the next master is renamed."""
     with socketlib.socket(socketlib.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -191,7 +191,7 @@ def _is_served(path: Path) -> bool:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path) -> AsyncIterator[None]:
-    """Hold the lock that this user's processes share: two masters of one socket would not share it."""
+    """Hold the lock that this user's processes share, so that each socket gets only one master."""
     with path.open("a") as lock:
         while True:
             try:
@@ -203,7 +203,7 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 def _folder() -> Path:
-    """Return the private folder of the sockets. Raises ConfigError where it cannot be one."""
+    """Return the private folder of the sockets. Raises ConfigError if the folder cannot be made private."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if len(os.fsencode(base)) > LONGEST_BASE or not os.access(base, os.W_OK | os.X_OK):  # as after `su`
         base = "/tmp"

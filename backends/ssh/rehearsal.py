@@ -1,4 +1,4 @@
-"""A start of the agents as the hosts would make it, each host a place of its own on this machine."""
+"""A rehearsal of the agents' start: each host becomes a folder on this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["rehearsal"]
 
-SAVE_S = 120.0  # from the word to stop to a kill, by the agents themselves (request.py, `grace_s`)
+SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (request.py, `grace_s`)
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out the hosts, whose disks stay from start to start; checkpoints that are shared there are so here."""
+    """Prepare the hosts. Their disks stay from start to start; a shared checkpoint folder is shared here too."""
     body = request.body
     spec, mirrored = stage.with_own_mirror(body["spec"])
     body = {**body, "spec": spec, "attempt": stage.number}
@@ -67,7 +67,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _places(disk: Path, body: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
-    """Return where the node's folders are, as sending.py lays them out on a host."""
+    """Return the node's folders, in the layout that sending.py makes on a host."""
     job = disk / "jobs" / body["job"]
     checkpoints = stage.kept / "checkpoints" if body["checkpoint_dir"] is not None else job / "checkpoints"
     inputs = {name: stage.inputs.get(name, disk / "inputs" / name) for name in body["inputs"]}
@@ -83,22 +83,22 @@ def _places(disk: Path, body: Mapping[str, Any], stage: Stage) -> dict[str, Any]
 
 
 def _of_first(stage: Stage, body: Mapping[str, Any]) -> Path:
-    """Return where the first host, which writes where disks are the hosts' own, has its checkpoints."""
+    """Return the first host's checkpoint folder: with a disk for each host, only the first host writes checkpoints."""
     return stage.kept / "host-0/jobs" / str(body["job"]) / "checkpoints"
 
 
 def _login(disk: Path) -> dict[str, str]:
-    """Return what a host's login shell has, not this one's variables: they do not travel."""
+    """Return a host's login variables, without this shell's variables, because those do not travel."""
     path = f"{Path(sys.executable).parent}:{os.defpath}"
     return {"PATH": path, "HOME": str(disk), "LANG": "C.UTF-8", "USER": "rehearsal"}
 
 
 def _message(told: dict[str, Any], answer: str | None = None) -> str:
-    """Return what the starter is told: by all but the first host's, where the first one listens, as it has answered."""
+    """Return the starter's message; for all hosts but the first, with the leader's address from the first answer."""
     spec = told if answer is None else {**told, "head": json.loads(answer)["head"]}
     return json.dumps({"folder": told["root"], "nodes": [spec]})
 
 
 def _plain(name: str) -> str:
-    """Return a name that a machine can have, of one that may be `user@host`."""
+    """Return a legal machine name from a name that may be `user@host`."""
     return "".join(c if c.isalnum() or c in ".-" else "-" for c in name.rpartition("@")[2])[:60] or "host"

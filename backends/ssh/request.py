@@ -1,4 +1,4 @@
-"""The ssh request: which hosts, and what each one's agent is told, but for what only the hosts can tell."""
+"""The ssh request: the hosts, and each agent's message except the fields that only the hosts know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["build", "port_range"]
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request. There may be more hosts than instances: the send takes the first that are fit and free."""
+    """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
     from cloudtrain.launcher.config.schema_backends import Ssh
 
     name, block = platform_name(job_id, attempt), config.ssh or Ssh()
@@ -51,7 +51,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
 
 
 def port_range(text: str) -> list[int] | None:
-    """Return the lowest and the highest port of `20000-27999`, None where it names none."""
+    """Return the lowest and the highest port of `20000-27999`, or None if the text is no such range."""
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text.strip())
     found = [int(match[1]), int(match[2])] if match else []
     return found if found and 1024 <= found[0] < found[1] <= 65535 else None

@@ -1,8 +1,8 @@
-"""From a request to a job that runs: everything is made ready on all hosts, and then the agents start, all or none.
+"""From a request to a running job: all hosts are prepared, and then either all agents start or no agent.
 
-Which hosts were taken is noted at home before the first agent starts. A submit that dies leaves agents that wait for
-each other and have started nothing; `find` adopts them where all are there, and else closes the door on each host, so
-that a start still under way finds it shut.
+The hosts are noted in the home folder before the first agent starts. A submit that dies leaves agents that wait for
+each other and have started no worker. `find` adopts the agents if all have started; otherwise `find` closes admission
+on each host, so that a start still under way is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts, shipping
-from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, seated
+from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, require_answers, seated
 from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import durable
@@ -28,23 +28,28 @@ from cloudtrain.launcher.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
-__all__ = ["agent_spec", "find", "jobs", "send"]
+__all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
-SILENCE_S = 8.0  # a node that is not heard for so long is lost: all is right within 15 s, with the wait for its end
+SILENCE_S = 8.0  # after this silence a node is lost; recovery ends within 15 s, with the wait for the node's end
 JOIN_S = 120.0
 BUILD_S = 2400.0
 START_S = 120.0
 FETCH_S = 7200.0
-TRIES = 3  # where several submits have taken a part of the same hosts each
+TRIES = 3  # if several submits have each taken a part of the same hosts
 WAIT_S = (0.5, 2.0)
-KEEP_S, AGAIN_S = 10.0, 0.3  # the others' give-up takes a round trip each
+KEEP_S, AGAIN_S = 10.0, 0.3  # the competing submits need a round trip each to give up
+
+
+def ready(request: Request, shipment: Shipment) -> None:
+    """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
+    require_answers(request.body, fleet())
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
-    """Start one detached agent a host, all or none.
+    """Start one detached agent on each host, or no agent at all.
 
-    Raises ConfigError, CredentialError, UnreachableError for what the hosts lack, CapacityError where somebody else
-    holds their GPUs.
+    Raises ConfigError, CredentialError or UnreachableError for faults of the hosts, CapacityError if their GPUs are
+    held.
     """
     body, lines = request.body, fleet()
     shipment.sending.prepares()
@@ -79,12 +84,12 @@ def send(request: Request, shipment: Shipment) -> JobRef:
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job of that name if all its agents were started, or close the door: then None is final."""
+    """Return the job if all its agents were started; otherwise close admission, so that None is final."""
     job, _, attempt = request.name.rpartition("-")
     noted = _noted(home, job, int(attempt))
     ref: JobRef | None = durable.read_json(noted)
     if ref is None:
-        if noted.exists():  # it may have been started
+        if noted.exists():  # the job may have been started
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
         return None
     lines, roots = fleet(), {Host(**node["host"]): node["root"] for node in ref["nodes"]}
@@ -94,15 +99,15 @@ def find(request: Request, home: Path) -> JobRef | None:
         if errors:
             raise UnreachableError(f"whether {request.name} was started is not known: {errors[0]}")
         return ref
-    # One of them never joins, so none of the others begins.
+    # The agent of one host never joins, so no agent begins to work.
     lines.ask({host: Call("give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}, is_urgent=True)
     return None
 
 
 def jobs(config: Config | None, home: Path) -> list[Found]:
-    """Return the attempts with a running agent on the config's hosts, else on the hosts of earlier jobs of this home.
+    """Return the attempts with a running agent on the config's hosts, else on the hosts of this home folder's jobs.
 
-    A host that cannot be asked is named, and hides no other host. Raises UnreachableError where no host can be asked.
+    A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
     """
     if config is not None and config.ssh is not None and config.ssh.hosts:
         asked = hosts.of_config(config)
@@ -125,9 +130,9 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
 
 
 def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | None]:
-    """Return the handle and the record that a host has kept; none unless all hosts of the handle were asked.
+    """Return the handle and the record that a host has kept; an empty handle unless all hosts of the handle were asked.
 
-    No address is taken from the record: a host may have been taken over.
+    Addresses come from `asked`, not from the kept record, because a host may be compromised.
     """
     known = {host.name: host.dump() for host in asked}
     try:
@@ -138,7 +143,7 @@ def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | No
 
 
 def _node(lines: Fleet, number: int, seat: Seat, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the node's folders are: absolute paths of its host, but of inputs and outputs."""
+    """Return the node's folders as absolute paths on its host."""
     job = f"{seat.workdir}/jobs/{body['job']}"
 
     def there(places: Mapping[str, str]) -> dict[str, str]:
@@ -168,9 +173,9 @@ def _folders(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Seat]) -> list[Seat]:
-    """Return the hosts with the newest checkpoint's first: where disks are their own, it is the one that can read it.
+    """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
-    Where that host takes no part this time, the first one fetches it.
+    If that host takes no part in this attempt, the first host fetches the checkpoint.
     """
     if body["attempt"] == 1 and not body["checkpoint_dir"]:
         return seats
@@ -205,7 +210,7 @@ def _environments(
     paths: Mapping[str, str],
     bundle: Path,
 ) -> list[dict[str, Any]]:
-    """Return by node what the agent starts: the interpreter, what comes before it, and variables."""
+    """Return for each node the interpreter, the container's command before the interpreter, and the variables."""
     runs_in = body["runs_in"]
     if runs_in["kind"] != "none":
         say(f"making ready what the job runs in ({runs_in['kind']})")
@@ -246,7 +251,7 @@ def agent_spec(
     paths: Mapping[str, str],
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what the host's agent is told."""
+    """Return the message for the host's agent."""
     visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
     places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node["inputs"].items()}
     places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node["checkpoints"], "CLOUDTRAIN_OUTPUT_DIR": node["output"]}
@@ -275,21 +280,21 @@ def agent_spec(
 
 
 def _fetched_note(seat: Seat, body: Mapping[str, Any]) -> str:
-    """Return where the host notes which checkpoints it has from others."""
+    """Return the file where the host notes the checkpoints that it has fetched from its peers."""
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
 
 def _mounts(node: Mapping[str, Any]) -> list[list[Any]]:
-    """Return what a container sees of the host besides the node's own folder: path, and whether only to read."""
+    """Return a container's mounts besides the node's own folder: path, and whether the mount is read-only."""
     written = [node["checkpoints"], node["output"], *node["outputs"].values()]
     return [*([path, False] for path in written), *([path, True] for path in node["inputs"].values())]
 
 
 def _start(lines: Fleet, seats: Sequence[Seat], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
-    """Start node 0's agent and then the others; none stays where one cannot. Raises CapacityError and what else.
+    """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
-    Of submits that have taken a part of the same hosts each, the one whose name comes first keeps what it has and asks
-    again, and the others give up what they have: one of them gets all, in whatever order they were named.
+    If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
+    retries, and the remaining submits release their hosts: a single submit gets all hosts, in any order of the configs.
     """
     keep_until_s = time.monotonic() + KEEP_S
     for number in range(TRIES):
@@ -311,7 +316,7 @@ def _start(lines: Fleet, seats: Sequence[Seat], specs: list[dict[str, Any]], bod
 def _start_all(
     lines: Fleet, seats: Sequence[Seat], specs: Sequence[dict[str, Any]], body: Mapping[str, Any], keep_until_s: float
 ) -> str | None:
-    """Start all agents; return who is in the way, None where nobody is."""
+    """Start all agents; return the reason if a job holds a host, or None if all have started."""
     about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
 
     def call(number: int) -> Call:
@@ -321,7 +326,7 @@ def _start_all(
 
     waiting = list(range(len(seats)))
     while waiting:
-        now = waiting[:1] if waiting[0] == 0 else waiting  # node 0 tells where the others find it
+        now = waiting[:1] if waiting[0] == 0 else waiting  # node 0's answer has the address for the remaining agents
         answers = _all(lines, {seats[number].host: call(number) for number in now}, START_S)
         told = {number: answers[seats[number].host].told for number in now}
         head = told.get(0, {}).get("head") or head
@@ -336,7 +341,7 @@ def _start_all(
 
 
 def _comes_first(lines: Fleet, seats: Sequence[Seat], body: Mapping[str, Any]) -> bool:
-    """Return whether the job's name comes before those of all jobs that hold these hosts."""
+    """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
     asked = Call("holders", {"lock_folder": body["gpu_locks"]})
     answers = lines.ask({seat.host: asked for seat in seats}, is_urgent=True)
     taken = {seat.host: seat.takes for seat in seats}
@@ -364,7 +369,7 @@ def _give_up(lines: Fleet, seats: Sequence[Seat], specs: Sequence[Mapping[str, A
 
 
 def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, Answer]:
-    """Return every host's answer; raises where one has none, naming all."""
+    """Return every host's answer; raises the first error, with the number of further failures."""
     answers = lines.ask(calls, limit_s, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if errors:

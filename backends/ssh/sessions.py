@@ -1,7 +1,7 @@
-"""A command on a host over a master that is there, without a process of ours for it: what `ssh -S` asks of a master.
+"""A command on a host over an existing master, without an ssh process of ours: the protocol of `ssh -S`.
 
-64 hosts are 64 processes less: half of what a look at them costs here, and their memory. The protocol is OpenSSH's own,
-PROTOCOL.mux, version 4, unchanged since 2010. Whatever answers otherwise is left to `ssh`.
+64 hosts need 64 processes less: half of the cost of a poll here, and their memory. The protocol is OpenSSH's own,
+PROTOCOL.mux, version 4, unchanged since 2010. If a master answers otherwise, the caller starts `ssh`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 __all__ = ["Session", "opened"]
 
 VERSION = 4
-OPEN_S = 15.0  # a master whose line is cut is gone by then, by its own keep-alive
+OPEN_S = 15.0  # a master with a broken connection has ended by then, through its own keep-alive
 _HELLO, _NEW_SESSION, _EXIT, _OPENED = 1, 0x10000002, 0x80000004, 0x80000006
 _NO_ESCAPE = 0xFFFFFFFF
-_LOST = 255  # as ssh says it
+_LOST = 255  # ssh's exit code for a broken connection
 
 
 @dataclass
 class Session:
-    """As a process of asyncio's: its three streams, its end."""
+    """A session with the interface of an asyncio process: three streams, and the end."""
 
     stdin: asyncio.StreamWriter
     stdout: asyncio.StreamReader
@@ -36,23 +36,23 @@ class Session:
 
     @property
     def returncode(self) -> int | None:
-        """Return the command's exit code, None while it runs; 255 where the connection broke."""
+        """Return the command's exit code, None while the command runs; 255 if the connection broke."""
         return self._end.result() if self._end.done() else None
 
     def close(self) -> None:
-        """End it; the command there finds its input ended."""
+        """End the session; the remote command reads the end of its input."""
         for stream in (self.stdin, *self._reading, self._master):
             stream.close()
 
     async def wait(self) -> int:
-        """Return the exit code, once it has ended."""
+        """Return the exit code, after the end of the command."""
         return await asyncio.shield(self._end)
 
 
 async def opened(path: Path, command: str, limit: int) -> Session | None:
-    """Return a session that runs the command over the master at `path`; None where it does not open one.
+    """Return a session that runs the command over the master at `path`, or None if the master opens none.
 
-    `limit` is that of a line of its output, in bytes. Raises asyncio.TimeoutError where the master says nothing.
+    `limit` is the longest line of the output, in bytes. Raises asyncio.TimeoutError if the master does not answer.
     """
     with contextlib.ExitStack() as stack:
         ours: list[socketlib.socket] = []
@@ -93,7 +93,7 @@ async def _asked(
     command: str,
     files: list[socketlib.socket],
 ) -> None:
-    """Have the master run the command on these files. Raises ValueError where it says no."""
+    """Have the master run the command on these files. Raises ValueError if the master refuses."""
     writer.write(_packed(struct.pack(">II", _HELLO, VERSION)))
     if struct.unpack_from(">II", await _packet(reader)) != (_HELLO, VERSION):
         raise ValueError("another version")
@@ -103,7 +103,7 @@ async def _asked(
     await writer.drain()
     for file in files:
         rights = array.array("i", [file.fileno()])
-        # A byte each, as ssh sends them. The buffer is new and empty: it takes them at once.
+        # One byte for each file, as ssh sends them. The buffer is new and empty, so the byte fits at once.
         master.sendmsg([b"\0"], [(socketlib.SOL_SOCKET, socketlib.SCM_RIGHTS, rights)])
     told = await _packet(reader)
     if struct.unpack_from(">I", told)[0] != _OPENED:

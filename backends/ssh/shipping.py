@@ -1,4 +1,4 @@
-"""The code's way to the hosts: once to each cache, by its hash; from host to host where this uplink is slow."""
+"""The transfer of the code to the hosts: once to each cache, by its hash; from host to host if our uplink is slow."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["ship"]
 
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
-TELL_BYTES = 20 << 20  # from here on it is said what takes so long
-# What an upload takes, and what those of the other hosts would take, beyond which they fetch it from the first.
+TELL_BYTES = 20 << 20  # from this size on a message explains the wait
+# Hosts fetch the archive from the first host if one upload takes longer than SLOW_S, and all further ones FAN_OUT_S.
 SLOW_S, FAN_OUT_S = 1.0, 5.0
 FETCH_S = 3600.0
 RSYNC_BYTES = 50 << 20
-TRIES, PAUSE_S = 4, 2.0  # of an upload whose line breaks: it goes on where it was
-BUSY_S, LOOK_S = 1800.0, 0.5  # another submit sends the same code
+TRIES, PAUSE_S = 4, 2.0  # of an upload over a breaking connection, which resumes at the last byte
+BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
 
 
 def ship(fleet: Fleet, bundle: Bundle, seats: Sequence[Seat], ports: Sequence[int] | None = None) -> dict[str, str]:
-    """See that every host has the archive; return its path there by the host's name. Raises what stands in the way.
+    """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
-    `ports`: the lowest and the highest by which hosts may fetch it from one another.
+    `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
     """
     told = _ask(fleet, bundle, [seat.host for seat in seats])
     paths = {seat.host.name: told[seat.host]["path"] for seat in seats}
@@ -50,7 +50,7 @@ def ship(fleet: Fleet, bundle: Bundle, seats: Sequence[Seat], ports: Sequence[in
         begin_s = time.monotonic()
         _upload(fleet, bundle, missing[0].host, told[missing[0].host]["arrived"])
         seconds, with_it = time.monotonic() - begin_s, missing[:1]
-        told = _ask(fleet, bundle, [seat.host for seat in missing[1:]]) if missing[1:] else {}  # they may share a disk
+        told = _ask(fleet, bundle, [seat.host for seat in missing[1:]]) if missing[1:] else {}  # hosts may share a disk
         missing = [seat for seat in missing[1:] if not told[seat.host]["kept"]]
     if seconds > SLOW_S and seconds * len(missing) > FAN_OUT_S:
         missing = _fan_out(fleet, bundle, with_it[0], missing, ports)
@@ -59,7 +59,7 @@ def ship(fleet: Fleet, bundle: Bundle, seats: Sequence[Seat], ports: Sequence[in
 
 
 def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict[str, Any]]:
-    """Return what each host has of the archive, once no other submit is sending it there."""
+    """Return each host's part of the archive, once no competing submit is sending the archive to a host."""
     end_s = time.monotonic() + BUSY_S
     is_said = False
     while True:
@@ -89,7 +89,7 @@ def _all(answers: Mapping[Host, Answer]) -> dict[Host, dict[str, Any]]:
 
 
 def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> None:
-    """Send a small archive to all at once, a large one to one after the other: they share this uplink."""
+    """Send a small archive to all hosts at once, a large archive to one host after the other: they share our uplink."""
     if bundle.bytes > BLOCK or any(arrived.values()):
         for host, begin in arrived.items():
             _upload(fleet, bundle, host, begin)
@@ -103,7 +103,7 @@ def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> No
 
 
 def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
-    """Send the archive to one host, from where an earlier try has ended; a large one by rsync, if there is an older."""
+    """Send the archive to one host, from the end of an earlier try; a large one by rsync from an older archive."""
     for number in range(TRIES):
         try:
             if number:
@@ -123,7 +123,7 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
 
 
 def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
-    """Return whether the archive is kept there now, which it is not where it has arrived damaged."""
+    """Return whether the host keeps the archive; False if the archive arrived damaged, or the channel was reopened."""
     asked = _asked(bundle)
     changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
     if changed and fleet.tell(host, "keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
@@ -133,17 +133,17 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
         while block := file.read(BLOCK):
             where = {**asked, "offset": file.tell() - len(block)}
             if not fleet.tell(host, "put", where, block, LIMIT_S)["taken"]:
-                return False  # by another channel than that which was asked: the line has broken in between
+                return False  # the connection has broken, and a new channel took the call
     return bool(fleet.tell(host, "keep", asked, limit_s=LIMIT_S)["kept"])
 
 
 def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
-    """Have rsync make the archive of an older one there, which holds most of it; return where, "" if it cannot."""
+    """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
     if shutil.which("rsync") is None:
         return ""
     path = str(fleet.tell(host, "basis", _asked(bundle))["path"])
     over = [*masters.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
-    if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits what it is to run at blanks
+    if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits its remote shell command at blanks
         return ""
     command = ["rsync", "--inplace", "--no-whole-file", "--protect-args", "--timeout=60", "-e", " ".join(over)]
     name = f"[{host.name}]" if ":" in host.name else host.name
@@ -162,7 +162,7 @@ def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
 def _fan_out(
     fleet: Fleet, bundle: Bundle, source: Seat, targets: Sequence[Seat], ports: Sequence[int] | None
 ) -> list[Seat]:
-    """Have the hosts fetch the archive from one that has it; return those that could not."""
+    """Have the hosts fetch the archive from a host that has one; return the hosts that failed."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}
         offer = fleet.tell(source.host, "offer", about)
@@ -176,6 +176,6 @@ def _fan_out(
 
 
 def _sender() -> str:
-    """Return what tells this machine's uploads from another's."""
+    """Return an identifier of this machine and user, to separate the uploads of several machines."""
     name = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")
     return f"{name}-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""What ssh says when it does not get through, as an error that says how to mend it."""
+"""ssh's error messages as errors of ours, with a hint for the fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["BROKEN", "fault_of", "is_passing", "last_words", "no_ssh"]
 
 BROKEN = "the connection broke"
 
-# What a busy sshd, or its limit on connections that are not yet logged in, looks like from here.
+# The messages of a busy sshd, or of its limit on connections that are not yet logged in.
 _PASSING = re.compile(
     r"kex_exchange_identification|ssh_exchange_identification|banner exchange|Connection reset by"
     rf"|Connection closed by|Broken pipe|session open refused|stdio forwarding failed|{BROKEN}",
@@ -64,7 +64,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
 
 
 def fault_of(words: str, name: str, by_hand: str) -> CloudtrainError:
-    """Return the error for what ssh itself has printed about the host; `by_hand` is what a user types to get there."""
+    """Return the error for ssh's output about the host; `by_hand` is the command that a user types to log in."""
     last = last_words(words) or "ssh has ended without a word"
     for pattern, kind, what, cure in _FAULTS:
         if re.search(pattern, words, re.IGNORECASE):
@@ -73,16 +73,16 @@ def fault_of(words: str, name: str, by_hand: str) -> CloudtrainError:
 
 
 def is_passing(words: str) -> bool:
-    """Return whether another try, a moment later, may get through."""
+    """Return whether a retry, a moment later, may succeed."""
     return bool(_PASSING.search(words))
 
 
 def last_words(words: str) -> str:
-    """Return the last that a host or ssh has printed, in one line that does nothing to a terminal; "" for nothing."""
+    """Return the last output of a host or of ssh as one line without control characters; "" if the output is empty."""
     told = [line for line in words.splitlines() if line.strip("@ \r") and not line.startswith("debug")]
     return one_line("".join(letter if letter.isprintable() else " " for letter in " ".join(told[-2:])), 300)
 
 
 def no_ssh() -> ConfigError:
-    """Return the error where this machine lacks the program."""
+    """Return the error for a machine without the ssh program."""
     return ConfigError("there is no `ssh` here", hint="install OpenSSH's client")

@@ -1,6 +1,6 @@
 """The Vertex AI backend: jobs are custom jobs, their lines are in Cloud Logging, their files in Cloud Storage.
 
-What plans and renders is imported by a dry run, what talks to Google by the commands that do, each on first use.
+A dry run imports only the modules that plan and render. A command imports the modules that call Google on first use.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _JOBS = "cloudtrain.backends.vertex.jobs"
 _require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
-TAIL_S = 60  # from scheduling.timeout to replicas that are gone; an assumption, none is documented
-LEAD_S = 300  # the image before our clock begins, should the timeout count it: that is not documented
+TAIL_S = 60  # from scheduling.timeout until the replicas have gone; an assumption, because Google documents no figure
+LEAD_S = 300  # for the image, before our clock begins, in case the timeout counts the pull: Google documents no rule
 UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/pricing, 2026-10
-# Vertex AI may begin a job anew up to three times, and whether its timeout spans them is not documented. So where a
-# budget holds they are switched off (request.py), and elsewhere each counts as the first.
+# Vertex AI may restart a job up to three times; Google does not document whether the timeout spans the restarts. With
+# an enforced budget the request switches restarts off (request.py); otherwise each start counts like the first.
 LIVES = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
@@ -42,7 +42,7 @@ price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 
 
 def capacity(config: Config) -> Capacity:
-    """Return what the machine brings, at the price of the way in which it is to be had."""
+    """Return the machine's capacity, with the price of its provisioning kind: standard, spot, flex start, reserved."""
     _require(config)
     from cloudtrain.backends.vertex import prices
     from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of
@@ -69,7 +69,7 @@ def capacity(config: Config) -> Capacity:
 
 
 def check(request: Request) -> list[Fault]:
-    """Return what Vertex AI would refuse."""
+    """Return the faults for which Vertex AI would refuse the request."""
     from cloudtrain.backends.vertex import check as rules
 
     return list(rules.faults(request.body, request.beside["location"]))
@@ -80,6 +80,6 @@ rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serv
 
 
 def where_to_look(request: Request) -> str:
-    """Return Google's own command that shows the job."""
+    """Return the gcloud command that shows the job."""
     place = f"--project {request.beside['project']} --region {request.beside['location']}"
     return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"

@@ -1,6 +1,6 @@
-"""The boot as a Python package, for Google's prebuilt images: pip installs it there, without a network, and runs it.
+"""The boot program as a Python package for Google's prebuilt images, which install and run packages by pip.
 
-A wheel is a zip archive with three files of metadata (PEP 427). The same source gives the same bytes.
+No network is needed. A wheel is a zip archive with three files of metadata (PEP 427). Equal sources give equal bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["MODULE", "build", "digest"]
 
 MODULE = "cloudtrain_boot"
 _INFO = f"{MODULE}-1.dist-info"
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip archive knows
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 
 
 def build(source: str) -> tuple[str, bytes]:
@@ -34,7 +34,7 @@ def build(source: str) -> tuple[str, bytes]:
 
 
 def digest(data: bytes) -> str:
-    """Return the content's name in the bucket."""
+    """Return the SHA-256 hex digest of the content, used as a name in the bucket."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""How often Cloud Logging may be asked: 60 lists a minute for a whole project, of which we take a part.
+"""The rate limit for Cloud Logging: a project may send 60 list calls a minute, and cloudtrain uses only a part.
 
-All processes of this home count together, in a small file under a lock: several that follow jobs ask less often each.
+All processes of a home folder share one count, in a small file under a lock: more followers mean fewer calls for each.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 __all__ = ["FOLLOWING", "PASSING", "answered", "forget", "may_ask", "refused"]
 
 MINUTE_S = 60.0
-FOLLOWING, PASSING = 30, 50  # calls a minute: by who stays, and by who reads what is there and goes
-BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # after a refusal, and after many
+FOLLOWING, PASSING = 30, 50  # calls a minute: for a follower, and for a command that reads the present lines and exits
+BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # the pause after the first refusal, and the longest pause after repeated refusals
 
-_pauses: dict[str, tuple[float, float]] = {}  # project -> until when nothing is asked (monotonic), and for how long
+_pauses: dict[str, tuple[float, float]] = {}  # project -> monotonic time before which no call is sent, and the pause
 
 
 def refused(project: str) -> None:
-    """Note that Cloud Logging wants to be left alone: this process does, for longer and longer."""
+    """Note that Cloud Logging has refused a call: this process pauses, twice as long after each refusal."""
     pause_s = min(2 * _pauses[project][1], LONGEST_BUSY_S) if project in _pauses else BUSY_S
     _pauses[project] = (time.monotonic() + pause_s, pause_s)
 
 
 def answered(project: str) -> None:
-    """Note that it answers."""
+    """Note that Cloud Logging has answered."""
     _pauses.pop(project, None)
 
 
@@ -37,7 +37,7 @@ def forget() -> None:
 
 
 def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
-    """Count one more call; return False, and count none, after `most` in a minute, or shortly after a refusal."""
+    """Count one more call and return True; return False after `most` calls in a minute, or during a pause."""
     if time.monotonic() < _pauses.get(project, (0.0, 0.0))[0]:
         return False
     path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
@@ -52,7 +52,7 @@ def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
             file.seek(0)
             file.truncate()
             json.dump([*made, now_s], file)
-    except OSError:  # a full disk: a log that can be read is worth more than the count
+    except OSError:  # a full disk: reading the log matters more than the count
         pass
     return True
 

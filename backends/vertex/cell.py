@@ -1,7 +1,7 @@
-"""An object of Cloud Storage, written on condition: where a team keeps its ledger (launcher/money/cells.py).
+"""An object in Cloud Storage with conditional writes, where a team keeps its ledger (launcher/money/cells.py).
 
-Cloud Storage compares an object's generation with ifGenerationMatch before it writes, 0 for its absence (Cloud Storage
-documentation, "Request preconditions"). Asked with the standard library: no SDK is needed for a ledger.
+Cloud Storage compares the object's generation with ifGenerationMatch before a write; 0 means that the object is absent
+(Cloud Storage documentation, "Request preconditions"). The standard library suffices: a ledger needs no SDK.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cloudtrain.launcher.errors import ConfigError, CredentialError, Unreachable
 
 __all__ = ["GcsCell", "open_cell"]
 
-TRIES, PAUSE_S = 4, 0.5  # a person waits; the store's own patience is a training's
+TRIES, PAUSE_S = 4, 0.5  # a person waits for this call; the training's store retries for longer
 _ROLE = "who uses it needs the role Storage Object User (roles/storage.objectUser) on the bucket"
 
 
 def open_cell(uri: str) -> GcsCell:
-    """Return the object at `gs://BUCKET/NAME`, asked with the application's default credentials."""
+    """Return the object at `gs://BUCKET/NAME`, opened with the application's default credentials."""
     return GcsCell(uri)
 
 
 class GcsCell:
-    """The object; its version is its generation. See cells.Cell."""
+    """The object, with the generation as version. See cells.Cell."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -38,18 +38,18 @@ class GcsCell:
         self._objects = f"/storage/v1/b/{quote(bucket, safe='')}/o"
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version."""
+        """Return the content and its version."""
         with self._asking("read"):
             try:
                 found = self._ask("GET", f"{self._objects}/{quote(self._key, safe='')}?alt=media")
             except Refused as error:
-                if error.status != 404 or not error.message.lower().startswith("no such object"):  # but no such bucket
+                if error.status != 404 or not error.message.lower().startswith("no such object"):  # else no bucket
                     raise
                 return None, ""
             return found.body, found.headers["x-goog-generation"]
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version."""
+        """Replace that version of the object by the data; return False if the version has changed."""
         query = {"uploadType": "media", "name": self._key, "ifGenerationMatch": version or "0", "fields": "generation"}
         headers = {"Content-Type": "application/json"}
         with self._asking("write"):
@@ -64,7 +64,7 @@ class GcsCell:
         body: bytes = b"",
         also: tuple[int, ...] = (),
     ) -> Answer:
-        """Return the whole answer. Asked again after a failure, a write that was done meanwhile is refused with 412."""
+        """Return the whole answer. If a lost write had succeeded, the retry is refused with 412."""
         for number in range(1, TRIES + 1):
             try:
                 with self._service.once(method, target, headers, body, also=also) as reply:

@@ -1,9 +1,9 @@
-"""What Vertex AI would refuse of a custom job, found without Google: a table, and rules between fields.
+"""Faults for which Vertex AI would refuse a custom job, found without Google: by a table, and by rules between fields.
 
 rules.json holds every field of a CustomJob with its type, required and read-only fields and enumerations
-(tools/vertex_table.py writes it from Google's own description of the API). That knows no lengths, no forms and nothing
-that holds between fields: those are rules of our own below. A machine type newer than our table is let through with a
-warning; an accelerator is not, because Google's client refuses it too.
+(tools/vertex_table.py writes the file from Google's description of the API). The table has no lengths, no patterns and
+no rules between fields, so the rules below add them. A machine type newer than our table passes with a warning. A newer
+accelerator does not pass, because Google's client refuses the value too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FLEX_ACCELERATORS = (
 _SMALL_A3 = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
 _IN_A_REGION = re.compile(rf"projects/[^/]+/(?:locations|regions|zones)/({REGION})(?:-[a-z])?(?:/|\Z)")
 
-# The form of what a field says as a whole, by its place: a pattern, and the same in words.
+# For each field's path, the pattern of the whole value, and the same form in words.
 _FORMS = {
     "encryptionSpec.kmsKeyName": (
         rf"projects/{PROJECT}/locations/{REGION}/keyRings/{ID}/cryptoKeys/{ID}",
@@ -72,7 +72,7 @@ _FORMS = {
 }
 _FORMS["jobSpec.experimentRun"] = _FORMS["jobSpec.experiment"]
 
-# Where in the config the parts of the job come from, the longest first; of a pool's parts without the pool's number.
+# For each part of the job, the key in the config that sets the part. Longest paths first; pools have no number here.
 _KEYS = {
     "displayName": "name",
     "labels": "tags",
@@ -99,7 +99,7 @@ _KEYS = {
     "jobSpec.persistentResourceId": "vertex.persistent_resource",
     "jobSpec.enableWebAccess": "vertex.web_access",
 }
-# How to mend what the table refuses, by the field's name.
+# How to fix a value that the table refuses, by the field's name.
 _HINTS = {
     "acceleratorType": "update cloudtrain, if Google has a newer one",
     "timeout": "such as 43200s",
@@ -110,16 +110,16 @@ _HINTS = {
 
 
 def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
-    """Yield what is wrong with a CustomJob, each under the config's key where one leads there, else under `raw`'s.
+    """Yield the faults of a CustomJob, each under the config's key that sets the field, else under `vertex.raw`.
 
-    `location`: the region that the job is sent to, for what must lie in the same; left out, these must agree.
+    `location`: the region of the job and of its resources; if None, all resources must lie in one region.
     """
     for path, message, hint, is_warning in violations(job, location):
         yield Fault(f"{path or 'the job'}: {message}", _key_of(path), hint=hint, is_warning=is_warning)
 
 
 def violations(job: Any, location: str | None = None) -> Iterator[Violation]:
-    """Yield what is wrong, by the place in the job; of each place what the table says, else what our rules say."""
+    """Yield the violations with their paths; our rules add none at a path where the table has found a violation."""
     table = tablecheck.read("vertex", "a CustomJob", "Google")
     in_table = [
         Violation(*found[:2], _hint(table, *found[:2]), found[2]) for found in tablecheck.violations(table, job)
@@ -152,7 +152,7 @@ def _labels(job: Part) -> Iterator[Violation]:
 
 
 def _is_label(text: str) -> bool:
-    """Whether a label may say it; letters of every script pass, as long as they are not capitals."""
+    """Return whether the text is legal in a label: lower-case letters of any script, digits, `_` and `-`."""
     return len(text) <= MAX_LABEL and all(each in "_-" or category(each) in ("Ll", "Lo", "Nd") for each in text)
 
 
@@ -164,7 +164,7 @@ def _forms(job: Part) -> Iterator[Violation]:
 
 
 def _regions(job: Part, location: str | None) -> Iterator[Violation]:
-    """Yield what lies in another region than the job, or than most others where the job's is not known."""
+    """Yield the resources outside the job's region, or outside the most frequent region if `location` is None."""
     places = {path: str(_at(job, path)) for path in _FORMS}
     for index, pool in enumerate(_pools(part(job, "jobSpec"))):
         for number, value in enumerate(listed(part(part(pool, "machineSpec"), "reservationAffinity"), "values")):
@@ -200,7 +200,7 @@ def _spec(spec: Part) -> Iterator[Violation]:
 
 
 def _reservations(spec: Part) -> Iterator[Violation]:
-    """Yield what a reservation does not go with. Source: the page "Use reservations with training"."""
+    """Yield the settings that a reservation excludes. Source: the page "Use reservations with training"."""
     strategy = part(spec, "scheduling").get("strategy")
     for index, pool in enumerate(_pools(spec)):
         kind = part(part(pool, "machineSpec"), "reservationAffinity").get("reservationAffinityType")
@@ -232,7 +232,7 @@ def _flex_start(spec: Part) -> Iterator[Violation]:
         return
     machines = [dict(part(pool, "machineSpec")) for pool in _pools(spec)]
     for index, machine in enumerate(machines):
-        machine.pop("reservationAffinity", None)  # refused beside it, in any pool
+        machine.pop("reservationAffinity", None)  # FLEX_START excludes a reservation in every pool
         at = f"jobSpec.workerPoolSpecs[{index}].machineSpec"
         if index and machine != machines[0]:
             yield Violation(at, "FLEX_START wants one kind of machine in all pools", "as in the first pool")
@@ -260,7 +260,7 @@ def _network(spec: Part) -> Iterator[Violation]:
 
 
 def _doubts(spec: Part) -> Iterator[Violation]:
-    """Yield what may fail for want of machines. Source: configure-compute, and Compute Engine's page on A3 machines."""
+    """Yield warnings about scarce machines. Source: configure-compute, and Compute Engine's page on A3 machines."""
     strategy = part(spec, "scheduling").get("strategy")
     for index, pool in enumerate(_pools(spec)):
         machine, at = part(pool, "machineSpec"), f"jobSpec.workerPoolSpecs[{index}].machineSpec"
@@ -276,7 +276,7 @@ def _doubts(spec: Part) -> Iterator[Violation]:
 
 
 def _hint(table: tablecheck.Table, path: str, message: str) -> str:
-    """Return how to mend what the table refuses: where a misplaced field belongs, or what it takes."""
+    """Return how to fix a violation: the path where a misplaced field belongs, or a value that the field takes."""
     name = re.sub(r"\[\d+\]", "", path).rpartition(".")[2]
     if "did you mean" not in message and message.startswith("is no field"):
         places = [where for where in _places(table, table.root, "") if where.endswith(f".{name}") or where == name]

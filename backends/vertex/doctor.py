@@ -1,4 +1,4 @@
-"""What stands in the way of a Vertex AI job: credentials, project, bucket, log, machines, secrets, price."""
+"""Checks for a Vertex AI job: credentials, project, bucket, log, machines, secrets, price."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.prices.quote import compared
@@ -23,7 +23,7 @@ __all__ = ["checks"]
 
 
 def checks(config: Config | None) -> list[Check]:
-    """Return the checks, of a config's own job where there is one."""
+    """Return the checks; with a config, also the checks of its job."""
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
     if project is None or location is None:
@@ -32,8 +32,8 @@ def checks(config: Config | None) -> list[Check]:
         return [Check("project", "fail", f"no {missing} is known", cure)]
     access = Access(project, location, tuple(sorted(block.endpoints.items())))
     found = [_tried("credentials", _signed_in, access)]
-    if found[0].verdict == "fail":  # nothing else can be asked
-        return found
+    if found[0].verdict == "fail":  # without credentials, every later check would fail
+        return [*found, *unasked("Vertex AI, Cloud Logging, bucket, secrets, price", config, place_of, choose)]
     found.append(_tried("Vertex AI", _jobs, access))
     found.append(_tried("Cloud Logging", _log, access))
     return found if config is None else [*found, *_of_job(config, access)]
@@ -55,7 +55,7 @@ def _of_job(config: Config, access: Access) -> Iterator[Check]:
 
 
 def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
-    """Return the check, or what stands in its way."""
+    """Return the check's result, or a failed check with the error's message and hint."""
     try:
         with rest.answers("look"):
             return ask(*args)
@@ -87,7 +87,7 @@ def _log(access: Access) -> Check:
 
 
 def _bucket(access: Access, root: str) -> Check:
-    """Write an object and remove it: nothing less tells whether one may."""
+    """Write an object and remove it: only a write proves the permission to write."""
     bucket, uri = rest.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
     with rest.answers(f"write to the bucket {bucket}", needs=files.ROLE):
         files.require_bucket(access, root)
@@ -95,7 +95,7 @@ def _bucket(access: Access, root: str) -> Check:
         files.retract(access, uri)
     try:
         told = rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
-    except GoogleError:  # one may write without leave to look at the bucket itself
+    except GoogleError:  # a role may allow writing objects and forbid reading the bucket's metadata
         return Check("bucket", "ok", f"{root} can be written")
     where = str(told.get("location", "?")).lower()
     region = access.location.partition("-")[0]
@@ -122,7 +122,7 @@ def _persistent(access: Access, name: str, choice: Choice) -> Check:
 
 
 def _secrets(access: Access) -> Check:
-    """Store an entry and remove it."""
+    """Store an entry in Secret Manager and remove it."""
     secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
     with rest.answers("store secrets in Secret Manager", needs=secretmanager.ROLE):
         secretmanager.put(access, secret, {})
@@ -132,7 +132,7 @@ def _secrets(access: Access) -> Check:
 
 
 def _price(access: Access, choice: Choice, kind: Kind) -> Check:
-    """Compare our table with Google's own catalogue of today."""
+    """Compare our price table with Google's catalogue of today."""
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
     return compared(
         lambda: quotes.of_machine(quotes.listed(access), choice.machine_type, kind, *attached), choice.machine.rates

@@ -1,8 +1,8 @@
-"""Cloud Logging's entries as lines: where each is from, its place in its container's own count, its text.
+"""Cloud Logging's entries as log lines: the node, the number in the container's own count, the text.
 
-entrypoints/pump.py prints each line as a JSON object, of which Cloud Logging makes the entry's payload: `message`,
-`severity`, and under `ct` the container's mark, the line's number in it, and its time. Where the platform keeps such a
-line as text, it is read here all the same.
+entrypoints/pump.py prints each line as a JSON object. Cloud Logging turns the object into the entry's payload:
+`message`, `severity`, and under `ct` the container's mark, the line's number in the container, and the line's time. If
+the platform keeps the object as text, this module parses the text.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line. `life` and `number`: the container's mark and its count of lines, None of a line that has neither.
+    """One line. `life` and `number` are the container's mark and line count; `life` is None if a line has no number.
 
-    `stamp_s` is Cloud Logging's time, by which entries are asked for; `time_s` that at which the line was seen in the
-    container. `own`: the event with which a container tells of its end. `key` tells the entry from all others.
+    `stamp_s` is Cloud Logging's time, used in queries; `time_s` is the time at which the container's log relay saw the
+    line. `own` is the event by which a container reports its end. `key` identifies the entry.
     """
 
     key: str
@@ -41,18 +41,18 @@ class Entry:
 
 
 def node_of(task: str) -> int:
-    """Return the node's index of a replica's name: pool 0 is node 0, pool 1 the others; what is neither, node 0."""
+    """Return the node's index for a replica's name: pool 0 is node 0, pool 1 the later nodes, any other name node 0."""
     found = _TASK.match(task)
     return int(found[2]) + 1 if found and found[1] == "1" else 0
 
 
 def task_of(node: int) -> str:
-    """Return the replica's name of a node's index."""
+    """Return the replica's name for a node's index."""
     return f"workerpool1-{node - 1}" if node else "workerpool0-0"
 
 
 def of_json(raw: dict[str, Any]) -> Entry:
-    """Return the line of an entry as REST gives it."""
+    """Return the line of an entry in REST form."""
     stamp = str(raw.get("timestamp") or raw.get("receiveTimestamp") or "")
     payload = raw.get("jsonPayload")
     task = str(((raw.get("resource") or {}).get("labels") or {}).get("task_name", ""))
@@ -61,7 +61,7 @@ def of_json(raw: dict[str, Any]) -> Entry:
 
 
 def of_proto(raw: Any) -> Entry:
-    """Return the line of an entry as the gRPC client gives it (google.cloud.logging_v2.types.LogEntry)."""
+    """Return the line of an entry of the gRPC client (google.cloud.logging_v2.types.LogEntry)."""
     plain = type(raw).pb(raw)
     stamp = plain.timestamp if plain.HasField("timestamp") else plain.receive_timestamp
     payload = _plain(plain.json_payload) if plain.WhichOneof("payload") == "json_payload" else None
@@ -71,7 +71,7 @@ def of_proto(raw: Any) -> Entry:
 
 
 def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> Iterator[dict[str, Any]]:
-    """Yield the entries, those that Cloud Logging has split as one; `parts` keeps what is not whole yet."""
+    """Yield the entries, with split entries of Cloud Logging joined; `parts` keeps incomplete entries between calls."""
     for each in raw:
         split = each.get("split")
         if not split or int(split.get("totalSplits", 1)) < 2:
@@ -83,14 +83,14 @@ def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> I
             del parts[str(split.get("uid"))]
             text = "".join(there[index] for index in sorted(there, key=int))
             whole = {key: value for key, value in each.items() if key not in ("split", "textPayload")}
-            # The fields beside the message are those of each part.
+            # Every part repeats the fields beside the message.
             payload = {**(each.get("jsonPayload") or {}), "message": text}
             yield {**whole, "insertId": split.get("uid"), "jsonPayload": payload}
 
 
 def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, text: str | None) -> Entry:
     message = text if payload is None else payload.get("message")
-    if payload is not None and not isinstance(message, str):  # somebody's own structure
+    if payload is not None and not isinstance(message, str):  # structured output of the user's program
         message = json.dumps(payload, ensure_ascii=False, sort_keys=True)
     message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
     if mark is None and message.startswith("{") and '"ct"' in message:
@@ -103,13 +103,13 @@ def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, 
 
 
 def _plain_time(stamp: str) -> str:
-    """Return the time without the zeros at its end: REST and gRPC write as many as they like."""
+    """Return the time without trailing zeros: REST and gRPC write different numbers of digits."""
     whole, point, fraction = stamp.removesuffix("Z").partition(".")
     return f"{whole}{point}{fraction}".rstrip("0") if point else whole
 
 
 def _unparsed(message: str) -> tuple[str, Any]:
-    """Return message and mark of a line of ours that the platform has kept as the text that it is."""
+    """Return the message and mark of a cloudtrain line that the platform has kept as plain text."""
     try:
         found = json.loads(message)
         return str(found["message"]), found["ct"]
@@ -118,7 +118,7 @@ def _unparsed(message: str) -> tuple[str, Any]:
 
 
 def _plain(struct: Any) -> dict[str, Any]:
-    """Return what a google.protobuf.Struct holds; of a line of ours what is looked at, the rest takes time."""
+    """Return a google.protobuf.Struct as a dict; for a cloudtrain line only `message` and `ct`, to save time."""
     if "message" in struct.fields:
         mark = struct.fields["ct"].struct_value.fields if "ct" in struct.fields else {}
         told = {key: value.string_value or value.number_value for key, value in mark.items()}

@@ -1,8 +1,8 @@
-"""What Cloud Logging has of a job now: one feed a process, for all who read there, since each call counts.
+"""The log of a job as Cloud Logging serves it: all readers in a process share one feed, since each call counts.
 
-Lists are the record, a tail makes it quick. A list begins a little before the newest line, further back where numbers
-are missing, and now and then far back for lines without numbers. What it finds goes to readers in the order of its
-coming; that each comes to a reader once, and in its turn, is the reader's own memory (order.py).
+Lists are complete, and a tail adds speed. A list begins a little before the newest line, further back where numbers are
+missing, and every SWEEP_S far back for lines without numbers. The feed gives entries to readers in order of arrival;
+each reader keeps its own memory (order.py), which removes copies and restores the order.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cloudtrain.backends.vertex.tail import Tail
 
 __all__ = ["PAGE", "Feed", "lists", "query_of", "since"]
 
-PAGE = 1000  # the most entries that a list gives
-FRESH_S = 5.0  # before the newest line, where a list begins
-SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, lines without numbers are looked for again
-LIST_S, WITH_TAIL_S, SOON_S = 2.5, 10.0, 1.0  # between two lists: without a tail, with one, with one that has left out
-SLACKEN = 0.1  # of the silence is added to the pause
-TAIL_AFTER_S = 3.0  # of reading: who only looks once needs none
-PAGES = 5  # of one look
-KEPT = 20_000  # entries for readers that come later
-MOST_GAPS = 20  # asked for in one list
-LAG_S = 120.0  # how far a replica's lines may be behind the others'
+PAGE = 1000  # the most entries that one list call returns
+FRESH_S = 5.0  # a list begins this long before the newest line
+SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, a list searches for late lines without numbers
+LIST_S, WITH_TAIL_S, SOON_S = 2.5, 10.0, 1.0  # between two lists: without a tail, with a tail, after a loss in the tail
+SLACKEN = 0.1  # this share of the silence is added to the pause
+TAIL_AFTER_S = 3.0  # of reading: a single read needs no tail
+PAGES = 5  # list pages in one poll
+KEPT = 20_000  # entries kept for readers that join later
+MOST_GAPS = 20  # gaps in one list's query
+LAG_S = 120.0  # how far one replica's lines may be behind the newest line
 
 _numbers = itertools.count(1)
 
@@ -43,41 +43,41 @@ class Feed:
     def __init__(self, access: Access, job: str, nodes: frozenset[int] | None, since_s: float, home: Path) -> None:
         self.number = f"{time.time_ns():x}-{next(_numbers)}"
         self.nodes = nodes
-        self.since_s = since_s  # from here on it has everything
+        self.since_s = since_s  # the feed has all entries from this time on
         self.rounds = 0  # lists that were read to their end
         self._access, self._job, self._home = access, job, home
         self._entries: deque[Entry] = deque(maxlen=KEPT)
-        self._count = 0  # of all that ever came
+        self._count = 0  # entries received since the start
         self._high_s = since_s
         self._keys: dict[str, float] = {}
         self._parts: dict[str, dict[str, str]] = {}
-        self._page: tuple[str, str] | None = None  # query and token of a list that is not read to its end
+        self._page: tuple[str, str] | None = None  # query and page token of a list that is not finished
         self._listed_s = self._swept_s = -1e9
-        self._newest: dict[int, float] = {}  # stamp of each node's newest line
+        self._newest: dict[int, float] = {}  # node -> stamp of its newest line
         self._gap_turn = 0
         self._tail: Tail | None = None
-        self._is_lossy = False  # the tail has left something out since the last list
+        self._is_lossy = False  # the tail has left lines out since the last list
         self._begun_s = self._news_s = time.monotonic()
 
     def after(self, index: int) -> tuple[list[Entry], int]:
-        """Return what has come after the index, and the next index."""
+        """Return the entries after the index, and the next index."""
         missed = self._count - len(self._entries)
         return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
 
     @property
     def begins_s(self) -> float:
-        """From when on it still has everything, by Cloud Logging's time."""
+        """The time from which the feed still holds all entries, by Cloud Logging's clock."""
         has_all = self._count == len(self._entries)
         return self.since_s if has_all else max(entry.stamp_s for entry in itertools.islice(self._entries, PAGE))
 
     def has_since(self, index: int) -> bool:
-        """Return whether nothing after the index is gone already."""
+        """Return whether the feed still holds all entries after the index."""
         return index >= self._count - len(self._entries)
 
     def look(self, gaps: list[Gap], *, is_live: bool) -> None:
-        """Take in what has come: from the tail, and by a list where one is due. `gaps` is what the reader misses.
+        """Take in new entries: from the tail, and from a list if a list is due. `gaps` are the reader's missing lines.
 
-        Raises GoogleError where Cloud Logging does not answer.
+        Raises GoogleError if Cloud Logging does not answer.
         """
         now_s = time.monotonic()
         is_tailed = self._from_tail(is_live, now_s)
@@ -122,7 +122,7 @@ class Feed:
     def _next_query(self, gaps: list[Gap], now_s: float) -> str:
         fresh = [since(self._high_s - FRESH_S)]
         current = [node for node, stamp_s in self._newest.items() if stamp_s >= self._high_s - FRESH_S]
-        if current:  # the others may be silent, or taken in later
+        if current:  # the remaining nodes may be silent, or late in Cloud Logging
             fresh.append(f"({since(self._high_s - LAG_S)} AND NOT {of_nodes(current)})")
         windows = _merged([(gap.before_s - 1, gap.after_s + 1) for gap in gaps])
         turn = self._gap_turn % max(1, len(windows))
@@ -134,7 +134,7 @@ class Feed:
         return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
 
     def _from_tail(self, is_live: bool, now_s: float) -> bool:
-        """Take in what the tail has brought; return whether there is one."""
+        """Take in the tail's entries; return whether a tail is open."""
         if self._tail is not None and self._tail.is_closed and self._tail.is_possible:
             self._tail = None
         if self._tail is None:
@@ -160,29 +160,29 @@ class Feed:
 
 
 def query_of(job: str, nodes: frozenset[int] | None) -> str:
-    """Return the filter for a job's entries, of all replicas or of some nodes'."""
+    """Return the filter for a job's entries, of all replicas or of some nodes."""
     text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
     return text if nodes is None else f"{text} AND {of_nodes(nodes)}"
 
 
 def of_nodes(nodes: Iterable[int]) -> str:
-    """Return the filter for these nodes' entries."""
+    """Return the filter for entries of the nodes."""
     names = " OR ".join(f'"{task_of(node)}"' for node in sorted(nodes))
     return f"resource.labels.task_name=({names})"
 
 
 def since(when_s: float) -> str:
-    """Return the filter for what is not older."""
+    """Return the filter for entries at or after the time."""
     return f'timestamp>="{_rfc3339(when_s)}"'
 
 
 def until(when_s: float) -> str:
-    """Return the filter for what is not younger."""
+    """Return the filter for entries at or before the time."""
     return f'timestamp<="{_rfc3339(when_s)}"'
 
 
 def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return windows that do not overlap and cover the same."""
+    """Return windows that cover the same times without overlap."""
     found: list[tuple[float, float]] = []
     for begin_s, end_s in sorted(windows):
         if found and begin_s <= found[-1][1]:
@@ -195,7 +195,7 @@ def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def lists(
     access: Access, query: str, token: str, parts: dict[str, dict[str, str]], tries: int = 1
 ) -> tuple[list[Entry], str]:
-    """Return a page of what the query finds, and the next page's token, "" at the end. Raises GoogleError."""
+    """Return one page of the query's entries, and the next page's token, "" at the end. Raises GoogleError."""
     asked: dict[str, Any] = {
         "resourceNames": [f"projects/{access.project}"],
         "filter": query,

@@ -1,4 +1,4 @@
-"""A job's files in Cloud Storage: the code by its content, the job's own order, what has come of it."""
+"""A job's files in Cloud Storage: the code, named by its content, the container order, the output, the checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
 
 def require_bucket(access: Access, uri: str) -> None:
-    """Raise ConfigError where there is no such bucket; who may not ask hears it from the upload."""
+    """Raise ConfigError if the bucket does not exist. A 403 passes: the upload reports missing permissions."""
     bucket = rest.split_uri(uri)[0]
     with rest.answers(f"look at the bucket {bucket}", needs=ROLE):
         try:
@@ -45,20 +45,20 @@ def require_bucket(access: Access, uri: str) -> None:
 
 
 def exists(access: Access, uri: str, size: int) -> bool:
-    """Return whether the object is there with so many bytes. Raises GoogleError."""
+    """Return whether the object exists with this size in bytes. Raises GoogleError."""
     try:
         told = rest.object_in(rest.call(access, "GET", rest.object_url(access, uri), params={"fields": "size"}))
     except GoogleError as error:
-        if error.status in (403, 404):  # one may write without leave to read
+        if error.status in (403, 404):  # a role may allow writing and forbid reading
             return False
         raise
     return int(told.get("size", -1)) == size
 
 
 def claim(access: Access, uri: str, owner_id: str) -> None:
-    """Make the job's folder this owner's. Raises UsageError where another's job has the name, GoogleError.
+    """Claim the job's folder for this owner. Raises UsageError if another owner has the name, or GoogleError.
 
-    The first to write has it, for all attempts: two machines' jobs of one name would share their checkpoints.
+    The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
     """
     try:
         _put(access, uri, owner_id.encode(), {"ifGenerationMatch": "0"})
@@ -71,23 +71,23 @@ def claim(access: Access, uri: str, owner_id: str) -> None:
 
 
 def owner(access: Access, uri: str) -> str | None:
-    """Return whose folder it is, None where nobody has claimed it. Raises GoogleError."""
+    """Return the folder's owner, or None if no owner has claimed the folder. Raises GoogleError."""
     found = _get(access, uri)
     return None if found is None else found.decode(errors="replace")
 
 
 def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
-    """Write what the replicas are to do. Raises GoogleError."""
+    """Write the container order. Raises GoogleError."""
     _put(access, uri, json.dumps(order, sort_keys=True).encode(), {})
 
 
 def read_order(access: Access, uri: str) -> dict[str, Any] | None:
-    """Return what the replicas are to do, None where it was taken back. Raises GoogleError."""
+    """Return the container order, or None if the order was retracted. Raises GoogleError."""
     return _object_in(_get(access, uri))
 
 
 def retract(access: Access, uri: str) -> None:
-    """Remove the job's order: replicas of a request that is still under way find none, and end. Raises GoogleError."""
+    """Remove the job's container order: replicas of a late request find no order, and end. Raises GoogleError."""
     try:
         rest.call(access, "DELETE", rest.object_url(access, uri))
     except GoogleError as error:
@@ -96,7 +96,7 @@ def retract(access: Access, uri: str) -> None:
 
 
 def account(access: Access, uri: str, nodes: int) -> dict[str, Any] | None:
-    """Return how the containers say that it ended: all know, node 0's is taken first. Raises GoogleError."""
+    """Return a container's exit report: the report of the lowest node that has written one. Raises GoogleError."""
     there = set(names(access, uri))
     for name in (f"{uri}-{node}.json" for node in range(nodes)):
         if rest.split_uri(name)[1] in there and (found := _object_in(_get(access, name))) is not None:
@@ -105,14 +105,14 @@ def account(access: Access, uri: str, nodes: int) -> dict[str, Any] | None:
 
 
 def has_checkpoint(access: Access, uri: str) -> bool:
-    """Return whether there is something to go on from, as the node itself would say. Raises GoogleError."""
+    """Return whether the folder has a complete checkpoint, by the same rule as the node's. Raises GoogleError."""
     prefix = rest.split_uri(uri)[1].rstrip("/") + "/"
     tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
     return any(places.is_whole(name) for name in tops)
 
 
 def names(access: Access, uri: str) -> Iterator[str]:
-    """Yield the names of the objects below the bucket whose names begin so, over all pages. Raises GoogleError."""
+    """Yield the object names that begin with the URI's prefix, over all pages. Raises GoogleError."""
     bucket, prefix = rest.split_uri(uri)
     asked = {"prefix": prefix, "fields": "items(name),nextPageToken"}
     while True:
@@ -124,7 +124,7 @@ def names(access: Access, uri: str) -> Iterator[str]:
 
 
 def _object_in(data: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object in the data; None where there is none, whoever has put something else there."""
+    """Return the JSON object in the data, or None if the data holds no JSON object."""
     try:
         found = json.loads(data or b"")
     except ValueError:

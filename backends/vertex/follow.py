@@ -1,6 +1,6 @@
-"""A job's lines out of Cloud Logging: none lost, none repeated, each node's in its own order.
+"""A job's lines from Cloud Logging: no line is lost or repeated, and each node's lines keep their order.
 
-A reader begins with what is there already, page by page (its backlog), and then joins the process's feed.
+A reader begins with the existing lines, page by page (its backlog), and then joins the process's feed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from cloudtrain.launcher.terminal import say
 
 __all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 
-PACE_S = 0.5  # between two looks; most of them ask nobody
-HOLD_BACK_S = 2.0  # nodes' entries are taken in at different times ; a tail's own window is as long
-PASSED_S = 10.0  # for which a reader that will not stay knows all there is
-LIVE_S = 2.0  # who comes again so soon is following
+PACE_S = 0.5  # between two polls; most polls make no call
+HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; a tail's own window has the same length
+PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count
+LIVE_S = 2.0  # a reader that returns within this time is a follower
 
 _feeds: dict[str, list[Feed]] = {}
 _looked_s: dict[tuple[str, frozenset[int] | None], float] = {}
+_listed_s: dict[tuple[str, frozenset[int] | None], float] = {}  # when this process read all there was
 
 
 def page(
@@ -41,8 +42,8 @@ def page(
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some.
 
-    `is_passing`: who reads will not stay. `is_over`: the job is known to have ended. UnreachableError
-    where Cloud Logging does not answer.
+    `is_passing`: the reader will not stay. `is_over`: the job is known to have ended. Raises UnreachableError if Cloud
+    Logging does not answer.
     """
     everybody = frozenset(range(nodes))
     wanted = everybody if only is None else only & everybody
@@ -52,11 +53,12 @@ def page(
     try:
         if at.get("backlog") is not None:
             return _backlog(access, job, at, order, wanted, narrowed, home, is_passing)
-        if is_passing and 0 <= time.time() - at["listed_s"] < PASSED_S:  # it has just read all there is
+        is_own = at["listed_s"] == _listed_s.get((job, narrowed))
+        if is_passing and is_own and 0 <= time.time() - at["listed_s"] < PASSED_S:  # the reader has just read all lines
             return LogPage([], at, is_clean=True, is_complete=order.is_complete(wanted))
         return _live(access, job, at, order, wanted, narrowed, home)
     except GoogleError as error:
-        if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page's token lasts only so long
+        if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page token expires
             again = {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}
             return LogPage([], again, is_clean=False, is_complete=False)
         said = translated(error, "read the log", "Logs Viewer (roles/logging.viewer)")
@@ -64,13 +66,14 @@ def page(
 
 
 def forget() -> None:
-    """End all feeds and forget refusals, as a process's end does."""
+    """End all feeds and forget refusals, as the end of the process does."""
     calls.forget()
     for feeds in _feeds.values():
         for feed in feeds:
             feed.close()
     _feeds.clear()
     _looked_s.clear()
+    _listed_s.clear()
 
 
 def _backlog(
@@ -83,7 +86,7 @@ def _backlog(
     home: Path,
     is_passing: bool,
 ) -> LogPage:
-    """Read on in what was there before."""
+    """Read the next pages of the existing lines."""
     place = dict(at["backlog"])
     query = query_of(job, narrowed)
     if place["since_s"] is not None:
@@ -104,10 +107,11 @@ def _backlog(
         if not place["token"]:
             is_done = True
             break
-    if is_done and is_passing:  # nobody will wait for what stands before them
+    if is_done and is_passing:  # a passing reader does not wait for missing earlier lines
         lines += order.take([], time.time() + 1e9)
     lines.sort(key=lambda line: line.time_s)
-    after = {"order": order.dump(), "backlog": None if is_done else {**place, "parts": parts}, "listed_s": time.time()}
+    _listed_s[job, narrowed] = listed_s = time.time()
+    after = {"order": order.dump(), "backlog": None if is_done else {**place, "parts": parts}, "listed_s": listed_s}
     is_clean = is_done and not lines and not order.is_holding
     return LogPage(lines, after, is_clean=is_clean, is_complete=is_clean and order.is_complete(wanted))
 
@@ -121,7 +125,7 @@ def _live(
     narrowed: frozenset[int] | None,
     home: Path,
 ) -> LogPage:
-    """Read what is new."""
+    """Read the new lines."""
     key, now_s = (job, narrowed), time.monotonic()
     is_live = now_s - _looked_s.get(key, -1e9) < LIVE_S
     _looked_s[key] = now_s
@@ -129,11 +133,11 @@ def _live(
     try:
         feed.look(order.gaps(wanted), is_live=is_live)
     except GoogleError:
-        if not order.is_complete(wanted):  # by the containers' own count
+        if not order.is_complete(wanted):  # complete, by the containers' own count
             raise
     number, index = at.get("feed", ("", 0))
     is_behind = not feed.has_since(index) if number == feed.number else feed.begins_s > order.high_s
-    if is_behind:  # it was too long away
+    if is_behind:  # the reader was away for too long
         return LogPage([], {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}, is_clean=False)
     entries, index = feed.after(index if number == feed.number else 0)
     lines = order.take((entry for entry in entries if entry.node in wanted), time.time())
@@ -142,7 +146,9 @@ def _live(
     lines.sort(key=lambda line: line.time_s)
     rounds = at.get("rounds") if number == feed.number else None
     is_clean = not lines and not order.is_holding and rounds is not None and feed.rounds > rounds
-    listed_s = at["listed_s"] if rounds is None else time.time()
+    listed_s = at["listed_s"]
+    if rounds is not None:
+        _listed_s[key] = listed_s = time.time()
     after = {"order": order.dump(), "feed": (feed.number, index), "rounds": rounds, "listed_s": listed_s}
     if lines or is_clean or rounds is None:
         after["rounds"] = feed.rounds
@@ -153,7 +159,7 @@ def _live(
 
 
 def _feed(access: Access, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> Feed:
-    """Return a feed that has all of these nodes' lines from there on; those that it makes superfluous are ended."""
+    """Return a feed with all lines of the nodes since that time; end feeds that the returned feed makes superfluous."""
     there, since_s = _feeds.setdefault(job, []), max(high_s - WIDE_S, 0.0)
     found = [feed for feed in there if _has_nodes(feed, nodes) and feed.since_s <= since_s]
     chosen = next((feed for feed in found if feed.nodes is None), found[0] if found else None)

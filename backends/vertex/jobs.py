@@ -1,9 +1,9 @@
-"""A job at Vertex AI, once it is to be sent: the custom job, its lines, its files. What a dry run does without.
+"""A job at Vertex AI, from the send on: the custom job, its lines, its files. A dry run does not import this module.
 
-CreateCustomJob has neither a name of ours nor a request id, so the same request sent twice makes two paid jobs. Two
-things stand against that: the attempt's label, by which a job is looked for before anything is sent again; and a fence,
-a mark that each send puts into the job's arguments and into its order in the bucket. Replicas whose mark is not the
-order's end at once, so a job that arrives late finds its place taken; whoever sees it cancels it.
+CreateCustomJob takes neither a name of ours nor a request id, so a repeated request would make two paid jobs. Two
+measures prevent a second job. Each job has the attempt's label, and a retry searches for the label before it sends
+again. And each send puts a fence, a random mark, into the job's arguments and into the order in the bucket. Replicas
+whose mark differs from the order's mark end at once; the process that sees such a late job cancels it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
 
-TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # to send; not again where it has taken long already
+TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # retries of a send; no retry after AGAIN_S
 STATE_S = 4.0
 OWNER_LABEL = "cloudtrain_owner"
-LATE_S = 30.0  # from a job's end until Cloud Logging surely has its last lines, where a container did not say its last
-SETTLE_TRIES = 4  # to see a job whose request was lost on the way, a pause apart
-NEW_S = 120.0  # since a send: before that, a job that is not found may not be there yet
-DUPLICATES_S = 900.0  # how long after a doubtful send a second job is looked for
+LATE_S = 30.0  # from a job's end until Cloud Logging has its last lines, if a container did not report its end of log
+SETTLE_TRIES = 4  # polls, one pause apart, for a job whose request was lost on the way
+NEW_S = 120.0  # since a send: until then, Vertex AI may not list a new job yet
+DUPLICATES_S = 900.0  # how long after a doubtful send to search for a second job
 
 _over: set[str] = set()  # jobs whose end this process has seen
 
 
 def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError without Google's libraries, CredentialError where they find no credentials."""
+    """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
     access = Access.of(request.beside)
     with rest.answers("start the job"):
         rest.credentials(access.project)
@@ -52,10 +52,10 @@ def ready(request: Request, shipment: Shipment) -> None:
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
-    """Upload what is not there yet, claim the job's name, and start it.
+    """Upload missing files, claim the job's name, and start the job.
 
-    Raises CredentialError, CapacityError, ConfigError, UsageError; UnreachableError where it is not known whether it
-    has started, which `find` can tell later.
+    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
+    and `find` can later tell whether the job exists.
     """
     from cloudtrain.backends.vertex import sdk
 
@@ -76,7 +76,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
                 secretmanager.put(access, secret, shipment.secrets)
         name, is_doubtful = _create(access, request, owner, shipment)
     except BaseException as error:
-        if shipment.sending.is_nothing_sent(error):  # nothing of it may stay
+        if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(GoogleError):
                 files.retract(access, beside["order_uri"])
             _remove_secret(access, secret)
@@ -85,13 +85,13 @@ def send(request: Request, shipment: Shipment) -> JobRef:
 
 
 def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job that the request has started, or close the door to one that is still under way.
+    """Return the job that the request has started; else retract the order, so that a late job ends at once.
 
-    A name that another home has claimed is none of ours: then nothing was sent, and nothing is touched.
+    If another home folder has claimed the name, this home folder has sent no job: return None and change nothing.
     """
     access, owner = Access.of(request.beside), identity(home)
     with rest.polls(f"ask for {request.name}"):
-        if files.owner(access, request.beside["owner_uri"]) not in (owner, None):  # somebody may have cleaned up
+        if files.owner(access, request.beside["owner_uri"]) not in (owner, None):  # None: the claim was deleted
             return None
         found = _there(access, request.name, owner)
         if not found:
@@ -120,29 +120,29 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
 
 
 def _as_found(access: Access, job: dict[str, Any], home: Path) -> Found | None:
-    """Return the running job, None where its labels name no attempt."""
+    """Return the running job, or None if its labels name no attempt."""
     labels, order_uri, record = job["labels"], _arguments(job)[1], None
     name, owner = str(labels.get("cloudtrain_run", "")), str(labels.get(OWNER_LABEL, ""))
     if not (name.rpartition("-")[2].isdigit() and order_uri.startswith("gs://")):
         return None
-    with contextlib.suppress(GoogleError):  # somebody else's bucket hides no other job
+    with contextlib.suppress(GoogleError):  # an unreadable bucket of another user must not hide the remaining jobs
         record = (files.read_order(access, order_uri) or {}).get("record")
     is_own = owner == known_identity(home)
     asked = {"project": access.project, "location": access.location, "endpoints": dict(access.endpoints)}
 
-    def ref_of(request: Request) -> JobRef:  # who sent the job removes its secrets
+    def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
         return _ref(request, job["name"], owner, is_doubtful=is_own) | ({} if is_own else {"secret": None})
 
     return Found.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
-    """Return what Vertex AI says of the job; once it is over, its secrets are removed."""
+    """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
     access = Access.of(ref)
     with rest.polls(f"ask for {ref['label']}"):
         told = _described(access, ref)
     if ref["doubtful_until_s"] > time.time():
-        with contextlib.suppress(GoogleError):  # the next look does it; what is known of the job itself is told
+        with contextlib.suppress(GoogleError):  # the next poll tries again; the job's own state is known
             _cancel_others(access, ref["label"], ref["owner"], ref["name"])
     account, has_checkpoint = None, None
     if status.is_over(told) and told.get("state") != "JOB_STATE_SUCCEEDED":
@@ -151,7 +151,7 @@ def state(ref: JobRef) -> State:
         if account is None and status.may_tell_more(told, time.time()):
             return replace(status.awaiting(told), url=ref["url"])
         if ref["checkpoint_uri"] is not None:
-            with contextlib.suppress(GoogleError, CloudtrainError):  # what is asked beside must not hide the end
+            with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
                 has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
     if status.is_over(told):
         _over.add(ref["name"])
@@ -186,25 +186,25 @@ def logs(
 
 
 def pace(ref: JobRef) -> Pace:
-    """Return how often to ask: lines that the tail has brought are there without a call."""
+    """Return the polling intervals: lines from the tail need no call."""
     return Pace(lines_s=follow.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=follow.HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask Vertex AI to cancel the job: it signals the containers, which save; `now` is no quicker there."""
+    """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
     access = Access.of(ref)
     with rest.answers(f"stop {ref['label']}"):
         _cancel(access, ref["name"])
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download what the job has left in its output folder, while it runs, too; return the files."""
+    """Download the job's output folder, also while the job runs; return the files."""
     with rest.answers("download the outputs", needs=files.ROLE):
         return outputs.download(Access.of(ref), ref["output_uri"], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, while the job runs, too; return the files."""
+    """Download the job's checkpoint folder, also while the job runs; return the files."""
     with rest.answers("download the checkpoints", needs=files.ROLE):
         return outputs.download(Access.of(ref), ref["checkpoint_uri"], folder)
 
@@ -233,16 +233,16 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
 
 
 def _secret(request: Request, owner: str) -> str | None:
-    """Return the name of the job's entry in Secret Manager: another machine's job may be called so elsewhere."""
+    """Return the name of the job's entry in Secret Manager, with a part of the owner: a name may repeat elsewhere."""
     told = request.beside["order"]["secrets"]
     return f"{told['secret']}-{owner[:8]}" if told else None
 
 
 def _create(access: Access, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
-    """Send, and send again where something was lost on the way and no job is there.
+    """Send the job; retry if the request was lost and no job exists.
 
-    Return the job's resource name, and whether another of the same label may still arrive. Raises UnreachableError
-    where it cannot be seen what has become of it.
+    Return the job's resource name, and whether a second job with the same label may still arrive. Raises
+    UnreachableError if the outcome of the send is unknown.
     """
     from cloudtrain.backends.vertex import sdk
 
@@ -269,7 +269,7 @@ def _create(access: Access, request: Request, owner: str, shipment: Shipment) ->
         except CloudtrainError as error:
             if number == 1:
                 raise
-            # Refused, but an earlier try may have come there meanwhile: it may even be what uses up the quota.
+            # Refused, but an earlier try's job may have arrived, and may even be the job that uses up the quota.
             with rest.polls(f"look whether {request.name} has started after: {error.message}"):
                 found = _awaited(access, request.name, owner)
             if not found:
@@ -279,9 +279,9 @@ def _create(access: Access, request: Request, owner: str, shipment: Shipment) ->
 
 
 def _order(request: Request, owner: str, fence: str, sent_s: float | None = None) -> dict[str, Any]:
-    """Return what the replicas are to do: the request's order, with what only a send can know.
+    """Return the container order: the request's order, with the fields that only a send knows.
 
-    `sent_s` is when, None where the job may have been sent before.
+    `sent_s` is the time of the send, None if the job may have been sent before.
     """
     order: dict[str, Any] = request.beside["order"]
     told = order["secrets"] and {**order["secrets"], "secret": f"{_secret(request, owner)}/versions/latest"}
@@ -289,14 +289,14 @@ def _order(request: Request, owner: str, fence: str, sent_s: float | None = None
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
-    from cloudtrain.backends.vertex.request import with_fence  # of a job's many readers none needs it
+    from cloudtrain.backends.vertex.request import with_fence  # few users of this module need the function
 
     body = with_fence(request.body, fence)
     return {**body, "labels": {**body["labels"], OWNER_LABEL: owner}}
 
 
 def _require_new(access: Access, request: Request, owner: str) -> None:
-    """Raise UsageError where the attempt's job is there already, though nothing was sent: the registry was lost."""
+    """Raise UsageError if Vertex AI has the attempt's job but the registry knows no send: the registry was lost."""
     with rest.answers("look whether the job is there already"):
         found = _there(access, request.name, owner)
     if found:
@@ -306,7 +306,7 @@ def _require_new(access: Access, request: Request, owner: str) -> None:
 
 
 def _awaited(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
-    """Return as `_there`; a request that is under way gets a moment to arrive. Raises GoogleError."""
+    """Return as `_there`; a request under way gets up to SETTLE_TRIES polls to arrive. Raises GoogleError."""
     for _ in range(SETTLE_TRIES):
         if found := _there(access, label, owner):
             return found
@@ -315,9 +315,9 @@ def _awaited(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
 
 
 def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
-    """Return the owner's jobs that have the attempt's label, the first one first. Raises GoogleError.
+    """Return the owner's jobs with the attempt's label, oldest first. Raises GoogleError.
 
-    Another home may have used the name with another bucket: its job is none of ours.
+    Another home folder may have used the name with another bucket; its job is not returned.
     """
     found = _listed(access, f'labels.cloudtrain_run="{label}"')
     ours = [job for job in found if (job.get("labels") or {}).get(OWNER_LABEL) == owner]
@@ -325,21 +325,21 @@ def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
 
 
 def _listed(access: Access, only: str) -> list[dict[str, Any]]:
-    """Return the jobs that the filter names, over all pages. Raises GoogleError."""
+    """Return the jobs that match the filter, over all pages. Raises GoogleError."""
     asked = {"filter": only, "pageSize": "50"}
     found: list[dict[str, Any]] = []
     while True:
         page = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
         found += page.get("customJobs", ())
-        if not page.get("nextPageToken"):  # a page may be empty, and not the last
+        if not page.get("nextPageToken"):  # a page may be empty without being the last page
             return found
         asked["pageToken"] = page["nextPageToken"]
 
 
 def _settle(access: Access, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
-    """Return the resource name of the one that the order is for; cancel the others. Raises GoogleError.
+    """Return the resource name of the job whose mark the order has; cancel the remaining jobs. Raises GoogleError.
 
-    Where it is for none of them, being taken back or for a send that never arrived, it is made the first one's.
+    If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
     order = files.read_order(access, request.beside["order_uri"]) or {}
     own = [job for job in found if order.get("fence") == _mark_of(job)]
@@ -354,19 +354,19 @@ def _settle(access: Access, request: Request, owner: str, found: list[dict[str, 
 
 
 def _mark_of(job: dict[str, Any]) -> str:
-    """Return the mark of the send that the job is of: the third of its boot's arguments."""
+    """Return the mark of the send that made the job: the third of the boot's arguments."""
     return _arguments(job)[2]
 
 
 def _arguments(job: dict[str, Any]) -> list[str]:
-    """Return the arguments of the job's boot, at least three."""
+    """Return the arguments of the job's boot, padded to at least three."""
     pool = (job.get("jobSpec", {}).get("workerPoolSpecs") or [{}])[0]
     spec: dict[str, Any] = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
     return [*map(str, spec.get("args", ())), "", "", ""]
 
 
 def _described(access: Access, ref: JobRef) -> dict[str, Any]:
-    """Return the job as Vertex AI has it; one that somebody has deleted there as cancelled. Raises GoogleError."""
+    """Return the job at Vertex AI; report a job that a user has deleted there as cancelled. Raises GoogleError."""
     try:
         return rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
     except GoogleError as error:
@@ -377,14 +377,14 @@ def _described(access: Access, ref: JobRef) -> dict[str, Any]:
 
 
 def _cancel_others(access: Access, label: str, owner: str, name: str) -> None:
-    """Cancel what runs under the attempt's label beside the job itself. Raises GoogleError."""
+    """Cancel all running jobs with the attempt's label except the job itself. Raises GoogleError."""
     for job in _there(access, label, owner):
         if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
             _cancel(access, str(job["name"]))
 
 
 def _cancel(access: Access, name: str) -> None:
-    """Cancel a job, unless it is over or about to be. Raises GoogleError."""
+    """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
         rest.object_in(rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
     except GoogleError as error:
@@ -409,7 +409,7 @@ def _put_wheel(access: Access, uri: str, home: Path) -> None:
 
 
 def _remove_secret(access: Access, secret: str | None) -> None:
-    """Remove the job's entry; say where it could not be."""
+    """Remove the job's entry in Secret Manager; print the command to remove it by hand if the removal fails."""
     if secret is None:
         return
     try:

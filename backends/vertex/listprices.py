@@ -1,4 +1,4 @@
-"""What a machine costs by Google's list of today: the sum of its parts' prices (skus.py), by the rules of prices.py."""
+"""A machine's price by Google's list of today: the sum of its parts' prices (skus.py), by the rules of prices.py."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHARE = "fee, of Compute Engine's"
 
 
 class NotListed(LookupError):
-    """Google lists no price for a part of the machine, or what the machine is made of is not known here."""
+    """Google lists no price for a part of the machine, or cloudtrain does not know the machine's parts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A line of an hour's bill. `effective_time`: since when the figure holds."""
+    """A line of an hour's bill. `effective_time`: the time since when the price holds."""
 
     description: str
     quantity: float
@@ -35,7 +35,7 @@ class Part:
 
     @property
     def usd(self) -> float:
-        """The line's sum."""
+        """The price of the whole quantity, in USD an hour."""
         return self.quantity * self.unit_usd
 
 
@@ -43,7 +43,7 @@ class Part:
 class Price:
     """An hour of one replica, without its boot disk, by `rule`.
 
-    `other_usd` is the same by `other_rule`, where the catalogue has enough for both.
+    `other_usd` is the same price by `other_rule`, None if the catalogue lacks a price that the other rule needs.
     """
 
     machine_type: str
@@ -61,12 +61,12 @@ class Price:
 
     @property
     def is_by_share(self) -> bool:
-        """Whether Vertex's fee in it is a share of Compute Engine's price, by our rule, and no price of its own."""
+        """Whether Vertex's fee is computed as a share of Compute Engine's price, instead of taken from the list."""
         return any(part.description.startswith(SHARE) for part in self.parts)
 
     @property
     def effective_time(self) -> str:
-        """Since when all parts hold."""
+        """The latest `effective_time` of the parts."""
         return max(part.effective_time for part in self.parts)
 
     @property
@@ -76,19 +76,19 @@ class Price:
 
     @property
     def at_most_usd(self) -> float:
-        """The higher of both, which a budget should count with."""
+        """The higher price of both rules; a budget should use this figure."""
         return max(self.total_usd, self.other_usd or 0.0)
 
 
 class Need(NamedTuple):
-    """So much of a thing, which has one of these names."""
+    """A quantity of a billed part, and the names under which the catalogue may list the part."""
 
     quantity: float
     names: tuple[str, ...]
 
 
 _SSD = ("SSD backed Local Storage",)
-# GiB of memory for a vCPU; the families that a job without accelerators, or with attached ones, can have.
+# GiB of memory for a vCPU, for the families of machines without built-in accelerators and of G2 and G4.
 _MEMORY = {
     **{f"n1-{size}": gib for size, gib in (("standard", 3.75), ("highmem", 6.5), ("highcpu", 0.9))},
     **{f"{one}-{size}": gib for one in ("n2", "e2") for size, gib in (("standard", 4), ("highmem", 8), ("highcpu", 1))},
@@ -124,10 +124,10 @@ _L4 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
 
 
 def assemble(listed: Catalogue, machine_type: str, kind: Kind, accelerator: str | None = None, count: int = 0) -> Price:
-    """Return what Google asks for a machine, with `count` accelerators where they are attached (N1 machines).
+    """Return Google's price for a machine, with `count` attached accelerators on an N1 machine.
 
-    A STANDARD job is not billed for local disks (seen on the bill), one of another kind is by Compute Engine, without a
-    fee. Raises NotListed.
+    A STANDARD job is not billed for local disks (seen on a bill). Other kinds pay Compute Engine's price for local
+    disks, without a fee. Raises NotListed.
     """
     needs, disks = _needs(machine_type, accelerator, count)
     found: list[tuple[str, tuple[Part, ...]]] = []
@@ -151,7 +151,7 @@ def _total(parts: tuple[Part, ...]) -> float:
 def _ways(
     listed: Catalogue, kind: Kind, needs: list[Need], disks: list[Need]
 ) -> list[tuple[str, Callable[[], list[Part]]]]:
-    """Return both ways to work the price out, the surer one first."""
+    """Return both rules for the price, the more reliable rule first."""
 
     def of(mode: Mode, wanted: list[Need]) -> list[Part]:
         return [_part(listed, mode, need) for need in wanted]
@@ -178,7 +178,7 @@ def _ways(
 
 
 def _part(listed: Catalogue, mode: Mode, need: Need) -> Part:
-    """Return the dearest of what has one of the names. Raises NotListed."""
+    """Return the most expensive SKU among the names. Raises NotListed."""
     found = [sku for name in need.names if (sku := listed.skus.get((mode, device(name)))) is not None]
     if not found:
         what = {"own": "by Vertex AI", "fee": "by Vertex AI, as a fee"}.get(mode, f"by Compute Engine, {mode}")
@@ -188,7 +188,7 @@ def _part(listed: Catalogue, mode: Mode, need: Need) -> Part:
 
 
 def _needs(machine_type: str, accelerator: str | None, count: int) -> tuple[list[Need], list[Need]]:
-    """Return what the machine is billed for, and its local disks. Raises NotListed for one that is not known here."""
+    """Return the billed parts of the machine, and its local disks. Raises NotListed if the machine is unknown."""
     family, _, size = machine_type.rpartition("-")
     if (bundle := _BUNDLES.get(family)) and re.fullmatch(r"\d+g", size):
         number = int(size[:-1])

@@ -1,4 +1,4 @@
-"""Which Google machine a config asks for, and where: type, accelerators, project, region, bucket."""
+"""The Google machine that a config requests, and where: type, accelerators, project, region, bucket."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = [
     "project_of",
 ]
 
-Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are had, which sets their price
+Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines are provisioned, which sets their price
 
 SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")
 
-DISK_GB = 100  # Vertex AI's own default, and its least
+DISK_GB = 100  # Vertex AI's own default, and its minimum
 _HYPERDISK = re.compile(r"a3-ultragpu|a4|g4|c4|n4|h4|x4")
 
 _TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
@@ -49,22 +49,22 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Choice:
-    """A machine type with what is attached to it. `accelerator`: Google's name for the kind, None for a CPU machine."""
+    """A machine type with its accelerators. `accelerator`: Google's name for the kind, None for a CPU machine."""
 
     machine_type: str
     accelerator: str | None
     count: int
-    machine: Machine  # of the price table, as far as it knows this one
+    machine: Machine  # the price table's entry, or an entry without prices
 
     @property
     def label(self) -> str:
-        """What it is called in a plan: the type, and what is attached to it."""
+        """The machine's name in a plan: the type, and the attached accelerators."""
         return label_of(self.machine_type, self.accelerator, self.count)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where jobs live: `root` is the folder of ours in the bucket, without a slash at its end."""
+    """Where jobs are kept: `root` is cloudtrain's folder in the bucket, without a trailing slash."""
 
     project: str
     location: str
@@ -73,14 +73,14 @@ class Place:
 
 
 def block_of(config: Config) -> Vertex:
-    """Return the config's block, with its defaults where there is none."""
-    from cloudtrain.launcher.config.schema_backends import Vertex  # who only asks for a job's state needs no config
+    """Return the config's `vertex` block, or a block of defaults."""
+    from cloudtrain.launcher.config.schema_backends import Vertex  # a poll of a job's state needs no config
 
     return config.vertex or Vertex()
 
 
 def kind_of(config: Config) -> Kind:
-    """Return how the machines are to be had. Raises ConfigError where two ways are asked for."""
+    """Return how the machines are provisioned. Raises ConfigError if the config asks for two ways."""
     block = block_of(config)
     ways: dict[str, Kind] = {}
     if config.resources.spot:
@@ -96,7 +96,7 @@ def kind_of(config: Config) -> Kind:
 
 
 def choose(config: Config) -> Choice:
-    """Return the machine that the config asks for. Raises ConfigError where it does not say, or there is none."""
+    """Return the machine that the config requests. Raises ConfigError if the config names none, or an unknown one."""
     resources, block = config.resources, block_of(config)
     location = location_of(block)
     if resources.accelerators is not None:
@@ -139,7 +139,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Cho
 
 
 def _with(machine_type: str, kind: str, count: int, location: str | None) -> Choice:
-    """Return the machine with these accelerators: its own, or attached, and then without a price in our table."""
+    """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
     fixed, key = pairs.fixed(machine_type), "vertex.machine_type"
     if fixed == (kind, count):
         return _named(machine_type, key, location)
@@ -152,7 +152,7 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Cho
         message = f"{machine_type} takes {counts} x {kind}, not {count}" if legal else f"{machine_type} takes no {kind}"
         hosts = ", ".join(pairs.hosts_for(kind, count)[:3])
         raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
-    label = label_of(machine_type, kind, count)  # what is attached is a part of the price
+    label = label_of(machine_type, kind, count)  # the attached accelerators are a part of the price
     return Choice(machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location)))
 
 
@@ -175,7 +175,7 @@ def _of(machine: Machine) -> Choice:
 
 
 def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
-    """Return where the job lives. Raises ConfigError with all that is missing."""
+    """Return where the job is kept. Raises ConfigError with all missing settings."""
     block = block_of(config)
     project, location = project_of(block, environ), location_of(block, environ)
     bucket = (block.staging_bucket or "").removeprefix("gs://").strip("/") or None
@@ -202,7 +202,7 @@ def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
 
 
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
-    """Return how to mend it: a zone is named in its region's place, a folder behind the bucket."""
+    """Return how to fix the value: a zone instead of a region, or a folder after the bucket."""
     folder = value.partition("/")[2]
     if key == "staging_bucket" and folder:
         return f"the bucket alone; the folder by `prefix: {folder}`"
@@ -222,25 +222,25 @@ def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
-    """Return what a machine is called in a plan and in lists of prices: the type, and what is attached to it."""
+    """Return the machine's name in a plan and in price lists: the type, and the attached accelerators."""
     is_attached = accelerator is not None and pairs.fixed(machine_type) is None
     return f"{machine_type} + {count} x {accelerator}" if is_attached else machine_type
 
 
 def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the region as Google's own tools find it: the config's, the environment's, then gcloud's."""
+    """Return the region, in the order of Google's own tools: the config's, the environment's, then gcloud's."""
     told = block.location or environ.get("GOOGLE_CLOUD_LOCATION") or environ.get("CLOUDSDK_AI_REGION")
     return told or _of_gcloud("ai", "region", environ) or _of_gcloud("compute", "region", environ)
 
 
 def project_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the project, found likewise."""
+    """Return the project, in the same order."""
     told = block.project or environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
     return told or _of_gcloud("core", "project", environ)
 
 
 def _of_gcloud(section: str, key: str, environ: Mapping[str, str]) -> str | None:
-    """Return a property of gcloud's active configuration, None where there is none that can be read."""
+    """Return a property of gcloud's active configuration, or None if no configuration can be read."""
     parser = configparser.RawConfigParser(strict=False)
     try:
         folder = Path(environ.get("CLOUDSDK_CONFIG") or Path.home() / ".config" / "gcloud")

@@ -1,9 +1,9 @@
-"""A reader's memory: which lines it has given out, so that each comes once and every container's in its own order.
+"""A reader's memory of the lines already returned: each line once, and each container's lines in order.
 
-Containers number their lines (entrypoints/pump.py). So a copy is known as one whatever Cloud Logging calls it, a line
-that is missing is known to be, and the last number, which a container tells at its end, tells when all are there. Of
-each container no more is kept than the next number and the gaps before it. Lines without a number are told apart by
-their keys, for as long as they may come again.
+Containers number their lines (entrypoints/pump.py). The number identifies a copy even if Cloud Logging gives the copy
+another id, and shows that a line is missing. At its end a container reports its last number, which shows that all lines
+have arrived. For each container the memory keeps only the next number and the earlier gaps. Lines without a number are
+identified by their keys, for as long as a copy may arrive.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["HOLD_S", "Gap", "Order"]
 
-HOLD_S = 1.5  # how long a line waits for those before it; later ones come when they come
-KEPT_S = 180.0  # how long a line without a number is known
-MOST_HELD = 2000  # of one container; with more the first ones are given out
-GIVE_UP_S, MOST_GAPS = 600.0, 500  # after so long, or of so many of one container, what is missing will not come
-BEFORE_S = 90.0  # before a container's first line that is known, where even the line before it is missing
+HOLD_S = 1.5  # how long a line waits for earlier lines; later ones are returned on arrival
+KEPT_S = 180.0  # how long the key of a line without a number is kept
+MOST_HELD = 2000  # lines of one container; above this, the first held lines are released
+GIVE_UP_S, MOST_GAPS = 600.0, 500  # a gap is given up at this age, or if the container has more than MOST_GAPS gaps
+BEFORE_S = 90.0  # before a container's first known line, where the time of the preceding line is unknown
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Numbers that have not come, the first to the last, between the stamps of the lines around them."""
+    """Missing line numbers, from first to last, between the stamps of the lines around them."""
 
     first: int
     last: int
     before_s: float
     after_s: float
-    since_s: float  # when it was given up to wait for them
+    since_s: float  # when the reader stopped waiting for the lines
 
 
 @dataclass
 class _Life:
-    """One container's count."""
+    """The line count of one container."""
 
     node: int
-    first_s: float  # the stamp of what was known of it first
+    first_s: float  # the stamp of the first entry received from the container
     next: int = 1
     stamp_s: float = 0.0
-    time_s: float = 0.0  # of its last line; it never goes back, whatever the container's clock does
+    time_s: float = 0.0  # of the last line; never decreases, even if the container's clock steps back
     gaps: list[Gap] = field(default_factory=list)
-    count: int | None = None  # of all its lines, once it has said its last word
-    end_s: float = 0.0  # the last word's stamp
+    count: int | None = None  # of all lines, once the container has reported the end of its log
+    end_s: float = 0.0  # the stamp of the end of the log
     is_final: bool = False
     held: dict[int, tuple[Entry, float]] = field(default_factory=dict)
 
@@ -60,15 +60,15 @@ class _Life:
 
 
 class Order:
-    """What a cursor holds of it is `dump`."""
+    """The reader's memory. `dump` returns the content for the cursor."""
 
     def __init__(self, data: dict[str, Any] | None = None, *, is_over: bool = False) -> None:
-        """`is_over`: the job has ended, and no container takes over from one that has said that another might."""
+        """`is_over`: the job has ended, so no container follows one whose end report was not final."""
         self._is_over = is_over
         self._lives: dict[str, _Life] = {}
         self._seen: dict[str, float] = {}
         self.high_s = 0.0
-        self.lost = 0  # lines that were given up in this round
+        self.lost = 0  # lines given up in this poll
         if data is None:
             return
         self.high_s, self._seen = data["high_s"], dict(data["seen"])
@@ -78,7 +78,7 @@ class Order:
             self._lives[name] = life
 
     def dump(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the memory as JSON."""
         lives = {}
         for name, life in self._lives.items():
             told = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
@@ -88,7 +88,7 @@ class Order:
         return {"lives": lives, "seen": self._seen, "high_s": self.high_s}
 
     def take(self, entries: Iterable[Entry], now_s: float) -> list[LogLine]:
-        """Take the entries in; return the lines whose turn it is."""
+        """Take in the entries; return the lines that are due."""
         lines = []
         for entry in entries:
             self.high_s = max(self.high_s, entry.stamp_s)
@@ -111,7 +111,7 @@ class Order:
         return lines
 
     def gaps(self, nodes: frozenset[int]) -> list[Gap]:
-        """Return what is missing, also behind the last line of a container that has told how many it had."""
+        """Return the missing lines, also lines after the last received one if the container has reported its count."""
         found = [gap for life in self._lives.values() if life.node in nodes for gap in life.gaps]
         for life in self._lives.values():
             if life.node in nodes and life.count is not None and life.next <= life.count:
@@ -120,11 +120,11 @@ class Order:
 
     @property
     def is_holding(self) -> bool:
-        """Whether lines wait for others."""
+        """Whether lines wait for earlier lines."""
         return any(life.held for life in self._lives.values())
 
     def is_complete(self, nodes: frozenset[int]) -> bool:
-        """Return whether the nodes have said their last word and nothing of what they said is missing."""
+        """Return whether the nodes have reported the end of their logs and no line is missing."""
         ours = sorted((life for life in self._lives.values() if life.node in nodes), key=lambda life: life.first_s)
         newest = {life.node: life for life in ours}
         have_ended = {
@@ -153,7 +153,7 @@ class Order:
 
 
 def _fill(gaps: list[Gap], number: int) -> None:
-    """Take the number out of the gap that it is in."""
+    """Take the number out of the gap that contains the number."""
     for at, gap in enumerate(gaps):
         if gap.first <= number <= gap.last:
             left, right = replace(gap, last=number - 1), replace(gap, first=number + 1)
@@ -162,7 +162,7 @@ def _fill(gaps: list[Gap], number: int) -> None:
 
 
 def _give_up(life: _Life, now_s: float) -> int:
-    """Forget what has been missing for too long; return how many lines that are."""
+    """Drop gaps that are too old or too many; return the number of lost lines."""
     kept = [gap for gap in life.gaps if now_s - gap.since_s < GIVE_UP_S][-MOST_GAPS:]
     lost = sum(gap.last - gap.first + 1 for gap in life.gaps if gap not in kept)
     life.gaps = kept

@@ -1,4 +1,4 @@
-"""What a job has left in its output folder, brought here: each file whole, and none outside the folder."""
+"""The download of a job's output folder: only whole files, and no file outside the folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["download"]
 
 WORKERS = 4
 PIECE_BYTES = 1 << 20
-BREAKS = 4  # how often in a row a download may break off with nothing more having come
+BREAKS = 4  # breaks in a row, without a new byte, after which a download fails
 _PART = ".part"
-# A bucket may have an object `a` beside one `a/b`, and longer names than a disk takes.
+# A bucket may hold an object `a` and an object `a/b`, and longer names than a file system allows.
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
 def download(access: Access, uri: str, folder: Path) -> list[Path]:
-    """Copy all that is below the uri to the folder, several at once; return the files.
+    """Copy all objects below the URI to the folder, WORKERS at a time; return the files.
 
-    Raises CloudtrainError where there is none yet, ConfigError where the folder cannot be written, GoogleError.
+    Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written, or GoogleError.
     """
     prefix = rest.split_uri(uri.rstrip("/") + "/")[1]
     bucket = rest.split_uri(uri)[0]
@@ -59,12 +59,12 @@ def download(access: Access, uri: str, folder: Path) -> list[Path]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether the name is a file's below the folder, none above it and no folder made in the console."""
+    """Return whether the name is a file below the folder: not above the folder, and no folder object of the console."""
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def _copy(access: Access, uri: str, path: Path) -> bool:
-    """Copy the object; return False where it is gone: a job that runs may take back what it has put there."""
+    """Copy the object; return False if the object is gone: a running job may remove its own files."""
     partial = path.with_name(f".{secrets.token_hex(8)}{_PART}")  # a name that no object has
     try:
         with partial.open("wb") as file:
@@ -77,7 +77,7 @@ def _copy(access: Access, uri: str, path: Path) -> bool:
 
 
 def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
-    """Write the object into the file, on from where it has broken off; return False where it is gone."""
+    """Write the object into the file, and resume after a break; return False if the object is gone."""
     generation, breaks = "", 0
     while True:
         begin = file.tell()
@@ -89,7 +89,7 @@ def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
                 if error.status == 404:
                     return False
                 raise
-            is_whole, generation = False, ""  # another object has its place: from the beginning
+            is_whole, generation = False, ""  # the object was replaced: begin again
         if is_whole:
             return True
         if not generation:
@@ -101,7 +101,7 @@ def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
 
 
 def _piece(access: Access, uri: str, file: BinaryIO, asked: dict[str, str]) -> tuple[str, bool]:
-    """Return the object's generation ("": it cannot be gone on with), and whether all has come. Raises GoogleError."""
+    """Return the object's generation ("": no resume is possible), and whether the copy is whole. Raises GoogleError."""
     from requests.exceptions import RequestException
 
     begin = file.tell()
@@ -109,14 +109,14 @@ def _piece(access: Access, uri: str, file: BinaryIO, asked: dict[str, str]) -> t
     params = {"alt": "media", **asked}
     answer = rest.call(access, "GET", rest.object_url(access, uri), params=params, headers=headers, stream=True)
     told = answer.headers
-    if begin and answer.status_code != 206:  # all of it, asked for a part or not
+    if begin and answer.status_code != 206:  # the server sends the whole object, with or without a range in the request
         file.seek(begin := 0)
         file.truncate()
     try:
         for piece in answer.iter_content(PIECE_BYTES):
             file.write(piece)
     except RequestException:
-        # What arrives packed is counted otherwise than it is written.
+        # For a compressed object, offsets in the file differ from offsets in the transfer.
         return "" if told.get("Content-Encoding") else str(told.get("x-goog-generation", "")), False
     finally:
         answer.close()

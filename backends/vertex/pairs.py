@@ -1,10 +1,10 @@
-"""Vertex's machine types for training, and which accelerators each takes: Google's own table, as of a day.
+"""Vertex's machine types for training, and the accelerators that each type takes: Google's own table, as of AS_OF.
 
 Copied by hand from the page "Configure compute resources" (docs.cloud.google.com, gemini-enterprise-agent-platform/
-machine-learning/training/configure-compute: the list of machine types and the table of valid numbers of GPUs), in a
-stored copy without a date of its own, which had lost the table's empty cells; AS_OF is the day of the copying. From
-memory alone: _OTHER_CPUS, families of Compute Engine that the page leaves out. No interface tells these pairs; a
-machine type that the table lacks may be new.
+machine-learning/training/configure-compute: the list of machine types and the table of valid numbers of GPUs). The
+source was a stored copy of the page without a date and without the table's empty cells; AS_OF is the day of the
+copying. Only _OTHER_CPUS, families of Compute Engine that the page leaves out, is from memory. No API lists these
+pairs; a machine type that the table lacks may be new.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["AS_OF", "choices", "enum_of", "fixed", "hosts_for", "is_cpu", "is_kn
 
 AS_OF = "2026-11-22"
 
-# Accelerator-optimized machines: what is built in, and how many; nothing else goes with them.
+# Accelerator-optimized machines: the built-in accelerator and its count; they take no further accelerators.
 _FIXED: dict[str, tuple[str, int]] = {
     **{f"a2-highgpu-{count}g": ("NVIDIA_TESLA_A100", count) for count in (1, 2, 4, 8)},
     "a2-megagpu-16g": ("NVIDIA_TESLA_A100", 16),
@@ -31,7 +31,7 @@ _FIXED: dict[str, tuple[str, int]] = {
     **{f"g4-standard-{48 * count}": ("NVIDIA_RTX_PRO_6000", count) for count in (1, 2, 4, 8)},
 }
 
-# N1 machines by vCPUs: what may be attached, in which numbers. More of a machine needs more GPUs to serve it.
+# N1 machines by vCPUs: accelerators that may be attached, and the legal counts. A larger machine needs more GPUs.
 _T4, _P4, _P100, _V100 = "NVIDIA_TESLA_T4", "NVIDIA_TESLA_P4", "NVIDIA_TESLA_P100", "NVIDIA_TESLA_V100"
 _TO_4 = {_T4: (1, 2, 4), _P4: (1, 2, 4), _P100: (1, 2, 4)}
 _CHOICES: dict[int, dict[str, tuple[int, ...]]] = {
@@ -41,14 +41,14 @@ _CHOICES: dict[int, dict[str, tuple[int, ...]]] = {
     64: {_T4: (4,), _P4: (4,), _V100: (8,)},
     96: {_T4: (4,), _P4: (4,), _V100: (8,)},
 }
-# Four P100s serve at most 64 vCPUs and 208 GB, which among the large ones this one alone keeps to.
+# Four P100s serve at most 64 vCPUs and 208 GB; of the large machines only this type stays within the limit.
 _P100_AT_MOST = "n1-highcpu-64"
 _N1 = {
     "n1-highcpu": (16, 32, 64, 96),
     "n1-standard": (4, 8, 16, 32, 64, 96),
     "n1-highmem": (2, 4, 8, 16, 32, 64, 96),
 }
-# The page warns that so small a host may lose the log of a GPU's job.
+# The page warns that a host of this size may lose the log of a GPU's job.
 _TOO_SMALL = "n1-highmem-2"
 
 _CPUS = {
@@ -70,7 +70,7 @@ _CPU_TYPES = {f"{family}-{size}": (size, family) for family, sizes in _CPUS.item
 _OTHER_CPUS = {"n2d", "n4a", "n4d", "c2d", "c3", "c3d", "c4", "c4a", "c4d", "t2a", "t2d", "m2", "m3", "m4", "h3", "x4"}
 _TPU_FAMILIES = ("cloud-tpu", "ct", "tpu")
 
-# The config's names, in small letters and digits alone, and the API's; the first is meant where no machine type says.
+# Config names, in small letters and digits only, and the API's names; without a machine type the first name is meant.
 _NAMES = {
     "a100": ("NVIDIA_TESLA_A100", "NVIDIA_A100_80GB"),
     "a10040gb": ("NVIDIA_TESLA_A100",),
@@ -93,21 +93,21 @@ _NAMES = {
 
 
 def fixed(machine_type: str) -> tuple[str, int] | None:
-    """Return the accelerator that is built into the machine and how many; None where none is."""
+    """Return the machine's built-in accelerator and its count, or None if the machine has none."""
     return _FIXED.get(machine_type)
 
 
 def choices(machine_type: str) -> Mapping[str, tuple[int, ...]]:
-    """Return the accelerators that may be attached, with the numbers that are legal; only N1 machines have any."""
+    """Return the accelerators that may be attached, with the legal counts; empty for all but N1 machines."""
     size, family = _CPU_TYPES.get(machine_type, (0, ""))
     found = _CHOICES[size] if family in _N1 else {}
     return MappingProxyType({**found, _P100: (4,)} if machine_type == _P100_AT_MOST else found)
 
 
 def hosts_for(accelerator_type: str, count: int) -> list[str]:
-    """Return the machines that have so many of the accelerator, or take them, the smallest first."""
+    """Return the machines that have or take this number of the accelerator, the smallest machine first."""
     built_in = [name for name, found in _FIXED.items() if found == (accelerator_type, count)]
-    order = list(_N1)  # by memory for a vCPU
+    order = list(_N1)  # by memory for each vCPU
     hosts = sorted((size, order.index(family), name) for name, (size, family) in _CPU_TYPES.items() if family in _N1)
     fitting = (name for *_, name in hosts if count in choices(name).get(accelerator_type, ()))
     return built_in + [name for name in fitting if name != _TOO_SMALL]
@@ -119,12 +119,12 @@ def known() -> list[str]:
 
 
 def is_known(machine_type: str) -> bool:
-    """Whether the table has the machine type."""
+    """Return whether the table has the machine type."""
     return machine_type in _FIXED or machine_type in _CPU_TYPES
 
 
 def is_cpu(machine_type: str) -> bool:
-    """Whether the machine has no accelerator by itself; also of CPU families that the table lacks."""
+    """Return whether the machine has no built-in accelerator; includes CPU families that the table lacks."""
     return machine_type in _CPU_TYPES or machine_type.split("-", maxsplit=1)[0] in {
         *_OTHER_CPUS,
         *(family.split("-")[0] for family in _CPUS),
@@ -132,15 +132,15 @@ def is_cpu(machine_type: str) -> bool:
 
 
 def is_tpu(machine_type: str) -> bool:
-    """Whether it is a machine with TPUs, on which nothing of ours runs."""
+    """Return whether the machine has TPUs, on which cloudtrain's code does not run."""
     return machine_type.startswith(_TPU_FAMILIES)
 
 
 def enum_of(name: str, machine_type: str | None = None) -> str | None:
-    """Return the API's word for an accelerator of the config (`A100-80GB`, `RTX PRO 6000`), or for its own word.
+    """Return the API's name for an accelerator of the config (`A100-80GB`, `RTX PRO 6000`), or for an API name.
 
-    Two of them are called A100, and two H100: the machine type says which. None: there is no such accelerator, or the
-    machine has another.
+    Two accelerators are called A100, and two H100: the machine type decides. None if the accelerator is unknown, or if
+    the machine does not take the accelerator.
     """
     words = _NAMES.get("".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia"), ())
     words = words or tuple(word for found in _NAMES.values() for word in found if word == name)[:1]

@@ -1,7 +1,7 @@
-"""What Vertex AI would refuse of one worker pool of a custom job: its machines, its disk, and what they run.
+"""Faults for which Vertex AI would refuse one worker pool of a custom job: its machines, its disk, its task.
 
-Source, where nothing else is said: docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/
-configure-compute, and the descriptions in the API's discovery document, revision 20261106.
+Source, unless a comment names a different page: the descriptions in the API's discovery document, revision 20261106,
+and docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Part = Mapping[str, Any]
 
 
 class Violation(NamedTuple):
-    """What is wrong, and where in the job: `jobSpec.workerPoolSpecs[0].machineSpec.acceleratorCount`."""
+    """A fault, and its path in the job: `jobSpec.workerPoolSpecs[0].machineSpec.acceleratorCount`."""
 
     path: str
     message: str
@@ -32,11 +32,11 @@ DISK_GB = range(100, 64_001)
 DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 HYPERDISK_ALONE = ("a3-ultragpu-", "a4-", "a4x-")
 RESERVATION_KEY = "compute.googleapis.com/reservation-name"
-# What Vertex tells each replica by itself. Source: the pages "Distributed training" and "Code requirements".
+# Variables that Vertex sets in each replica. Source: the pages "Distributed training" and "Code requirements".
 _VERTEXS_OWN = {"CLUSTER_SPEC", "TF_CONFIG", "CLOUD_ML_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"}
-_MAX_ARGUMENT_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, with its end: beyond it no process starts
+_MAX_ARGUMENT_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, terminator included: with a longer argument no process starts
 
-# Patterns of Google's names, to build others with.
+# Patterns of Google's names, to build further patterns with.
 PROJECT = r"(?:(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+)"
 REGION = r"[a-z]+-[a-z]+\d+"
 ID = r"[a-zA-Z0-9_-]+"
@@ -55,7 +55,7 @@ _RESERVATION = re.compile(
 
 
 def violations(pool: Part, index: int, at: str) -> Iterator[Violation]:
-    """Yield what is wrong with the pool of this number, which stands at `at` in the job."""
+    """Yield the violations of the pool with this index; `at` is the pool's path in the job."""
     if pool == {}:
         hint = "leave the pools at the end out" if index else "describe the first node"
         yield Violation(at, "the pool is empty, which gcloud refuses", hint)
@@ -71,18 +71,18 @@ def violations(pool: Part, index: int, at: str) -> Iterator[Violation]:
 
 
 def listed(whole: Part, name: str) -> list[Any]:
-    """Return the list of this name, an empty one where there is none."""
+    """Return the list of this name, or an empty list."""
     found = whole.get(name)
     return found if isinstance(found, list) else []
 
 
 def part(whole: Part, name: str) -> Part:
-    """Return the mapping of this name, an empty one where there is none."""
+    """Return the mapping of this name, or an empty mapping."""
     return mapped(whole.get(name))
 
 
 def mapped(found: Any) -> Part:
-    """Return it if it is a mapping, else an empty one."""
+    """Return `found` if `found` is a mapping, else an empty mapping."""
     return found if isinstance(found, Mapping) else {}
 
 
@@ -115,7 +115,7 @@ def _machine(machine: Part, at: str) -> Iterator[Violation]:
 
 
 def _pair(machine: Part, kind: str, at: str) -> Iterator[Violation]:
-    """Yield what is wrong with the accelerators for the machine."""
+    """Yield accelerators that do not match the machine."""
     word, count, fixed = machine.get("acceleratorType"), machine.get("acceleratorCount"), pairs.fixed(kind)
     at_type, at_count = f"{at}.acceleratorType", f"{at}.acceleratorCount"
     if not pairs.is_known(kind):
@@ -133,7 +133,7 @@ def _pair(machine: Part, kind: str, at: str) -> Iterator[Violation]:
 
 
 def _attached(kind: str, word: str, count: Any, at: str) -> Iterator[Violation]:
-    """Yield what is wrong with accelerators on a machine that has none of its own, or that the table lacks."""
+    """Yield violations of accelerators on a machine without built-in accelerators, or on an unknown machine."""
     choices = pairs.choices(kind)
     if pairs.is_cpu(kind) and word not in choices:
         hint = f"it takes {', '.join(choices)}" if choices else "N1 machines take T4, V100, P100 and P4"
@@ -206,7 +206,7 @@ def _task(pool: Part, at: str) -> Iterator[Violation]:
 
 
 def _arguments(task: Part, at: str) -> Iterator[Violation]:
-    """Yield what no process could be started with, and variables that would not be what they seem."""
+    """Yield arguments too long to start a process, and variables that are illegal, repeated or set by Vertex."""
     for kind in ("command", "args"):
         for number, word in enumerate(listed(task, kind)):
             if len(str(word).encode(errors="replace")) >= _MAX_ARGUMENT_BYTES:

@@ -1,9 +1,9 @@
-"""What a Vertex AI machine costs: Compute Engine's price with Vertex's fee on it.
+"""The price of a Vertex AI machine: Compute Engine's price plus Vertex's fee.
 
-STANDARD jobs are billed by Vertex alone, with the fee in its prices; spot, flex-start and reserved ones by both:
-Compute Engine's price of that kind, and Vertex's management fee, which stays a share of the ON-DEMAND price. That the
-share holds for accelerators too was seen on a bill (a3-highgpu-8g, us-central1, August 2025): an H100 for 11.2660332
-USD, 1.15 x 9.79655057. For other accelerators it is an inference, so what follows from it is marked as derived.
+Vertex alone bills STANDARD jobs, with the fee inside its prices. Spot, flex-start and reserved jobs get two bills:
+Compute Engine's price of that kind, and Vertex's management fee, which stays a share of the ON-DEMAND price. A bill
+shows that the share also holds for accelerators (a3-highgpu-8g, us-central1, August 2025): an H100 for 11.2660332 USD,
+1.15 x 9.79655057. For all further accelerators the share is an inference, so their prices are marked as derived.
 Source: an article with that bill, zenn.dev/google_cloud_jp, 2025-08; cloud.google.com/vertex-ai/pricing, 2026-10.
 """
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FEE", "MONTH_H", "Offer", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
 
-MONTH_H = 730  # as Google counts it
-FEE = 0.15  # of Compute Engine's on-demand price
-# On the same bill 2,000 GB cost 0.53561644 an hour: 1.15 x 0.17 a month. It bounds what costs less than it there, too:
-# Compute Engine's disk prices, 2026. Of Hyperdisk no figure is known.
+MONTH_H = 730  # hours, by Google's count
+FEE = 0.15  # as a share of Compute Engine's on-demand price
+# On the same bill 2,000 GB cost 0.53561644 USD an hour: 1.15 x 0.17 a month. The figure also bounds cheaper disk types:
+# Compute Engine's disk prices, 2026. No price of Hyperdisk is known.
 PD_SSD_USD_PER_GB_MONTH = 0.1955
 AT_MOST_PD_SSD = ("pd-ssd", "pd-balanced", "pd-standard")
 
 
 def standard_usd(on_demand_usd: float) -> float:
-    """Return an hour's price of a STANDARD job's machine, from Compute Engine's on demand.
+    """Return the hourly price of a STANDARD job's machine, from Compute Engine's on-demand price.
 
     n1-standard-4, us-central1: 1.15 x (4 x 0.031611 + 15 x 0.004237) = 0.21849885, as on the pricing page of 2026-10.
     """
@@ -35,7 +35,7 @@ def standard_usd(on_demand_usd: float) -> float:
 
 
 def with_fee_usd(infrastructure_usd: float, on_demand_usd: float) -> float:
-    """Return an hour's price where Compute Engine bills the machine and Vertex its fee.
+    """Return the hourly price if Compute Engine bills the machine and Vertex bills its fee.
 
     One H100 by flex start: 4.2008 + 0.15 x 9.7966 = 5.670; 1.15 x 4.2008 = 4.831 would be 15 % too little.
     """
@@ -43,14 +43,14 @@ def with_fee_usd(infrastructure_usd: float, on_demand_usd: float) -> float:
 
 
 def disk_hourly(disk_type: str, size_gb: float) -> float | None:
-    """Return what a boot disk costs an hour at most, in us-central1; None where it is not known."""
+    """Return the upper bound of a boot disk's hourly price in us-central1, or None if no price is known."""
     return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type in AT_MOST_PD_SSD else None
 
 
 class Offer(NamedTuple):
-    """What one replica and an hour cost, without its disk; `usd` is None where it is not known, `source` says why.
+    """The price of one replica for an hour, without its disk; if `usd` is None, `source` says why.
 
-    `uncertainty`, from 1 up, is how much more it may cost; `as_of` the ISO day of the price; `kind` what it is for.
+    `uncertainty`, at least 1, is the factor by which the cost may rise; `as_of` the price's ISO day; `kind` its kind.
     """
 
     usd: float | None
@@ -61,12 +61,12 @@ class Offer(NamedTuple):
 
 
 def hourly(machine: Machine, kind: Kind) -> Offer:
-    """Return the price of the kind, and where it is from, for the plan.
+    """Return the price of the kind and its source, for the plan.
 
-    Where only the on-demand price is known, it stands for the kind's own as an upper bound, and the words say so.
+    If only the on-demand price is known, `usd` is that price as an upper bound, and `source` says so.
     """
     name, own = machine.instance_type, rate_kind(kind)
-    if name.startswith("n1-") and machine.count and " + " not in name:  # the table has the host alone
+    if name.startswith("n1-") and machine.count and " + " not in name:  # the table prices the host without accelerators
         attached = f"{machine.count} x {machine.accelerator}"
         return Offer(None, f"no price of {name} with {attached}: set vertex.price_per_hour")
     used: RateKind = own if own in machine.rates else "on_demand"
@@ -83,16 +83,16 @@ def hourly(machine: Machine, kind: Kind) -> Offer:
 
 
 def rate_kind(kind: Kind) -> RateKind:
-    """Return what lists of prices call the way in which a machine is had."""
+    """Return the name that price lists use for the kind of provisioning."""
     return "on_demand" if kind == "standard" else kind
 
 
 def _words(rate: Rate, kind: RateKind) -> str:
-    """Return how the price came about."""
+    """Return the source of the price in words."""
     way = kind.replace("_", " ")
     if rate.is_own or not rate.is_derived:
         return f"{rate.words}, {way}"
     older = f", newer than your own of {rate.passed_over}" if rate.passed_over else ""
     if kind == "spot":
         return f"derived from Compute Engine's list prices of {rate.as_of}: spot + {FEE:.0%} of on demand{older}"
-    return f"derived from a Compute Engine list price of {rate.as_of} x {1 + FEE:g}, {way}{older}"
+    return f"derived from a Compute Engine list price of {rate.when} x {1 + FEE:g}, {way}{older}"

@@ -1,4 +1,4 @@
-"""Prices read from Google's list of today, of all types that the table knows, or of those that are named."""
+"""Prices from Google's list of today, for all types of our table, or for named types."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["listed", "of_machine", "quotes", "region"]
 
 WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
-SHOWN = 0.001  # of a difference between both rules, as a share
+SHOWN = 0.001  # differences between both rules below this share are not shown
 _ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
 
 
 class Wanted(NamedTuple):
-    """A machine type, with what is attached to it."""
+    """A machine type with its attached accelerators."""
 
     machine_type: str
     accelerator: str | None = None
@@ -37,15 +37,15 @@ class Wanted(NamedTuple):
 
 
 def region(config: Config | None) -> str | None:
-    """Return the region whose prices are of use."""
+    """Return the config's region, the default for prices."""
     return location_of(Vertex() if config is None else block_of(config))
 
 
 def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-    """Return the prices of the types in the region, without any named: of the table's, and the job's own.
+    """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
-    A type with attached accelerators is named as plans do: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`.
-    Raises CredentialError, UnreachableError where Google's list cannot be read, ConfigError without a project.
+    A type with attached accelerators has its name in plans: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`. Raises
+    CredentialError, UnreachableError if Google's list cannot be read, or ConfigError without a project.
     """
     block = Vertex() if config is None else block_of(config)
     project = project_of(block)
@@ -70,9 +70,9 @@ def listed(access: Access) -> Catalogue:
 
 
 def of_machine(found: Catalogue, machine_type: str, kind: Kind, accelerator: str | None, count: int) -> Quote:
-    """Return a machine's price as it is had in one way, or why there is none.
+    """Return a machine's price for one kind of provisioning, or the reason for a missing price.
 
-    The surer rule's sum is the price; where the other rule gives more, that is its uncertainty.
+    The price is the sum by the more reliable rule; if the other rule gives more, the difference is the uncertainty.
     """
     key = Key("vertex", label_of(machine_type, accelerator, count), found.region, prices.rate_kind(kind))
     try:
@@ -87,7 +87,7 @@ def of_machine(found: Catalogue, machine_type: str, kind: Kind, accelerator: str
 
 
 def _of(found: Catalogue, wanted: Wanted) -> Iterator[Quote]:
-    """Yield the machine's prices; that it cannot be had in one of the other ways is no news."""
+    """Yield the machine's prices; leave out the spot, flex-start and reserved kinds that have no price."""
     for kind in WAYS:
         quote = of_machine(found, wanted.machine_type, kind, wanted.accelerator, wanted.cards)
         if quote.rate is not None or kind == "standard":
@@ -109,7 +109,7 @@ def _wanted(config: Config | None, types: tuple[str, ...]) -> Iterable[Wanted]:
 
 
 def _own(config: Config | None) -> Wanted | None:
-    """Return the job's own machine, where it has one: a plan says why not, and the others' prices are of use."""
+    """Return the job's own machine, or None if the config has no valid machine: the plan reports the fault."""
     if config is None or config.backend != "vertex":
         return None
     try:

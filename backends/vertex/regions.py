@@ -1,4 +1,4 @@
-"""The regions that Vertex AI is known to have, which a location is compared with.
+"""The known regions of Vertex AI, for a comparison with a config's location.
 
 Source: google-cloud-aiplatform 2.7.0, constants/base.py.
 """

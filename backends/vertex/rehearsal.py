@@ -1,4 +1,4 @@
-"""A start of the CustomJob on this machine: each replica's boot, which asks a bucket here for code and order."""
+"""A rehearsal of the CustomJob on this machine: each replica's boot reads code and order from a local bucket."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
 __all__ = ["STORAGE", "rehearsal"]
 
-STORAGE = "storage"  # below what is kept: a folder a bucket, the objects in it by their keys
-GRACE_S = 30.0  # as for any container, and of a spot machine's notice
-DONE, AGAIN = 0, 143  # at the second Vertex AI begins the job anew
-PORT, MASTER_PORT = 2222, "3333"  # that CLUSTER_SPEC and MASTER_PORT name on Vertex AI
+STORAGE = "storage"  # below `kept`: a folder for each bucket, with objects by their keys
+GRACE_S = 30.0  # as for any container, and as in a spot machine's notice
+DONE, AGAIN = 0, 143  # after exit code 143 Vertex AI restarts the job
+PORT, MASTER_PORT = 2222, "3333"  # the ports that Vertex AI puts into CLUSTER_SPEC and MASTER_PORT
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Lay out the replicas. Raises ConfigError where `raw` has added pools of its own: they are no nodes of ours."""
+    """Prepare the replicas. Raises ConfigError if `raw` has added pools, because they are not nodes of the training."""
     pools = request.body["jobSpec"]["workerPoolSpecs"]
     order, mirrored = _order(request), dict[str, Path]()
-    if not str(order["checkpoint"].get("mirror")).startswith("gs://"):  # another cloud's store is a folder here
+    if not str(order["checkpoint"].get("mirror")).startswith("gs://"):  # a folder here replaces another cloud's store
         order, mirrored = stage.with_own_mirror(order)
     _fill(stage, order["fetched"])
     _put(stage, request.beside["code_uri"], stage.bundle.path.read_bytes())
@@ -82,12 +82,12 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 
 def _order(request: Request) -> dict[str, Any]:
-    """Return the order as a send writes it, its secrets apart, which are variables here."""
+    """Return the order as a send writes the order, without secrets: a rehearsal passes secrets as variables."""
     return {**request.beside["order"], "secrets": None, "token": request.name}
 
 
 def _argv(task: dict[str, Any], service: str) -> tuple[str, ...]:
-    """Return the replica's command, its storage endpoint the one here."""
+    """Return the replica's command, with the local storage endpoint."""
     command = task.get("command") or ["python3", "-u", "-c", boot_source()]
     return (*command, *task["args"][:3], service)
 
@@ -97,7 +97,7 @@ def _asked(task: dict[str, Any]) -> dict[str, str]:
 
 
 def _platform(request: Request, replicas: list[tuple[int, int]], hosts: list[str], number: int) -> dict[str, str]:
-    """Return what Vertex AI tells a replica of itself and the others; of a single one less."""
+    """Return the variables that Vertex AI sets in a replica; a single replica gets no variables for ranks."""
     cluster: dict[str, list[str]] = {}
     for (pool, _), host in zip(replicas, hosts, strict=True):
         cluster.setdefault(f"workerpool{pool}", []).append(f"{host}:{PORT}")
@@ -122,14 +122,14 @@ def _file(stage: Stage, uri: str) -> Path:
 
 
 def _put(stage: Stage, uri: str, data: bytes) -> None:
-    """Put an object into the bucket, as the sending does."""
+    """Put an object into the bucket, as a send does."""
     path = _file(stage, uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
 def _fill(stage: Stage, fetched: dict[str, Any]) -> None:
-    """Put the inputs that have a place here into the bucket; of the others there is one empty object."""
+    """Copy the inputs that exist here into the bucket; each missing input becomes one empty object."""
     for name, told in fetched.items():
         target, source = _file(stage, told["uri"]), stage.inputs.get(name)
         if source is not None and source.is_dir():

@@ -1,7 +1,7 @@
-"""A bucket on loopback for a rehearsal: what our nodes ask of Cloud Storage's JSON API and of the metadata server.
+"""A bucket on loopback for a rehearsal: the calls of our nodes to Cloud Storage's JSON API and the metadata server.
 
-Objects are files in a folder, by bucket and key. It knows what entrypoints/googlestorage.py and bucketboot.py ask, and
-answers an unknown question with 501: it is no emulator.
+Objects are files in a folder, by bucket and key. The server answers only the calls of entrypoints/googlestorage.py and
+bucketboot.py, and any other call with 501: the server is no emulator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OBJECTS = "/storage/v1/b/"
 
 @contextmanager
 def serving(kept: Path) -> Iterator[str]:
-    """Serve what is kept as buckets, until the context ends; give the address."""
+    """Serve the kept folder as buckets until the context ends; yield the address."""
     root = kept / STORAGE
     root.mkdir(parents=True, exist_ok=True)
     store = _Store(root)
@@ -48,7 +48,7 @@ def serving(kept: Path) -> Iterator[str]:
 
 
 class _Unfit(Exception):
-    """The answer is a refusal with this status."""
+    """The server refuses the call with this status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class _Unfit(Exception):
 
 @dataclass
 class _Store:
-    """The objects. What they say of themselves is kept in memory; a file that was put there by hand says nothing."""
+    """The objects. Their metadata is kept in memory; a file placed by hand has no metadata."""
 
     root: Path
     token: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -66,14 +66,14 @@ class _Store:
     uploads: dict[str, tuple[str, str, dict[str, Any], bytearray]] = field(default_factory=dict)
 
     def path(self, bucket: str, key: str) -> Path:
-        """Return the object's file. Raises _Unfit for a key that would lead elsewhere."""
+        """Return the object's file. Raises _Unfit for a key that leads outside the folder."""
         parts = f"{bucket}/{key}".split("/")
         if not key or any(part in ("", ".", "..") for part in parts):
             raise _Unfit(400, f"a rehearsal keeps no object of the name {key!r}")
         return self.root.joinpath(*parts)
 
     def item(self, bucket: str, key: str) -> dict[str, Any]:
-        """Return what is known of the object. Raises _Unfit."""
+        """Return the object's resource, with size, MD5, generation and metadata. Raises _Unfit."""
         path = self.path(bucket, key)
         if not path.is_file():
             raise _Unfit(404, f"No such object: {bucket}/{key}")
@@ -88,13 +88,13 @@ class _Store:
         }
 
     def items(self, bucket: str, prefix: str) -> list[dict[str, Any]]:
-        """Return the objects whose keys begin so."""
+        """Return the objects whose keys begin with the prefix."""
         base = self.root / bucket
         keys = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
         return [self.item(bucket, key) for key in sorted(keys) if key.startswith(prefix)]
 
     def put(self, bucket: str, told: dict[str, Any], data: bytes, query: dict[str, str]) -> dict[str, Any]:
-        """Write the object, whole; return what is known of it. Raises _Unfit."""
+        """Write the object as a whole; return its resource. Raises _Unfit."""
         path = self.path(bucket, told["name"])
         if query.get("ifGenerationMatch") == "0" and path.exists():
             raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
@@ -116,7 +116,7 @@ class _Store:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; `store` is set by the server's own class."""
+    """One connection; the server's subclass sets `store`."""
 
     protocol_version = "HTTP/1.1"
     store: _Store
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._delete)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal is the rehearsal's."""
+        """Log no requests: the terminal shows the rehearsal."""
 
     def _answer(self, act: Any) -> None:
         try:
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, b"", {"Location": f"http://{host}/upload{_OBJECTS}{bucket}/o?upload_id={session}"})
             return
         mark = self.headers["Content-Type"].partition("boundary=")[2].encode()
-        _, about, data = body.split(b"\r\n\r\n", 2)  # as entrypoints/googlestorage.py writes it
+        _, about, data = body.split(b"\r\n\r\n", 2)  # in the form that entrypoints/googlestorage.py writes
         told = json.loads(about.partition(b"\r\n--" + mark)[0])
         data = data.rpartition(b"\r\n--" + mark + b"--")[0]
         self._send(200, json.dumps(self.store.put(bucket, told, data, query)).encode())
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(204, b"")
 
     def _asked(self, before: str = "") -> tuple[str, str | None, dict[str, str]]:
-        """Return bucket, key and query. Raises _Unfit for who has no token, and for what nobody here knows."""
+        """Return bucket, key and query. Raises _Unfit without the token, and for an unknown path."""
         url = urlsplit(self.path)
         if self.headers.get("Authorization") != f"Bearer {self.store.token}":
             raise _Unfit(401, "Invalid Credentials")

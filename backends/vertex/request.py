@@ -1,9 +1,9 @@
-"""The CustomJob, and what travels beside it.
+"""The CustomJob, and the sending plan beside it.
 
-Each replica runs entrypoints/bucketboot.py, whose source is an argument: it fetches the bundle (shared by all jobs with
-the same code) from the bucket and becomes our container, which fetches the job's order. So any image will do that has
-python3, nothing is built, and an order that was taken back, or went to another send of the same job, stops a job that
-came late. Google's prebuilt images run Python packages instead, so for them the boot travels as one.
+Each replica runs entrypoints/bucketboot.py, with the source as an argument: the boot fetches the bundle (shared by all
+jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any image with
+python3 will do, no image is built, and a late job stops if its order was retracted or went to another send of the job.
+Google's prebuilt images run Python packages instead, so for them the boot is packed as a wheel.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "req
 
 BOOT_MODULE = "cloudtrain_boot"  # of bootwheel.py
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
-RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes none, so jobs are found by this
-# On Docker Hub; PyTorch 2.8 runs the trainer, and CUDA 12.6 builds know everything from Pascal to Hopper. Blackwell
-# needs 12.8. Neither was tried on Vertex AI (docs/vertex.md).
+RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no name, so this label identifies jobs
+# On Docker Hub. PyTorch 2.8 runs the trainer, and CUDA 12.6 builds support GPUs from Pascal to Hopper; Blackwell needs
+# 12.8. Neither image was tried on Vertex AI (docs/vertex.md).
 IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime"
 BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
-MAX_DAYS_S = 7 * 86_400  # the most that Vertex AI lets a job run by default, and with flex start at all
-FLEX_WAIT_S = 86_400  # for machines, where the config does not say; Vertex AI's own default
-GRACE_S = 25  # from the signal to the kill; Google documents none, 30 s is what containers usually get
-JOIN_TIMEOUT_S = 1800  # replicas begin as their machines come: minutes may lie between them
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # of a rank, by entrypoints/diagnose.py: its code may be all right
-PERMANENT, AGAIN = 1, 143  # exit codes: after the first Vertex AI ends the job, after the other it may begin anew
+MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and the maximum with flex start
+FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
+GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
+JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/diagnose.py) of possibly correct code
+PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
 _PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
@@ -51,7 +51,7 @@ _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
 _GS = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?")
 _TRAINER_NEEDS = (2, 7)
 
-# What `raw` must leave alone, and the config's key for it.
+# Fields that `raw` must not change, and the config's key for each field.
 _PLANNED = {
     ("displayName",): "name",
     ("jobSpec", "scheduling", "timeout"): "limits.max_duration",
@@ -68,7 +68,7 @@ def require(config: Config) -> None:
 
 
 def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request. Raises ConfigError where the config does not say enough for one."""
+    """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     place, choice, kind = place_of(config), choose(config), kind_of(config)
     _require_possible(config, choice)
     name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
@@ -83,7 +83,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
         "carried": _carried(config, checkpoint_uri, output_uri, home),
         "ended_uri": f"{home}/attempt-{attempt}/ended",
         "kept_in": f"{home}/attempt-{attempt}",
-        "fence": name,  # of a file that is sent by hand; each send of ours puts another one here and in the arguments
+        "fence": name,  # for files sent by hand; each send by cloudtrain writes a new fence here and into the arguments
     }
     order |= _without_shared_disk(plan, config, order, checkpoint_uri)
     if config.secrets:
@@ -130,12 +130,12 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
 
 
 def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
-    """Return the body with the mark of one send among the boot's arguments, where the order has it, too."""
+    """Return the body with a send's mark among the boot's arguments; the order holds the same mark."""
     pools = []
     for pool in body["jobSpec"]["workerPoolSpecs"]:
         name = "containerSpec" if "containerSpec" in pool else "pythonPackageSpec"
         args = list(pool.get(name, {}).get("args", ()))
-        if len(args) > 2 and str(args[1]).endswith(f"/{ORDER}"):  # a pool of the user's own has others
+        if len(args) > 2 and str(args[1]).endswith(f"/{ORDER}"):  # a pool of the user's own has different arguments
             args[2] = fence
             pool = {**pool, name: {**pool[name], "args": args}}
         pools.append(pool)
@@ -143,12 +143,12 @@ def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
 
 
 def boot_source() -> str:
-    """Return the text of the program that every replica starts with."""
+    """Return the source of the program that every replica starts with."""
     return files("cloudtrain.entrypoints").joinpath("bucketboot.py").read_text(encoding="utf-8")
 
 
 def _wheel_uri(root: str) -> str:
-    from cloudtrain.backends.vertex import bootwheel  # few jobs need it
+    from cloudtrain.backends.vertex import bootwheel  # only prebuilt images need the wheel
 
     name, data = bootwheel.build(boot_source())
     return f"{root}/code/{bootwheel.digest(data)}/{name}"
@@ -159,7 +159,7 @@ def _is_prebuilt(config: Config) -> bool:
 
 
 def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, Any]:
-    """Return what the template takes from the plan and the config as they are."""
+    """Return the values that the template copies from the plan and the config."""
     block = block_of(config)
     blackwell = bool(choice.accelerator and _BLACKWELL.match(choice.accelerator))
     disk_type, disk_gb = disk_of(config, choice)
@@ -177,9 +177,9 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
         "timeout": f"{plan.cap_s}s",
         "strategy": {"spot": "SPOT", "flex_start": "FLEX_START"}.get(kind),
         "max_wait": f"{max_wait_s}s" if kind == "flex_start" else None,
-        # NCCL's communicators do not outlive a member: a machine that is replaced means a start of all.
+        # NCCL's communicators break when a member leaves: after a replacement of a machine all replicas must restart.
         "restart_all": plan.instances > 1,
-        # Whether the time limit spans Vertex AI's own new starts is not documented: where it stands for money, none.
+        # Google does not document whether the time limit spans Vertex AI's restarts: an enforced budget allows none.
         "disable_retries": plan.attempts == 1,
         "service_account": block.service_account,
         "kms_key": block.kms_key,
@@ -192,7 +192,7 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
 
 
 def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return what entrypoints/container.py needs beside the job's spec; its places count from the boot's folder."""
+    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the boot's folder."""
     block = block_of(config)
     inputs = {
         name: {"uri": uri, "mounted": f"/gcs/{uri.removeprefix('gs://')}" if block.input_mode == "mount" else None}
@@ -223,31 +223,31 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def _without_shared_disk(plan: Plan, config: Config, order: dict[str, Any], checkpoint_uri: str) -> dict[str, Any]:
-    """Return what of the order is otherwise because each replica has a disk of its own."""
-    if config.task:  # the trainer takes its checkpoints to the bucket by itself
+    """Return the fields of the order that change because each replica has a disk of its own."""
+    if config.task:  # the trainer itself copies its checkpoints to the bucket
         mirror = config.checkpoint.mirror or checkpoint_uri.rpartition("/")[0]
         return {"checkpoint": {**order["checkpoint"], "mirror": mirror}}
     if plan.instances > 1 and config.distributed.max_restarts:
-        # What one replica of a script has saved another has only after a start of all.
+        # A script's checkpoint on one replica reaches the remaining replicas only after a restart of all.
         return {"max_restarts": 0, "exit_codes": {**order["exit_codes"], "mended_by_a_start": FAULTS}}
     return {}
 
 
 def _carried(config: Config, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:
-    """Return the folders of each node that go to the bucket and, with `back`, come from there at a start.
+    """Return the folders that each node copies to the bucket and, with `back`, from the bucket at a start.
 
-    A task's checkpoints are none of them: the trainer takes those to their place by itself (checkpoint.mirror).
+    A task's checkpoint folder is not among them: the trainer copies its checkpoints itself (checkpoint.mirror).
     """
     found = [{"place": "output", "uri": output_uri, "back": False}]
     if not config.task:
         found.append({"place": "checkpoints", "uri": checkpoint_uri, "back": True})
-    if block_of(config).tensorboard:  # which reads what is below AIP_TENSORBOARD_LOG_DIR
+    if block_of(config).tensorboard:  # TensorBoard reads the files below AIP_TENSORBOARD_LOG_DIR
         found.append({"place": "output/tensorboard", "uri": f"{home}/logs", "back": False})
     return found
 
 
 def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
-    """Return the job's labels, and in words which tags had to be written otherwise: labels know no capitals."""
+    """Return the job's labels, and a sentence for each changed tag: labels allow no capitals."""
     found, told = {}, []
     for key, value in config.tags.items():
         plain_key, plain = _as_label(key), _as_label(value)
@@ -260,7 +260,7 @@ def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], 
         found[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
     if config.project is not None:
-        own["cloudtrain_project"] = config.project.name  # whose names are fit for labels
+        own["cloudtrain_project"] = config.project.name  # project names are legal labels
     return {**found, **own}, told
 
 
@@ -274,7 +274,7 @@ def _storage_endpoint(config: Config) -> list[str]:
 
 
 def _notes(config: Config, kind: Kind) -> Iterator[str]:
-    """Yield what to know before."""
+    """Yield notes for the plan."""
     yield from doubts("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
     if kind == "flex_start":
         yield f"flex start: it may wait for its machines up to {format_duration(config.limits.max_wait or FLEX_WAIT_S)}"
@@ -287,7 +287,7 @@ def _notes(config: Config, kind: Kind) -> Iterator[str]:
 
 
 def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) -> dict[str, str]:
-    """Return what `-o DIR` writes: the spec as gcloud reads it, the order, and the commands that send both."""
+    """Return the files that `-o DIR` writes: the spec in gcloud's form, the order, and the commands that send both."""
     labels = ",".join(f"{key}={value}" for key, value in body.get("labels", {}).items())
     kms = (body.get("encryptionSpec") or {}).get("kmsKeyName")
     commands = [
@@ -309,11 +309,11 @@ def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) 
 
 
 def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool) -> None:
-    """Raise ConfigError where `raw` changes what was planned with, or what the job cannot do without.
+    """Raise ConfigError if `raw` changes a planned value, or a field that the job needs.
 
-    Pools of the user's own, behind ours, are machines that a price does not count.
+    A price does not count pools that the user has added after ours.
     """
-    guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget counts on no new start
+    guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget assumes a single start
     faults = list(render.changed(planned, body, _PLANNED | guarded, "vertex.raw"))
     ours, theirs = (render.at(whole, ("jobSpec", "workerPoolSpecs")) for whole in (planned, body))
     kept = theirs[: len(ours)] if isinstance(theirs, list) else []
@@ -332,7 +332,7 @@ def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_pr
 
 
 def _planned_of(pool: Any) -> Any:
-    """Return the part of a pool that must stay as it is."""
+    """Return the part of a pool that `raw` must not change."""
     if not isinstance(pool, dict):
         return pool
     own = pool.get("containerSpec") or pool.get("pythonPackageSpec")
@@ -345,7 +345,7 @@ def _planned_of(pool: Any) -> Any:
 
 
 def _require_possible(config: Config, choice: Choice) -> None:
-    """Raise ConfigError for what a replica on Vertex AI cannot do."""
+    """Raise ConfigError for settings that a replica on Vertex AI does not support."""
     faults = [*_unreachable(config), *_unfit_image(config)]
     if config.checkpoint.resume not in ("auto", "never"):
         hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
@@ -367,7 +367,7 @@ def _require_possible(config: Config, choice: Choice) -> None:
 
 
 def _unreachable(config: Config) -> Iterator[Fault]:
-    """Yield what is kept where a replica cannot reach it."""
+    """Yield a fault for each URI that a replica cannot reach."""
     told = {"checkpoint.uri": config.checkpoint.uri}
     told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
     told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}

@@ -1,7 +1,7 @@
-"""Google's own HTTP interfaces: credentials, patience, and what goes wrong in our words.
+"""Google's HTTP interfaces: credentials, retries, and Google's errors as cloudtrain's errors.
 
-All but the sending of a job and the tail of its log is done here, without the SDK, whose import alone takes most of a
-second of processor time. google-auth and requests are imported inside, on first use.
+All calls are here except a job's creation, the upload of its code and the tail of its log. The module does without the
+SDK, whose import alone takes most of a second of processor time, and imports google-auth and requests on first use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 CONNECT_S, READ_S = 10.0, 60.0
 TRIES, PAUSE_S, LONGEST_PAUSE_S = 4, 0.25, 10.0
-# At the sending, and of a job that failed for it.
+# For a refused send, and for a job that failed by a lack of machines.
 NO_MACHINES = (
     "take fewer or other machines, another region, or try again; where a quota is named, IAM & Admin > Quotas of the "
     "project shows and raises it (spot and flex start count on the `preemptible` ones)"
@@ -56,7 +56,7 @@ NO_MACHINES = (
 HINT_LOGIN = "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS"
 
 _BUSY = (408, 429, 500, 502, 503, 504)
-_CANCELLED = 499  # gRPC's CANCELLED: who knows what was done before
+_CANCELLED = 499  # gRPC's CANCELLED: the server may or may not have done the call
 _DISABLED = re.compile(r"has not been used|is disabled|SERVICE_DISABLED|not enabled")
 _QUOTA = re.compile(r"quota|resource.?exhausted|stockout|not enough|insufficient|not available", re.IGNORECASE)
 _RATE = re.compile(r"per minute|per second|rate limit|requests? (per|limit)|ReadRequests", re.IGNORECASE)
@@ -67,7 +67,7 @@ _credentials: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Access:
-    """A project and a region of it, and services' addresses that are not the usual ones: (service, url)."""
+    """A project, its region, and addresses of services that replace the usual addresses: (service, url)."""
 
     project: str
     location: str
@@ -75,22 +75,22 @@ class Access:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Access:
-        """Return the access that a request's `beside` or a job's handle names."""
+        """Return the access for a request's `beside` or a job's handle."""
         return cls(data["project"], data["location"], tuple(sorted(data["endpoints"].items())))
 
     @property
     def parent(self) -> str:
-        """The jobs' place in Vertex AI."""
+        """The parent resource of the jobs in Vertex AI."""
         return f"projects/{self.project}/locations/{self.location}"
 
     def url(self, service: str) -> str:
-        """Return the service's address, without a slash at its end."""
+        """Return the service's address, without a trailing slash."""
         usual = f"{self.location}-aiplatform" if service == "aiplatform" else service
         return dict(self.endpoints).get(service, f"https://{usual}.googleapis.com").rstrip("/")
 
 
 class GoogleError(Exception):
-    """What Google has answered: the HTTP status, its own code and words; status 0 where it did not answer at all."""
+    """Google's answer: the HTTP status, Google's code and words; status 0 if Google did not answer."""
 
     def __init__(self, status: int, code: str, words: str) -> None:
         super().__init__(words)
@@ -108,11 +108,11 @@ def credentials(project: str) -> Any:
             from google.oauth2.credentials import Credentials
         except ImportError as error:
             raise not_installed(error) from error
-        # requests would put a line of ~/.netrc in the token's place.
+        # requests would replace the token by a line of ~/.netrc.
         os.environ["NETRC"] = os.devnull
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a person's own login counts on no project's quota: below it does
+                warnings.simplefilter("ignore")  # about a login without a quota project, which is set below
                 found, _ = google.auth.default(scopes=[SCOPE])
         except exceptions.TransportError as error:
             raise GoogleError(0, "", one_line(str(error))) from error
@@ -136,7 +136,7 @@ def call(
     stream: bool = False,
     tries: int = TRIES,
 ) -> Any:
-    """Return the answer (requests.Response), asked for again where Google is busy or a connection breaks.
+    """Return the answer (requests.Response); retry if Google is busy or a connection breaks.
 
     Raises GoogleError.
     """
@@ -161,7 +161,7 @@ def call(
                 raise failure from error
         except (errors.RequestException, refused.GoogleAuthError) as error:
             failure = GoogleError(0, "", cause(error))
-        except OSError as error:  # requests' word for a file of certificates that is not there
+        except OSError as error:  # requests raises OSError if the file of certificates is missing
             raise GoogleError(495, "certificates", one_line(str(error))) from error
         else:
             if answer.status_code < 300:
@@ -175,12 +175,12 @@ def call(
 
 
 def get_json(access: Access, service: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the JSON object at a service's path. Raises GoogleError: a proxy's page is no answer."""
+    """Return the JSON object at a service's path. Raises GoogleError, also if a proxy answers with a page."""
     return object_in(call(access, "GET", f"{access.url(service)}{path}", params=params))
 
 
 def object_in(answer: Any) -> dict[str, Any]:
-    """Return the JSON object that the answer holds. Raises GoogleError."""
+    """Return the JSON object in the answer. Raises GoogleError."""
     try:
         found = answer.json()
     except ValueError as error:
@@ -197,7 +197,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def object_url(access: Access, uri: str, *, upload: bool = False) -> str:
-    """Return the address of an object, or that to which it is uploaded."""
+    """Return the address of an object, or the address for its upload."""
     bucket, name = split_uri(uri)
     base = access.url("storage")
     if upload:
@@ -207,9 +207,9 @@ def object_url(access: Access, uri: str, *, upload: bool = False) -> str:
 
 @contextlib.contextmanager
 def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -> Iterator[None]:
-    """Raise what Google says against `doing` as one of our errors, in one sentence with what to do.
+    """Raise a GoogleError of `doing` as one of our errors, in one sentence with a hint.
 
-    `needs`: the role that allows it.
+    `needs`: the role that allows the call.
     """
     try:
         yield
@@ -219,20 +219,20 @@ def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -
 
 @contextlib.contextmanager
 def polls(doing: str) -> Iterator[None]:
-    """As `answers`, but whatever it is, it says nothing about the job: raises UnreachableError."""
+    """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job."""
     try:
         with answers(doing):
             yield
     except UnreachableError:
         raise
     except CloudtrainError as error:
-        _sessions.clear()  # whoever signs in anew must be believed at once
+        _sessions.clear()  # a new sign-in must count at once
         _credentials.clear()
         raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
 
 
 def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
-    """Return our error for what Google has said."""
+    """Return our error for Google's error."""
     status, code, words = error.status, error.code, error.words
     if code == "credentials":
         return CredentialError(f"cannot {doing}: no Google credentials that serve: {words}", hint=HINT_LOGIN)
@@ -257,7 +257,7 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
 
 
 def no_quota(words: str) -> CapacityError:
-    """Return what to say of quota or machines that are not there."""
+    """Return the error for a lack of quota or machines."""
     return CapacityError(words, hint=NO_MACHINES)
 
 
@@ -275,19 +275,19 @@ def _session(project: str) -> tuple[Any, Any, Any]:
 
 
 def not_installed(error: ImportError) -> ConfigError:
-    """Return what to say where a library of Google's is missing."""
+    """Return the error for a missing Google library."""
     return ConfigError(f"the Google Cloud libraries are not installed here: {error}", hint=install("vertex"))
 
 
 def no_token(error: Exception) -> GoogleError:
-    """Return what to raise for google-auth's RefreshError: of a login that is over, or of a server that is away."""
+    """Return the error for google-auth's RefreshError: an expired login, or an unreachable server."""
     if getattr(error, "retryable", False):
         return GoogleError(0, "", _first_sentence(str(error)))
     return GoogleError(401, "credentials", _first_sentence(str(error)))
 
 
 def sign_in(project: str) -> str:
-    """Return whose the credentials are, once Google has given a token for them. Raises ConfigError, GoogleError."""
+    """Return the credentials' account, after Google has given a token. Raises ConfigError, GoogleError."""
     found = credentials(project)
     _, errors, refused = _session(project)
     from google.auth.transport.requests import Request
@@ -314,6 +314,6 @@ def _said(answer: Any) -> GoogleError:
 
 
 def _first_sentence(text: str) -> str:
-    """Return what a library of credentials says, without its advice and the tuples that it prints."""
+    """Return the message of a credentials library, without its advice and its printed tuples."""
     plain = re.sub(r"^\('|', .*$|\.? (To set up|For more|Please).*$", "", " ".join(text.split()))
     return one_line(plain, 200)

@@ -1,7 +1,7 @@
-"""What is done with Google's own clients: a job is sent, its code uploaded, its log tailed. Imported by nothing early.
+"""Calls by Google's own clients: create a job, upload its code, tail its log. Imported only on use.
 
-Each takes half a second and more of processor time to import. Their calls have no time limit and no second try unless
-they are given some; and a second try of a job's creation could be a second job, so jobs.py looks first.
+Each client takes half a second and more of processor time to import. The clients' calls have neither a time limit nor
+retries by default. A retry of a job's creation could make a second job, so jobs.py searches for the job first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cloudtrain.launcher.words import one_line
 __all__ = ["create", "put", "tail"]
 
 CREATE_S, UPLOAD_S = 60.0, 300.0
-TAIL_S = 300.0  # of one session; it may last an hour, but nobody can tell it meanwhile that nobody reads
-TAIL_WINDOW_S = 1  # for which Cloud Logging gathers entries to put them in order
+TAIL_S = 300.0  # of one session: a session may last an hour, but has no way to learn that its reader has left
+TAIL_WINDOW_S = 1  # Cloud Logging gathers entries for this long to sort them
 
 
 def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Send the job once; return its resource name and state. Raises GoogleError, ConfigError.
 
-    `begins` is called when all is ready but the request itself.
+    `begins` is called directly before the request.
     """
     try:
         from google.api_core import exceptions
@@ -55,7 +55,7 @@ def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = la
 
 
 def put(access: Access, path: Path, uri: str) -> None:
-    """Upload the file unless an object of that name is there. Raises GoogleError."""
+    """Upload the file unless an object of that name exists. Raises GoogleError."""
     try:
         from google.api_core import exceptions
         from google.cloud.storage import Client
@@ -78,7 +78,7 @@ def put(access: Access, path: Path, uri: str) -> None:
 def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callable[[Any], None]) -> None:
     """Give every batch of new entries of Cloud Logging to `take`, until the session ends.
 
-    `opened` gets what ends it: an object with `cancel()`. Raises GoogleError, ConfigError.
+    `opened` gets an object with `cancel()`, which ends the session. Raises GoogleError, ConfigError.
     """
     try:
         import grpc
@@ -96,7 +96,7 @@ def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callab
     client = LoggingServiceV2Client(credentials=rest.credentials(access.project), client_options=options)
     with client:
         try:
-            # Below the client's own method, which waits for the first entry before it gives anything to cancel.
+            # The client's own method waits for the first entry before it returns an object to cancel.
             transport: Any = client.transport
             stream = transport.tail_log_entries(iter([request]), timeout=TAIL_S)
             opened(stream)
@@ -107,7 +107,7 @@ def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callab
 
 
 def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
-    """Return the client's options and its transport: REST where an address is not TLS, which gRPC would need."""
+    """Return the client's options and its transport: REST for an address without TLS, because gRPC would need TLS."""
     url = access.url(service)
     if service == "storage":
         return {"api_endpoint": url}, None
@@ -118,7 +118,7 @@ def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
 
 @contextlib.contextmanager
 def _errors(exceptions: Any) -> Iterator[None]:
-    """Raise what the clients raise as one kind of error."""
+    """Raise all kinds of the clients' errors as GoogleError."""
     from google.auth import exceptions as refused
     from google.protobuf.json_format import ParseError
     from requests.exceptions import RequestException
@@ -140,7 +140,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
 
 
 def _told(error: Any) -> str:
-    """Return Google's own words of an error that came by REST: the clients put address and JSON around them."""
+    """Return Google's message of a REST error: the clients put address and JSON around the message."""
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         return str(error.response.json()["error"]["message"])
     return ""

@@ -1,4 +1,4 @@
-"""A job's secrets in Secret Manager: one entry a job, a JSON object of all its values, removed after its end."""
+"""A job's secrets in Secret Manager: one entry for each job, a JSON object of all values, removed after the job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.backends.vertex.rest import Access, GoogleError
 __all__ = ["ROLE", "put", "remove"]
 
 ROLE = "Secret Manager Admin (roles/secretmanager.admin)"
-LONGEST_S = 30 * 86_400  # until Google removes it, whatever becomes of who was to
+LONGEST_S = 30 * 86_400  # until Google removes the entry, even if cloudtrain never does
 
 
 def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
@@ -23,13 +23,13 @@ def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
     try:
         _post(access, f"{base}/v1/projects/{project}/secrets", body, {"secretId": name})
     except GoogleError as error:
-        if error.status != 409:  # an earlier try's
+        if error.status != 409:  # an earlier try made the entry
             raise
     data = base64.b64encode(json.dumps(dict(values)).encode()).decode()
     try:
         _post(access, f"{base}/v1/{secret}:addVersion", {"payload": {"data": data}})
     except GoogleError:
-        with contextlib.suppress(GoogleError):  # who may make one may not be allowed to fill it
+        with contextlib.suppress(GoogleError):  # a role may allow creating an entry and forbid filling the entry
             remove(access, secret)
         raise
 
@@ -44,4 +44,4 @@ def remove(access: Access, secret: str) -> None:
 
 
 def _post(access: Access, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
-    rest.object_in(rest.call(access, "POST", url, params=params, body=body))  # a proxy's page is no success
+    rest.object_in(rest.call(access, "POST", url, params=params, body=body))  # raises for a proxy's page

@@ -1,7 +1,7 @@
-"""What Google lists for a region's machines today: the Cloud Billing Catalog, which an API key or any sign-in reads.
+"""Google's list of a region's machine prices today: the Cloud Billing Catalog, readable with an API key or any sign-in.
 
-A machine has no price of its own there: cores, memory, accelerators and local disks have, each with a free-text
-description. Only the descriptions tell spot from on demand, and one card from another.
+The catalogue has no price of a whole machine. Cores, memory, accelerators and local disks have prices, each with a
+free-text description. Only the description separates spot from on demand, and one card from another.
 Source: cloudbilling.googleapis.com, v1; descriptions as seen on bills and in public price tables, 2025-08 to 2026-08.
 """
 
@@ -18,15 +18,15 @@ __all__ = ["Catalogue", "Mode", "Sku", "device", "read"]
 
 COMPUTE_ENGINE = "6F81-5844-456A"
 VERTEX = "C7E2-9256-1C43"
-PAGE_SIZE = 5000  # the most that it gives at once
+PAGE_SIZE = 5000  # the most SKUs on one page
 MOST_PAGES = 100
 
-Device = frozenset[str]  # the words for what is billed, as {"h100", "80gb"} or {"a3", "core"}; their order varies
+Device = frozenset[str]  # the words for the billed part, as {"h100", "80gb"} or {"a3", "core"}; their order varies
 Mode = Literal["standard", "spot", "flex_start", "own", "fee"]  # Compute Engine's three, and Vertex's two
 
 
 class Sku(NamedTuple):
-    """What one unit costs an hour: a core, an accelerator, a GiB of memory or disk."""
+    """The hourly price of one unit: a core, an accelerator, a GiB of memory or disk."""
 
     description: str
     usd: float
@@ -35,16 +35,16 @@ class Sku(NamedTuple):
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What Google lists for a region today."""
+    """Google's prices for a region today."""
 
     region: str
     skus: Mapping[tuple[Mode, Device], Sku]
 
 
 def read(get: Callable[[str, dict[str, str]], Mapping[str, Any]], region: str) -> Catalogue:
-    """Return what the region's machines cost today, of both services and over all pages.
+    """Return the prices of the region's machines today, of both services and over all pages.
 
-    `get` is given a path and its query and returns the JSON. Raises ValueError for an answer of no sense.
+    `get` takes a path and its query and returns the JSON. Raises ValueError if an answer cannot be parsed.
     """
     skus: dict[tuple[Mode, Device], Sku] = {}
     for service in (COMPUTE_ENGINE, VERTEX):
@@ -56,7 +56,7 @@ def read(get: Callable[[str, dict[str, str]], Mapping[str, Any]], region: str) -
                 sku = None if key is None else _sku(raw)
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise ValueError(f"a price of Google's has no sense: {raw.get('description')!r}: {error!r}") from error
-            # Of several the highest: too little would break a budget.
+            # The highest of several prices: a price that is too low would break a budget.
             if key is not None and sku is not None and (key not in skus or skus[key].usd < sku.usd):
                 skus[key] = sku
     return Catalogue(region, skus)
@@ -83,20 +83,20 @@ _COMPUTE_ENGINE_NAME = re.compile(
 _VERTEX_NAME = re.compile(
     r"Vertex AI: Training/Pipelines (?P<fee>management fee )?on (?P<device>.+?)" + _PLACE, re.IGNORECASE
 )
-_PLAIN = {"nvidia", "tesla", "gpu", "predefined", "instance", "40gb"}  # what one service says and the other does not
+_PLAIN = {"nvidia", "tesla", "gpu", "predefined", "instance", "40gb"}  # words that only one of the two services uses
 
 
 def device(text: str) -> Device:
-    """Return the words that tell what is billed from what is not: of `NVIDIA_TESLA_T4`, {"t4"}."""
+    """Return the words that identify the billed part: for `NVIDIA_TESLA_T4`, {"t4"}."""
     return frozenset(re.findall(r"\w+", text.lower().replace("_", " "))) - _PLAIN
 
 
 def _key(raw: Mapping[str, Any]) -> tuple[Mode, Device] | None:
-    """Return what a SKU is of; None for what is no price of a machine here.
+    """Return the mode and device of a SKU, or None if the SKU is no price of a machine.
 
-    A description is read whole, from its first word: "E2 Instance Core running in" is part of "Spot Preemptible E2
-    Instance Core running in", too, and a card's name part of a larger card's. Words that are not known (Reserved, Sole
-    Tenancy, Commitment) stay in the device, which then is none of ours.
+    The pattern matches the whole description from its first word: "E2 Instance Core running in" is also part of "Spot
+    Preemptible E2 Instance Core running in", and a card's name is part of a larger card's. Unknown words (Reserved,
+    Sole Tenancy, Commitment) stay in the device, which then equals no device of ours.
     """
     usage = raw["category"]["usageType"]
     if found := _VERTEX_NAME.fullmatch(raw["description"]):
@@ -112,12 +112,12 @@ def _key(raw: Mapping[str, Any]) -> tuple[Mode, Device] | None:
     return mode, device(found["device"])
 
 
-# What one unit of ours costs, of one of theirs: all are GiB and hours here.
+# The factor from the price of Google's unit to the price of our unit; all our units are GiB and hours.
 _PER_UNIT = {"h": 1.0, "GiBy.h": 1.0, "GBy.h": 2**30 / 1e9, "GiBy.mo": 1 / MONTH_H, "GBy.mo": 2**30 / 1e9 / MONTH_H}
 
 
 def _sku(raw: Mapping[str, Any]) -> Sku | None:
-    """Return the price; None where it is in a unit of no use here, or nothing."""
+    """Return the SKU's price, or None if the unit has no use here or the price is zero."""
     if not raw.get("pricingInfo"):
         return None
     info = raw["pricingInfo"][-1]
@@ -125,7 +125,7 @@ def _sku(raw: Mapping[str, Any]) -> Sku | None:
     factor = _PER_UNIT.get(expression["usageUnit"])
     if factor is None or not expression.get("tieredRates"):
         return None
-    price = expression["tieredRates"][-1]["unitPrice"]  # a first tier may be a gift
+    price = expression["tieredRates"][-1]["unitPrice"]  # a first tier may be free
     if price.get("currencyCode", "USD") != "USD":
         raise ValueError(f"in {price['currencyCode']}, not USD")
     usd = int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9

@@ -1,4 +1,4 @@
-"""What Vertex AI says of a custom job, in our words: state, reason, cause, and the seconds that it bills."""
+"""Vertex AI's description of a custom job as our state: state, reason, cause, and billed seconds."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _DETAILS = {
     "JOB_STATE_PENDING": "waiting for machines",
     "JOB_STATE_PAUSED": "paused",
 }
-# google.rpc.Code: an error of the job's own code has INVALID_ARGUMENT (3), the platform's faults have these.
+# google.rpc.Code: INVALID_ARGUMENT (3) is an error of the job's own code, the codes below are faults of the platform.
 NOT_FOUND, RESOURCE_EXHAUSTED = 5, 8
 _FAULT_CODES = (8, 10, 13, 14)  # RESOURCE_EXHAUSTED, ABORTED, INTERNAL, UNAVAILABLE
 _PREEMPTED = re.compile(r"preempt", re.IGNORECASE)
 _SIGNALLED = re.compile(r"non-zero status of (129|1[3-9]\d|2\d\d)|signal")
-LATE_S = 20.0  # from a job's end until its containers' account is surely in the bucket
+LATE_S = 20.0  # from a job's end until its containers' exit reports are surely in the bucket
 LIMIT_MARGIN_S = 15.0
 
 
 def is_over(told: Mapping[str, Any]) -> bool:
-    """Return whether the job has ended, one way or the other: those that Google adds are known by their end time."""
+    """Return whether the job has ended; a state that Google may add counts as ended if it has an end time."""
     state = str(told.get("state", ""))
     return state.removeprefix("JOB_STATE_") in _OVER or (state not in _RUNNING and bool(told.get("endTime")))
 
 
 def awaiting(told: Mapping[str, Any]) -> State:
-    """Return the state of a job that is over and has not said why yet."""
+    """Return the state of a job that is over but has not reported its reason yet."""
     started_s, billed_s = _times(told, time.time())
     detail = "it has ended; its containers' account is awaited"
     return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
 
 
 def may_tell_more(told: Mapping[str, Any], now_s: float) -> bool:
-    """Return whether the containers' account of a failure may still be on its way."""
+    """Return whether the containers' exit report of a failure may still arrive."""
     ended_s = seconds(told.get("endTime"))
     is_fresh = ended_s is not None and abs(now_s - ended_s) < LATE_S
     return told.get("state") in ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED") and bool(told.get("startTime")) and is_fresh
@@ -67,9 +67,9 @@ def state_of(
     has_checkpoint: bool | None,
     now_s: float | None = None,
 ) -> State:
-    """Return the state. `account` is the container's own of its end; `limit_reason` what set the limit of `limit_s`.
+    """Return the state. `account` is the container's exit report; `limit_reason` the origin of the limit of `limit_s`.
 
-    `has_checkpoint`: None where nobody could look, then the account's word counts.
+    `has_checkpoint`: None if the bucket was not read; then the exit report decides.
     """
     name, now_s = str(told.get("state", "")), time.time() if now_s is None else now_s
     started_s, billed_s = _times(told, now_s)
@@ -85,8 +85,8 @@ def state_of(
         detail = "no machines within limits.max_wait"
         return State("stopped", "time_limit", is_resumable, detail=detail, **common)
     reason = (account or {}).get("reason")
-    # At its time limit Vertex AI signals the containers, which take it for a preemption, and cancels or fails the job:
-    # which of the two is not documented.
+    # At its time limit Vertex AI signals the containers, which report a preemption, and cancels or fails the job:
+    # Google does not document which.
     is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
     if name == "JOB_STATE_CANCELLED":
         why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
@@ -111,7 +111,7 @@ def _failed(
         error = {"rank": None, "kind": "capacity", "message": f"{words.rstrip('.')}; {NO_MACHINES}"}
         return State("failed", "node_failure", is_resumable, error, **common)
     reason = (account or {}).get("reason")
-    # Spot machines that are taken back and do not come again end in a lack of machines.
+    # A spot job whose reclaimed machines are not replaced fails with a lack of machines.
     is_taken = bool(_PREEMPTED.search(words)) or (is_spot and (code == RESOURCE_EXHAUSTED or reason == "preempted"))
     if is_taken and reason in (None, "preempted", "node_failure"):
         error = {"rank": None, "kind": "preempted", "message": words}
@@ -121,22 +121,22 @@ def _failed(
 
 
 def _times(told: Mapping[str, Any], now_s: float) -> tuple[float | None, float]:
-    """Return when it started, and for how long it has been billed.
+    """Return the start time, and the billed seconds.
 
-    Vertex AI does not bill the queue; its start time is set once, at the first RUNNING, so new starts are inside.
+    Vertex AI does not bill the queue. The start time is set once, at the first RUNNING, so the span includes restarts.
     """
     started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
     return started_s, 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
 
 
 def _detail(told: Mapping[str, Any]) -> str | None:
-    """Return what is going on where it is not plain training."""
+    """Return the platform's message, or a description of a state other than plain training."""
     _, words = _error(told)
     state = str(told.get("state", ""))
     return words or _DETAILS.get(state)
 
 
 def _error(told: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the error's code (google.rpc.Code) and its words in one line, "" where there is none."""
+    """Return the error's code (google.rpc.Code) and its message in one line, "" if the job has no error."""
     error = told.get("error") or {}
     return int(error.get("code") or 0), " ".join(str(error.get("message") or "").split())

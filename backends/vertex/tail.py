@@ -1,7 +1,7 @@
-"""A job's new lines as Cloud Logging gets them: a stream, for quickness. What it leaves out, the lists bring (feed.py).
+"""A job's new lines as a stream from Cloud Logging, for speed; lists bring the lines that the stream omits (feed.py).
 
-A stream begins at `now`, lasts an hour at most, drops what comes too fast, and may be refused: a project has ten. So it
-is begun again for as long as somebody reads, and nothing hangs on it.
+A stream begins at the present, lasts an hour at most, drops lines that come too fast, and may be refused: a project may
+have ten streams. The stream is reopened while a reader is active, and no line depends on the stream.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cloudtrain.launcher.errors import CloudtrainError
 __all__ = ["Tail"]
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-IDLE_S = 30.0  # without a reader, after which the stream is not begun again
-ACCEPTED_S = 2.0  # without a refusal: then it is taken for open
-MOST = 50_000  # entries kept for a reader that does not come; the lists have them
+IDLE_S = 30.0  # without a reader, after which the stream is not reopened
+ACCEPTED_S = 2.0  # without a refusal: then the stream counts as open
+MOST = 50_000  # entries kept for a reader that does not come; the lists have them too
 
 
 class Tail:
-    """A thread that reads the stream of one query, from its start to `close`, or until nobody reads any more."""
+    """A thread that reads the stream of one query, until `close` is called or the reader is gone."""
 
     def __init__(self, access: Access, query: str) -> None:
         self._access, self._query = access, query
@@ -33,7 +33,7 @@ class Tail:
         self._entries: list[Entry] = []
         self._is_lossy = False
         self._opened_s: float | None = None
-        self.is_possible = True  # with the libraries that are here, and the way that leads there
+        self.is_possible = True  # False if the libraries or the address do not allow a stream
         self._is_closed = threading.Event()
         self._read_s = time.monotonic()
         self._stream: Any = None
@@ -43,16 +43,16 @@ class Tail:
 
     @property
     def is_open(self) -> bool:
-        """Whether new entries come by themselves."""
+        """Whether new entries arrive without a call."""
         return self._opened_s is not None and time.monotonic() - self._opened_s > ACCEPTED_S
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended for good."""
+        """Whether the stream has ended permanently."""
         return self._is_closed.is_set()
 
     def take(self) -> tuple[list[Entry], bool]:
-        """Return what has come since the last call, and whether the stream has left something out."""
+        """Return the entries since the last call, and whether the stream has omitted entries."""
         with self._lock:
             found, self._entries = self._entries, []
             is_lossy, self._is_lossy = self._is_lossy, False
@@ -64,7 +64,7 @@ class Tail:
         self._is_closed.set()
         self._opened_s = None
         if self._stream is not None:
-            with contextlib.suppress(Exception):  # it may be over, or never have begun
+            with contextlib.suppress(Exception):  # the stream may have ended, or never begun
                 self._stream.cancel()
         atexit.unregister(self.close)
 
@@ -78,12 +78,12 @@ class Tail:
             try:
                 self._read()
             except GoogleError:
-                pass  # refused, broken off, or at its hour
+                pass  # refused, broken, or at its time limit
             except CloudtrainError:
                 self.is_possible = False
                 self.close()
                 return
-            except Exception:  # what a library raises at its own end must not reach the terminal
+            except Exception:  # a library's error at its end must not reach the terminal
                 if self._is_closed.is_set():
                     return
             self._opened_s = None

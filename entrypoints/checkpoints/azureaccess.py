@@ -1,6 +1,6 @@
-"""Who a job is to Azure's blob storage, how patiently it asks there, and what an error of the SDK means in a sentence.
+"""Azure blob storage: the job's credentials, the retries, and a sentence for each error of the SDK.
 
-azureblob.py asks; azure-storage-blob and azure-identity are imported in the functions that need them.
+azureblob.py sends the requests; azure-storage-blob and azure-identity are imported in the functions that need them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 __all__ = ["RANGE_BYTES", "Place", "connect", "failure", "is_broken_off"]
 
-# A server that takes connections and never answers is given up after ATTEMPTS * READ_S and the pauses between (357 s
-# measured for a list, 375 s for a put of blocks). They double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper
-# half: one that refuses connections, answers with errors or asks to slow down has 70 s on average to come back. A login
-# that never answers is given up after 125 s, by azure-identity's own four attempts.
+# A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
+# measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
+# upper half: a server that refuses connections, answers with errors or asks to slow down has 70 s on average to
+# recover. A login that never answers is given up after 125 s, by azure-identity's own four attempts.
 ATTEMPTS = 10
 CONNECT_S, READ_S = 10.0, 30.0
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
-RANGE_BYTES = 4 << 20  # read at a time: Get Blob gives no MD5 with a longer range
+RANGE_BYTES = 4 << 20  # read at a time: Get Blob gives no MD5 for a longer range
 
 _NO_CONTAINER = "there is no container {container} in {host}; make it, or name another one in checkpoint.mirror"
 _DENIED = (
@@ -40,7 +40,7 @@ _NOBODY = (
     "there are no Azure credentials for {uri}; give the machine a managed identity, or the job AZURE_TENANT_ID, "
     "AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or AZURE_STORAGE_KEY (`secrets` in the config)"
 )
-# Error code -> what it means here.
+# Azure's error code -> the sentence for the user.
 _SAID = {
     **dict.fromkeys(("ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"), _NO_CONTAINER),
     **dict.fromkeys(("AuthorizationPermissionMismatch", "InsufficientAccountPermissions"), _DENIED),
@@ -49,14 +49,14 @@ _SAID = {
     "KeyBasedAuthenticationNotPermitted": _NO_KEYS,
     **dict.fromkeys(("ConditionNotMet", "InvalidBlockList"), _CHANGED),
 }
-# What requests and urllib3 say where there is no answer; the chain of identities passes on no more than the words.
+# The texts of requests and urllib3 if a server does not answer; the chain of identities passes on only the text.
 _UNREACHED = re.compile(r"ConnectionPool\(|Connection aborted|Connection broken|Unable to connect")
-_BY_STATUS = {401: _REFUSED, 403: _DENIED}  # where the code is none of these
+_BY_STATUS = {401: _REFUSED, 403: _DENIED}  # for a code that is not in _SAID
 
 
 @dataclass(frozen=True)
 class Place:
-    """A container, and what the names in it begin with."""
+    """A container, and the common prefix of the blobs' names."""
 
     host: str
     container: str
@@ -69,12 +69,12 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """Return the address, as messages name it."""
+        """Return the address, as shown in messages."""
         return f"https://{self.host}/{self.container}/{self.prefix}".rstrip("/")
 
 
 def connect(place: Place, attempts: int | None = None) -> tuple[Any, str]:
-    """Return a client of the container, and as whom it asks; `attempts` in place of a training's patience."""
+    """Return a client of the container, and the identity it uses. `attempts` overrides the retry count."""
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.storage.blob import ContainerClient
 
@@ -105,14 +105,14 @@ def connect(place: Place, attempts: int | None = None) -> tuple[Any, str]:
 
 
 def failure(error: Exception, place: Place, who: str, name: str) -> OSError:
-    """Return what to raise for it: a sentence with what to do. `name`: the blob that was asked for, if one was."""
+    """Return the error to raise: a sentence with the cure. `name`: the requested blob, empty for other requests."""
     from azure.core import exceptions as known
 
     if isinstance(error, OSError) and not is_broken_off(error):
-        return error  # the disk's, or one with its sentence
+        return error  # a disk error, or an error with its own sentence
     if isinstance(error, known.HttpResponseError) and error.response is not None:
         return _refusal(error, place, who, name)
-    if isinstance(error, known.ClientAuthenticationError):  # a key that cannot be one
+    if isinstance(error, known.ClientAuthenticationError):  # an invalid key
         return PermissionError(f"{_REFUSED.format(uri=place.uri, who=who)} ({_plain(error)})")
     silent = (known.HttpResponseError, known.ServiceRequestError, known.ServiceResponseError, known.IncompleteReadError)
     if isinstance(error, silent) or is_broken_off(error):
@@ -122,17 +122,17 @@ def failure(error: Exception, place: Place, who: str, name: str) -> OSError:
 
 
 def is_broken_off(error: Exception) -> bool:
-    """Return whether it is one of requests' or urllib3's own, which the SDK lets through while it reads a body."""
+    """Return whether the error comes from requests or urllib3; the SDK passes such errors on while reading a body."""
     return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
 
 
 def _retries(attempts: int) -> Any:
     from azure.storage.blob import ExponentialRetry
 
-    # Of either kind of failure it would by itself make three.
+    # The default is three attempts for each kind of failure.
     each: Any = dict.fromkeys(("retry_total", "retry_connect", "retry_read", "retry_status"), attempts - 1)
     policy: Any = ExponentialRetry(**each)
-    policy.get_backoff_time = _pause_s  # its own has no upper limit
+    policy.get_backoff_time = _pause_s  # the default pause has no upper limit
     return policy
 
 
@@ -142,7 +142,7 @@ def _pause_s(settings: dict[str, Any]) -> float:
 
 
 def _refuse_haste(response: Any) -> None:
-    """Raise what the policy of retries takes for a failure, at the status that it would take for an answer."""
+    """Raise an error for status 429: the retry policy of the SDK would take the status for a success."""
     from azure.core.exceptions import HttpResponseError
 
     if response.http_response.status_code == 429:
@@ -150,7 +150,7 @@ def _refuse_haste(response: Any) -> None:
 
 
 class _Identity:
-    """Tokens of the job's own identity. What it raises is no AzureError: those are tried again, for over a minute."""
+    """Tokens of the job's own identity. Raises no AzureError, since the SDK retries AzureErrors for over a minute."""
 
     def __init__(self, place: Place) -> None:
         from azure.identity import DefaultAzureCredential
@@ -169,14 +169,14 @@ class _Identity:
         )
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
-        """Return a token. Raises PermissionError, or ConnectionError where the login does not answer."""
+        """Return a token. Raises PermissionError, or ConnectionError if the login does not answer."""
         from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
 
         try:
             with self._lock:
                 return self._chain.get_token(*scopes, **options)
         except AzureError as error:
-            # The chain tells what it tried, a line each, and ends at the first identity that is there.
+            # The chain reports each identity that it tried, a line each, and stops at the first identity that exists.
             tried = [line.strip() for line in str(error).splitlines() if line.startswith("\t")] or [str(error)]
             silent = (ServiceRequestError, ServiceResponseError)
             if isinstance(error, silent) or _UNREACHED.search(tried[-1]):
@@ -205,6 +205,6 @@ def _refusal(error: Any, place: Place, who: str, name: str) -> OSError:
 
 
 def _plain(error: object) -> str:
-    """Return what it says in one line, without a SAS's signature, and not endlessly."""
+    """Return the error's text in one line, without a SAS's signature, cut to 400 characters."""
     text = re.sub(r"(?i)(\bsig=)[^&\s'\")]*", r"\1...", " ".join(str(error).split()))
     return text if len(text) <= 400 else f"{text[:400]}..."

@@ -1,11 +1,11 @@
-"""A container of Azure's blob storage as the second place for checkpoints, by the addresses that Azure itself shows.
+"""A container of Azure blob storage as the second place for checkpoints, by the addresses that Azure itself shows.
 
 `https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX`, `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`, or
-`wasbs://CONTAINER@ACCOUNT.blob.core.windows.net/PREFIX`, of any of Azure's clouds. azure-storage-blob and
-azure-identity are imported here and in azureaccess.py alone, and only where a config names such a place. The job is who
-AZURE_STORAGE_CONNECTION_STRING, _KEY or _SAS_TOKEN says, else whom azure-identity finds: a service principal, a managed
-identity (Azure ML's too), who has logged in with `az`. An MD5 goes with all that is written, and Azure compares it
-before it keeps the bytes; one comes with each range that is read, and is compared here.
+`wasbs://CONTAINER@ACCOUNT.blob.core.windows.net/PREFIX`, of any of Azure's clouds. Only this module and azureaccess.py
+import azure-storage-blob and azure-identity, and only if a config names such an address. The job's identity is given by
+AZURE_STORAGE_CONNECTION_STRING, _KEY or _SAS_TOKEN, else found by azure-identity: a service principal, a managed
+identity (also Azure ML's), or the login of `az`. Every write carries an MD5, and Azure compares the MD5 before it keeps
+the bytes; an MD5 comes with each range that is read, and is compared on this machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["AzureMirror", "mirror"]
 
-_BODY_ATTEMPTS = 3  # to read a range's bytes, once Azure has begun to send them
-# A block or a range for each thread is in memory, so it does not grow with the file: measured with 64, 192 and 512 MiB,
-# 34 MiB more for a put, and 35 MiB more for a get after it.
+_BODY_ATTEMPTS = 3  # to read a range's bytes, after Azure has begun to send the bytes
+# Memory holds a block or a range for each thread, so memory does not grow with the file: measured with 64, 192 and 512
+# MiB, 34 MiB more for a put, and 35 MiB more for a get after the put.
 _BLOCK_BYTES = 8 << 20
-_MOST_BLOCKS = 50_000  # of a blob, says Put Block List
-_THREADS = 4  # of one rank, and there may be eight ranks on a machine
+_MOST_BLOCKS = 50_000  # of a blob (documentation of Put Block List)
+_THREADS = 4  # of one rank, and a machine may have eight ranks
 
 _FORMS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:{kind})(?:\.[a-z0-9-]+)+"
@@ -41,26 +41,26 @@ _HADOOP = re.compile(rf"(?i:abfss|wasbs)://([^@/]*)@((?i:{_HOST.format(kind='blo
 
 
 def mirror(uri: str) -> AzureMirror:
-    """Return the place; asks nobody yet. Raises TaskError at a bad uri, or without Azure's packages."""
+    """Return the mirror; sends no request yet. Raises TaskError for a bad uri, or without Azure's packages."""
     place = _place(uri)
     try:
         import azure.identity
         import azure.storage.blob  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name not in ("azure", "azure.identity", "azure.storage", "azure.storage.blob"):  # there, and broken
+        if error.name not in ("azure", "azure.identity", "azure.storage", "azure.storage.blob"):  # present but broken
             raise
         raise TaskError(
             f"checkpoint.mirror {uri!r} needs Azure's packages, which are not installed here; `pip install "
             "azure-storage-blob azure-identity` on the machines of the job, or add them to the image"
         ) from error
-    for name in ("azure", "msal"):  # what they say of failures and retries is said by this module, in a sentence
-        if logging.getLogger(name).level == logging.NOTSET:  # else the user's code wants to know
+    for name in ("azure", "msal"):  # this module reports failures and retries in a sentence of its own
+        if logging.getLogger(name).level == logging.NOTSET:  # otherwise the user's code wants the messages
             logging.getLogger(name).setLevel(logging.CRITICAL)
     return AzureMirror(place)
 
 
 class AzureMirror:
-    """The blobs of a container whose names begin with `prefix/`, which is not part of ours. See mirror.Mirror."""
+    """The blobs of a container below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
 
     def __init__(self, place: azureaccess.Place) -> None:
         self._place = place
@@ -69,12 +69,12 @@ class AzureMirror:
         self._who = ""
 
     def put(self, path: Path, name: str) -> None:
-        """Upload the file; a large one in blocks, of which nothing can be seen until all are there."""
+        """Upload the file; a large file in blocks, none visible until all have arrived."""
         with self._asking() as client:
             _upload(path, client.get_blob_client(self._above + name))
 
     def get(self, name: str, path: Path) -> None:
-        """Download the blob beside the path, then rename it."""
+        """Download the blob to a partial file beside the path, then rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         with self._asking(name) as client:
@@ -85,29 +85,29 @@ class AzureMirror:
                 partial.unlink(missing_ok=True)
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names that begin so, over all pages."""
+        """Return the names that begin with `prefix`, over all pages."""
         with self._asking() as client:
             blobs = list(client.list_blobs(name_starts_with=self._above + prefix, include=["metadata"]))
-        # An account with a hierarchical namespace lists its folders too. A slash at the end is one made by other tools.
+        # An account with a hierarchical namespace lists folders too. A slash at the end marks a folder of other tools.
         files = [blob.name for blob in blobs if (blob.metadata or {}).get("hdi_isfolder") != "true"]
         return sorted(name.removeprefix(self._above) for name in files if not name.endswith("/"))
 
     def remove(self, name: str) -> None:
-        """Remove the blob, if it is there; a backup's snapshots of it too, for it could not go without them."""
+        """Remove the blob, if present, with its snapshots from backups: Azure removes no blob without its snapshots."""
         with contextlib.suppress(FileNotFoundError), self._asking(name) as client:
             client.delete_blob(self._above + name, delete_snapshots="include")
 
     @contextlib.contextmanager
     def _asking(self, name: str = "") -> Iterator[Any]:
-        """Give the client, and make an OSError of a sentence of what it raises. `name`: the blob asked for."""
+        """Yield the client, and turn every error into an OSError with a sentence. `name`: the requested blob."""
         try:
             if self._client is None:
                 self._client, self._who = azureaccess.connect(self._place)
             yield self._client
-        except Exception as error:  # of whatever kind: not all are AzureErrors (azureaccess.is_broken_off)
+        except Exception as error:  # any kind: some errors are not AzureErrors (azureaccess.is_broken_off)
             failure = azureaccess.failure(error, self._place, self._who, name)
             if not isinstance(failure, FileNotFoundError) and self._client is not None:
-                self._client.close()  # the next one asks for credentials anew
+                self._client.close()  # the next request asks for credentials again
                 self._client = None
             if failure is error:
                 raise
@@ -121,7 +121,7 @@ def _place(uri: str) -> azureaccess.Place:
             f"checkpoint.mirror {address!r} goes on with a `?`: leave that out; a SAS is a secret, and comes to the "
             "job as AZURE_STORAGE_SAS_TOKEN (`secrets` in the config)"
         )
-    # By hand: to urlsplit a `#` would end the prefix.
+    # Not by urlsplit: a `#` would end the prefix.
     if match := _HTTPS.fullmatch(uri):
         host, container, prefix = match[1].lower(), match[2] or "", unquote(match[3] or "")
     elif match := _HADOOP.fullmatch(uri):
@@ -141,9 +141,9 @@ def _upload(path: Path, blob: Any) -> None:
         blob.upload_blob(path.read_bytes(), overwrite=True, validate_content="md5")
         return
     length = max(_BLOCK_BYTES, -(-size // _MOST_BLOCKS))
-    # Of this call alone, so that a list never mixes two writers' blocks; of one length, for Azure keeps what a killed
-    # process has sent for a week, and takes none of another length beside it (which is why not upload_blob, whose ids'
-    # length differs between releases).
+    # The ids are unique to this call, so that a list never mixes the blocks of two writers. All ids have one length:
+    # Azure keeps the blocks of a killed process for a week, and refuses ids of another length beside them (the reason
+    # not to use upload_blob, whose ids' length differs between releases).
     put = uuid.uuid4().hex
     ids = [f"{put}{index:05}" for index in range(-(-size // length))]
 
@@ -160,9 +160,9 @@ def _download(blob: Any, path: Path) -> None:
     from azure.core import MatchConditions
 
     length = azureaccess.RANGE_BYTES
-    first = _read(lambda: blob.download_blob(validate_content="md5"))  # its first range, and the size of all of it
+    first = _read(lambda: blob.download_blob(validate_content="md5"))  # the first range, and the size of the whole blob
     path.write_bytes(first.read(length))
-    # Of the same version of the blob, or not at all.
+    # All ranges must come from the same version of the blob.
     settings = {
         "validate_content": "md5",
         "etag": first.properties.etag,
@@ -180,14 +180,14 @@ def _download(blob: Any, path: Path) -> None:
 
 
 def _read(ask: Callable[[], Any]) -> Any:
-    """Return what is asked for, asked again where its bytes break off or are others than Azure sent."""
+    """Return the result of `ask`; ask again if the bytes break off or have a wrong MD5."""
     from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
 
     for _ in range(_BODY_ATTEMPTS - 1):
         try:
             return ask()
         except Exception as error:
-            # The policy of retries has done its part where Azure says no, or nothing at all.
+            # If Azure refuses or does not answer, the retry policy has already tried again.
             is_final = getattr(error, "status_code", None) or isinstance(
                 error, (ServiceRequestError, ServiceResponseError)
             )
@@ -197,7 +197,7 @@ def _read(ask: Callable[[], Any]) -> Any:
 
 
 def _each(work: Callable[[int], None], count: int) -> None:
-    """Call it with each number below the count, in a few threads; raise what one raises, and begin no further."""
+    """Call `work` with each number below `count`, in a few threads; raise a thread's error, and start no more calls."""
     todo = iter(range(count))
 
     def run() -> None:
@@ -205,7 +205,7 @@ def _each(work: Callable[[int], None], count: int) -> None:
             for index in todo:
                 work(index)
         except BaseException:
-            for _ in todo:  # the other threads find nothing more to do
+            for _ in todo:  # leaves no work for the other threads
                 pass
             raise
 

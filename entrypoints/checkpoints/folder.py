@@ -1,6 +1,6 @@
-"""A job's checkpoints on disk: which steps there are, whether they are intact, which may go.
+"""A job's checkpoints on disk: the list of steps, verification, and retention.
 
-Nothing here is collective, and nothing needs torch: rank 0 calls most of it, and the ranks agree on what came of it.
+Nothing in this module is collective or needs torch: rank 0 calls most functions, and the ranks agree on the results.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "metrics": (dict,),
     **dict.fromkeys(("job", "optimizer"), (str,)),
 }
-# Errors of a path that say what is wrong with the checkpoint. Any other OSError may be the disk's.
+# Errors of a path that are faults of the checkpoint. Any other OSError may be a fault of the disk.
 _BROKEN_PATH = {
     errno.ENOTDIR: "is a file in the place of a folder",
     errno.ELOOP: "is a link to itself",
@@ -70,7 +70,7 @@ _BROKEN_PATH = {
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be written or read; the message says which older one is intact."""
+    """A checkpoint could not be written or read; the message names the older checkpoint that is intact."""
 
 
 class AllDamagedError(CheckpointError):
@@ -78,12 +78,12 @@ class AllDamagedError(CheckpointError):
 
 
 class Unreadable(CheckpointError):
-    """A checkpoint cannot be read here and now, which says nothing about it: it must not be passed over."""
+    """A checkpoint cannot be read on this machine now; the checkpoint may be intact, and must not be skipped."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint whose checksums hold; `trainer` is its trainer.json, `files` the manifest's."""
+    """A checkpoint whose checksums are right; `trainer` is its trainer.json, `files` is the manifest's list."""
 
     path: Path
     step: int
@@ -97,23 +97,23 @@ def step_name(step: int) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder; remove what an interrupted save or removal left in it."""
+    """Create the folder; remove the remains of an interrupted save or removal."""
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob("step-*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def list_steps(folder: Path) -> list[tuple[int, Path]]:
-    """Return (step, path) of every finished checkpoint, the newest first; whether they are intact is not looked at."""
+    """Return (step, path) of every finished checkpoint, the newest first; verifies no checkpoint."""
     found = [(int(match[1]), entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
     return sorted(found, reverse=True)
 
 
 def begin(folder: Path, step: int, needed: int) -> Path:
-    """Make the folder that the step's files are written to, if there is room; return it. Raises OSError."""
+    """Create and return the folder for the step's files, if the disk has room. Raises OSError."""
     partial = folder / f"{step_name(step)}.tmp"
     shutil.rmtree(partial, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
+    folder.mkdir(parents=True, exist_ok=True)  # a user may have removed the folder
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OSError(errno.ENOSPC, f"{needed:,} bytes needed, {free:,} free there")
@@ -128,7 +128,7 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
     _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
     durable.sync(partial)
-    if final.exists():  # of an earlier run, or damaged: what we hold is better, but it is not ours to delete
+    if final.exists():  # of an earlier run, or damaged: the new folder is better, but the old is not ours to delete
         set_aside(final, "old")
     partial.rename(final)
     durable.sync(folder)
@@ -203,11 +203,10 @@ def read_trainer(path: Path, name: str | None = None) -> dict[str, Any]:
 
 
 def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
-    """Return what is wrong with the checkpoint in a few words, or None where every byte is as it was written.
+    """Return the fault of the checkpoint in a few words, or None if every byte is as written.
 
-    Raises Unreadable where it cannot be read for a reason that is not the checkpoint's.
-    `only`: the files whose bytes are read; of the others, only presence and size are looked at. The contents of
-    trainer.json are always looked at.
+    Raises Unreadable if the checkpoint cannot be read for an outside reason. `only`: the files whose bytes are read;
+    other files are checked for presence and size. The content of trainer.json is always checked.
     """
     try:
         if not stat.S_ISDIR(path.stat().st_mode):
@@ -233,7 +232,7 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
 
 
 def open_found(path: Path) -> Found:
-    """Return the checkpoint at the path, its small files verified. Raises CheckpointError where it is not intact."""
+    """Return the checkpoint at the path, its small files verified. Raises CheckpointError for a damaged checkpoint."""
     fault = verify(path, only=(TRAINER, PLAIN))
     if fault:
         raise CheckpointError(f"checkpoint {path} is damaged: {fault}")
@@ -246,34 +245,34 @@ def retain(folder: Path, keep: int, spared: int | None = None) -> None:
     best = best_step(folder)
     for step, path in list_steps(folder)[max(keep, 1) :]:
         if step not in (best, spared):
-            doomed = path.with_name(path.name + ".tmp")  # half removed, it must not look complete
+            doomed = path.with_name(path.name + ".tmp")  # a half-removed checkpoint must not look complete
             path.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
 
 def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
-    """Note which step is the best so far; `retain` spares it. Raises OSError."""
+    """Record the best step so far; `retain` spares the step. Raises OSError."""
     partial = folder / f"{BEST}.tmp"
     write_json(partial, {"step": step, "metric": metric, "value": value, "path": step_name(step)})
     partial.replace(folder / BEST)
 
 
 def best_step(folder: Path) -> int | None:
-    """Return the step that `mark_best` noted last, None without one."""
+    """Return the step that `mark_best` recorded last, or None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads((folder / BEST).read_text())["step"])
     return None
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename the checkpoint so that nothing finds it any more; a person still can. Return its new path."""
+    """Rename the checkpoint so that no reader finds it; a person still can. Return its new path."""
     aside = path.with_name(f"{path.name}.{why}-{time.time_ns()}")
     path.rename(aside)
     return aside
 
 
 def why_not(folder: Path, step: int, error: Exception) -> str:
-    """Return in a sentence why the step could not be saved, and what there is to go on from."""
+    """Return a sentence with the reason for the failed save, and the intact checkpoint to resume from."""
     try:
         kept = [path for _, path in list_steps(folder) if verify(path) is None][:1]
     except (OSError, CheckpointError):

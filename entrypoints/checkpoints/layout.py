@@ -1,7 +1,7 @@
-"""Which rank writes which boxes of which tensors, so that together they write everything once.
+"""Assigns boxes of tensors to ranks; together the ranks write every tensor exactly once.
 
-Sharded tensors (DTensors of FSDP2) are written where they lie; of copies that several ranks hold, one writes. Whole
-tensors, which every rank holds, are cut along their first dimension into as many bytes for each writer.
+Each rank writes its own part of a sharded tensor (a DTensor of FSDP2); only a single rank writes a part that several
+ranks hold. Whole tensors, present on every rank, are cut along the first dimension, with equal bytes per writer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Piece:
-    """A box and the values that this rank puts into it."""
+    """A box and this rank's values for the box."""
 
     box: Box
     values: torch.Tensor
 
 
 def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
-    """Return what this rank writes of the tensors; nothing where it is no writer. All ranks call it alike.
+    """Return the pieces that this rank writes; empty if the rank is not a writer. All ranks call with the same names.
 
-    Collective where a sharded tensor lies on a rank that does not write: then it is gathered, one tensor at a time.
+    Collective if a rank with a shard does not write: then sharded tensors are gathered, one at a time.
     """
     everybody = len(writers) == _ranks()
     whole: dict[str, torch.Tensor] = {}
@@ -42,19 +42,19 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
         elif not everybody:
             gathered = tensor.full_tensor()
             if rank in writers:
-                whole[name] = gathered.cpu()  # the device may have no room for all of them
+                whole[name] = gathered.cpu()  # the device may lack room for all tensors
         elif _writes(tensor, number):
             found.append(Piece(local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
 
 
 def local_box(name: str, tensor: torch.Tensor) -> Box:
-    """Return which block of the whole tensor this rank holds."""
+    """Return the box of the whole tensor that is on this rank."""
     whole = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
         return Box(name, tensor.dtype, whole, (0,) * len(whole), whole)
     chunks: list[Any] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-    if not chunks:  # fewer rows than ranks: this one has none
+    if not chunks:  # fewer rows than ranks: this rank has no row
         return Box(name, tensor.dtype, whole, (0,) * len(whole), (0, *whole[1:]))
     return Box(name, tensor.dtype, whole, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
 
@@ -64,7 +64,7 @@ def _ranks() -> int:
 
 
 def _writes(tensor: DTensor, number: int) -> bool:
-    """Return whether this rank, of those that hold the same box, writes it; they take turns by the tensor's number."""
+    """Return whether this rank writes a box that several ranks hold; the ranks take turns by the tensor's number."""
     if tensor.to_local().numel() == 0:
         return False
     mesh = tensor.device_mesh
@@ -74,7 +74,7 @@ def _writes(tensor: DTensor, number: int) -> bool:
 
 
 def _share(whole: dict[str, torch.Tensor], index: int, count: int) -> list[Piece]:
-    """Return one writer's part of the tensors: the bytes between index / count and (index + 1) / count of them all."""
+    """Return one writer's part of the tensors: of all bytes, those from index / count to (index + 1) / count."""
     total = sum(tensor.nbytes for tensor in whole.values())
     begin, end = total * index // count, total * (index + 1) // count
     found: list[Piece] = []
@@ -82,7 +82,7 @@ def _share(whole: dict[str, torch.Tensor], index: int, count: int) -> list[Piece
     for name, tensor in whole.items():
         rows = tensor.shape[0] if tensor.dim() else 1
         row_bytes = max(1, tensor.nbytes // max(rows, 1))
-        # A row belongs to the writer in whose range it begins; a tensor without elements goes to the first.
+        # A row belongs to the writer whose range holds the row's start; a tensor without elements belongs to writer 0.
         first = min(max(-(-(begin - at) // row_bytes), 0), rows)
         last = min(max(-(-(end - at) // row_bytes), 0), rows)
         at += tensor.nbytes

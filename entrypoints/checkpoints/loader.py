@@ -1,4 +1,4 @@
-"""Reads a checkpoint into live tensors, whatever ranks and strategy wrote it and whatever they are now.
+"""Reads a checkpoint into live tensors; ranks and strategy may differ from those at the save.
 
 Every rank maps the shards and copies the boxes that it needs. Ranks that do not see the folder get each tensor from
 rank 0, one at a time.
@@ -25,14 +25,14 @@ from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["Reader", "check", "open_reader", "overlap"]
 
-ATTEMPTS = 3  # to read a checkpoint from a share that stumbles
+ATTEMPTS = 3  # to read a checkpoint from an unreliable network share
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """An open checkpoint. `shapes`: every tensor's whole shape, the same on all ranks; `parts`: the boxes, if seen."""
+    """An open checkpoint. `shapes`: every tensor's whole shape, equal on all ranks; `parts`: the boxes, if visible."""
 
     path: Path
     shapes: Mapping[str, Shape]
@@ -42,7 +42,7 @@ class Reader:
     plain: Any
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy the named values into this rank's part of `tensor`; collective where not all ranks see the folder."""
+        """Copy the named values into this rank's part of `tensor`; collective if some rank does not see the folder."""
         box, target = layout.local_box(name, tensor), local_part(tensor).detach()
         if self.is_seen_by_all:
             self._copy(name, box, target)
@@ -69,9 +69,9 @@ class Reader:
 
 
 def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
-    """Open the checkpoint on all ranks; all call it. Raises CheckpointError, on all ranks, if it contradicts itself.
+    """Open the checkpoint; all ranks call. Raises CheckpointError, on all ranks, if the shards contradict each other.
 
-    `whole`: this rank will read most of it, so the pages are fetched at once.
+    `whole`: this rank will read most of the bytes, so the pages are fetched at once.
     """
     sees = _seen_by(found.path)
     seen, everybody = sees[dist.get_rank()], all(sees)
@@ -96,7 +96,7 @@ def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
         plain = bytes.fromhex(exchange.share(plain.hex()))
     try:
         loaded = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
-    except Exception as error:  # of any kind: torch names no type
+    except Exception as error:  # any kind: torch documents no type
         raise folders.CheckpointError(f"{folders.PLAIN} is not readable: {type(error).__name__}") from error
     return Reader(
         path=found.path,
@@ -109,9 +109,9 @@ def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
 
 
 def check(path: Path, patience_s: float = 2.0) -> str | None:
-    """Return what is wrong with the checkpoint, the work shared by the ranks that see it. All ranks call it.
+    """Return the fault of the checkpoint, or None; the ranks that see the folder share the work. All ranks call.
 
-    Raises CheckpointError, on all ranks, where it cannot be read at all: that says nothing about the checkpoint.
+    Raises CheckpointError, on all ranks, if the checkpoint cannot be read; the checkpoint may still be intact.
     """
     for attempt in range(ATTEMPTS):
         sees = _seen_by(path)
@@ -131,7 +131,7 @@ def check(path: Path, patience_s: float = 2.0) -> str | None:
 
 
 def _share_of_files(path: Path, readers: list[int]) -> list[str] | None:
-    """Return the files whose bytes this rank reads; None, which is all, where the manifest does not tell."""
+    """Return the files whose bytes this rank reads; None (all files) if the manifest is unreadable."""
     try:
         names = sorted(folders.read_manifest(path))
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def _share_of_files(path: Path, readers: list[int]) -> list[str] | None:
 
 
 def _seen_by(path: Path) -> list[bool]:
-    """Return which ranks see rank 0's checkpoint, and not another of that name on a disk of their own."""
+    """Return for each rank whether the rank sees rank 0's checkpoint, and not a local folder of the same name."""
     own = None
     with contextlib.suppress(OSError, ValueError):
         own = zlib.crc32(folders.read(path / folders.MANIFEST))
@@ -149,7 +149,7 @@ def _seen_by(path: Path) -> list[bool]:
 
 
 def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Return what two boxes of one tensor share, as slices of the first and of the second; None where nothing."""
+    """Return the overlap of two boxes of one tensor, as slices of the first and of the second; None without overlap."""
     source, target = [], []
     for begin, size, at, length in zip(part.offset, part.shape, wanted.offset, wanted.shape, strict=True):
         low, high = max(begin, at), min(begin + size, at + length)
@@ -161,7 +161,7 @@ def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tu
 
 
 def _gap(parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]) -> str | None:
-    """Return which tensor's boxes do not add up to the whole, or are not of one tensor."""
+    """Return the fault if a tensor's boxes do not add up to the whole tensor, or differ in shape or type."""
     for name, boxes in parts.items():
         if len({(box.whole, box.dtype) for _, box, _ in boxes}) > 1:
             return f"the shards contradict each other about {name}"

@@ -1,4 +1,4 @@
-"""A second place for finished checkpoints: a folder, or a store that plugs in beside it. uploader.py fills it."""
+"""A second place for finished checkpoints: a folder, or one of the stores in MODULES. uploader.py writes to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cloudtrain.entrypoints.settings import TaskError
 __all__ = ["LATEST", "MODULES", "Mirror", "fetch", "latest", "of_job", "open_mirror"]
 
 LATEST = "latest.json"
-# Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A further store adds its line, here and in
-# launcher/config/rules.py, which refuses what is not here.
+# Scheme of a uri -> module with a function `mirror(uri) -> Mirror`. A new store needs a line in this table and in
+# launcher/config/rules.py, which refuses unknown schemes.
 MODULES = {
     "s3": "cloudtrain.entrypoints.checkpoints.s3",
     "gs": "cloudtrain.entrypoints.checkpoints.gcs",
@@ -27,19 +27,19 @@ MODULES = {
 
 
 class Mirror(Protocol):
-    """A flat store of named objects. Each call raises OSError where the place does not answer."""
+    """A flat store of named objects. Each call raises OSError if the store does not answer."""
 
     def put(self, path: Path, name: str) -> None:
-        """Copy the file there, whole or not at all, under a name such as `step-00000120/manifest.json`."""
+        """Copy the file to the store, completely or not at all, as a name such as `step-00000120/manifest.json`."""
 
     def get(self, name: str, path: Path) -> None:
-        """Copy the object here. Raises FileNotFoundError."""
+        """Copy the object to the path. Raises FileNotFoundError."""
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names that begin so."""
+        """Return the names that begin with `prefix`."""
 
     def remove(self, name: str) -> None:
-        """Remove the object, if it is there."""
+        """Remove the object, if present."""
 
 
 class FolderMirror:
@@ -49,7 +49,7 @@ class FolderMirror:
         self._root = root
 
     def put(self, path: Path, name: str) -> None:
-        """Copy beside, then rename: a reader sees the old file or the new one."""
+        """Copy to a partial file, then rename: a reader sees the old file or the new file."""
         target = self._root / name
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.{os.getpid()}.tmp")
@@ -59,22 +59,22 @@ class FolderMirror:
         partial.replace(target)
 
     def get(self, name: str, path: Path) -> None:
-        """Copy the file here."""
+        """Copy the file to the path."""
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._root / name, path)
 
     def names(self, prefix: str) -> list[str]:
-        """Return the files' names below the root that begin so."""
+        """Return the files' names below the root that begin with `prefix`."""
         found = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
         return sorted(name for name in found if name.startswith(prefix) and not name.endswith(".tmp"))
 
     def remove(self, name: str) -> None:
-        """Remove the file, if it is there."""
+        """Remove the file, if present."""
         (self._root / name).unlink(missing_ok=True)
 
 
 def open_mirror(uri: str | None) -> Mirror | None:
-    """Return the place that the uri names, None without one. Raises TaskError at a scheme that nothing here knows."""
+    """Return the mirror for the uri, None without a uri. Raises TaskError for an unknown scheme."""
     if uri is None:
         return None
     scheme = urlsplit(uri).scheme
@@ -88,12 +88,12 @@ def open_mirror(uri: str | None) -> Mirror | None:
 
 
 def of_job(uri: str | None, job: str) -> str | None:
-    """Return a job's own place below the configured one: the next submit of the same file is another job."""
+    """Return a job's own place below the configured place: the next submit of the same file is a new job."""
     return None if uri is None else f"{uri.rstrip('/')}/{job}"
 
 
 def latest(source: Mirror, folder: Path) -> int | None:
-    """Return the step that is published, None without one. `folder` is for a moment's file. Raises OSError."""
+    """Return the published step, or None. `folder` is for a temporary file. Raises OSError."""
     notice = folder / f".{LATEST}"
     try:
         source.get(LATEST, notice)
@@ -108,9 +108,9 @@ def latest(source: Mirror, folder: Path) -> int | None:
 
 
 def fetch(source: Mirror, folder: Path, *, replace: bool = False) -> Path | None:
-    """Copy the published checkpoint into the folder, unless it is there; return its path, None where there is none.
+    """Copy the published checkpoint into the folder, unless present; return its path, None if none is published.
 
-    `replace`: what is there is damaged; it is set aside once the copy is complete. Raises OSError.
+    `replace`: a present checkpoint is damaged, and is set aside once the copy is complete. Raises OSError.
     """
     found = latest(source, folder)
     if found is None:

@@ -1,9 +1,9 @@
-"""A bucket as the second place for checkpoints: `s3://BUCKET/PREFIX`, on Amazon S3 or what speaks its protocol.
+"""A bucket as the second place for checkpoints: `s3://BUCKET/PREFIX`, on Amazon S3 or a store with its protocol.
 
-boto3 is imported here alone, and only where a config names such a place. Credentials come from boto3's own chain
-(variables, profile, the machine's role), which renews a role's by itself; AWS_ENDPOINT_URL_S3 leads to another store.
-boto3 sends a CRC32 with every object and every part, which S3 compares before it keeps them, and compares what it reads
-whole; an object in parts is compared by nobody on its way back, but by its manifest (loader.check) before a resume.
+Only this module imports boto3, and only if a config names such a uri. Credentials come from boto3's own chain
+(variables, profile, the machine's role), which renews a role's credentials; AWS_ENDPOINT_URL_S3 selects another store.
+boto3 sends a CRC32 with every object and every part, and S3 compares the CRC32 before it keeps the bytes. boto3 also
+compares objects that are read whole. For an object in parts only the manifest (loader.check) is compared, at a resume.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["S3Mirror", "mirror"]
 
-# A server that takes connections and never answers is given up after _ATTEMPTS * _READ_S and some (385 s measured). The
-# pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): one that refuses connections or
-# answers with errors has 33 s on average to come back; one that asks to slow down has 75 s, its pauses begin at 1 s.
+# A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
+# The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
+# connections or answers with errors has 33 s on average to recover; after a request to slow down, 75 s: pauses begin at
+# 1 s.
 _ATTEMPTS = 12
 _CONNECT_S, _READ_S = 10.0, 30.0
-_BODY_ATTEMPTS = 3  # to read an object's bytes, once S3 has begun to send them
-# Parts are read from the file as they are sent, so memory does not grow with the file: measured with 512 MiB, 40 MiB
+_BODY_ATTEMPTS = 3  # to read an object's bytes, after S3 has begun to send the bytes
+# Parts are read from the file while they are sent, so memory does not grow with the file: measured with 512 MiB, 40 MiB
 # more for a put and 58 MiB for a get (boto3's queue of pieces to write).
 _PART_BYTES = 16 << 20
-_THREADS = 4  # of one rank, and there may be eight ranks on a machine
+_THREADS = 4  # of one rank, and a machine may have eight ranks
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 
 _NO_BUCKET = "there is no bucket {bucket}; make it, or name another one in checkpoint.mirror"
@@ -41,7 +42,7 @@ _NOBODY = (
     "there are no AWS credentials for {uri}; give the machine a role, or the job AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY (`secrets` in the config)"
 )
-# Error code -> what it means here. A number is what a HEAD is answered with, which has no body to say more.
+# Error code -> the sentence for the user. A number is the answer to a HEAD, which has no body with a code.
 _SAID = {
     "NoSuchBucket": _NO_BUCKET,
     **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "403"), _DENIED),
@@ -52,17 +53,17 @@ _SAID = {
 
 
 def mirror(uri: str) -> S3Mirror:
-    """Return the place below `s3://BUCKET/PREFIX`; asks nobody yet. Raises TaskError at a bad uri or without boto3."""
+    """Return the mirror for `s3://BUCKET/PREFIX`; sends no request. Raises TaskError for a bad uri or without boto3."""
     try:
         import boto3  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name != "boto3":  # then it is there, and broken
+        if error.name != "boto3":  # boto3 is installed, and broken
             raise
         raise TaskError(
             f"checkpoint.mirror {uri!r} needs boto3, which is not installed here; `pip install boto3` "
             "on the machines of the job, or add it to the image"
         ) from error
-    # By hand: to urlsplit a `#` or a `?` would end the prefix.
+    # Not by urlsplit: a `#` or a `?` would end the prefix.
     bucket, _, prefix = uri.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise TaskError(f"checkpoint.mirror {uri!r} names no bucket; write it as in s3://BUCKET/PREFIX")
@@ -70,7 +71,7 @@ def mirror(uri: str) -> S3Mirror:
 
 
 class S3Mirror:
-    """The objects of a bucket whose keys begin with `prefix/`, which is not part of their names. See mirror.Mirror."""
+    """The objects of a bucket below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket = bucket
@@ -79,32 +80,32 @@ class S3Mirror:
         self._client: Any = None
 
     def put(self, path: Path, name: str) -> None:
-        """Upload the file; a large one in parts, of which nothing can be seen until the last is there."""
+        """Upload the file; a large file in parts, not visible until the last part has arrived."""
         with self._asking() as client:
             client.upload_file(str(path), self._bucket, self._above + name, Config=_transfer())
 
     def get(self, name: str, path: Path) -> None:
-        """Download the object beside the path, then rename it."""
+        """Download the object to a partial file beside the path, then rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._asking(name) as client:
             client.download_file(self._bucket, self._above + name, str(path), Config=_transfer())
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names that begin so, over all pages."""
+        """Return the names that begin with `prefix`, over all pages."""
         with self._asking() as client:
             asked = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._above + prefix)
             keys = [item["Key"] for page in asked for item in page.get("Contents", ())]
-        # A key with a slash at its end is a folder that somebody made in the console.
+        # A key with a slash at the end is a folder made in the console.
         return sorted(key.removeprefix(self._above) for key in keys if not key.endswith("/"))
 
     def remove(self, name: str) -> None:
-        """Remove the object; S3 says nothing where there is none."""
+        """Remove the object; no error if the object is absent."""
         with self._asking() as client:
             client.delete_object(Bucket=self._bucket, Key=self._above + name)
 
     @contextlib.contextmanager
     def _asking(self, name: str = "") -> Iterator[Any]:
-        """Give the client, and make an OSError of a sentence of what it raises. `name`: the object asked for."""
+        """Yield the client, and turn every error into an OSError with a sentence. `name`: the requested object."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
@@ -116,7 +117,7 @@ class S3Mirror:
         except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as error:
             failure = self._failure(_origin(error), name)
             if not isinstance(failure, FileNotFoundError):
-                # A client has a purse for retries that failures empty; and one made without credentials gets none.
+                # Failures use up a client's retry quota; a client made without credentials never gets any.
                 self._client = None
             raise failure from error
 
@@ -140,9 +141,9 @@ class S3Mirror:
         return kind(f"{self._told(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}")
 
     def _with_reason(self, error: Exception) -> Exception:
-        """Return what a question about the same place fails with, if the error is one to a HEAD; else the error itself.
+        """Return a more precise error in place of an error to a HEAD: the error of a list at the same place.
 
-        A 404 may be the object's or the bucket's, and a 403 may be about the credentials or about what they may do.
+        A 404 may concern the object or the bucket, a 403 the credentials or their rights.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -178,12 +179,12 @@ def _transfer() -> Any:
         multipart_chunksize=_PART_BYTES,
         max_concurrency=_THREADS,
         num_download_attempts=_BODY_ATTEMPTS,
-        preferred_transfer_client="classic",  # the other one, chosen on big machines, knows no such time limits
+        preferred_transfer_client="classic",  # the alternative, the default on large machines, lacks these time limits
     )
 
 
 def _origin(error: Exception) -> Exception:
-    """Return what boto3's own errors were made of."""
+    """Return the original error inside boto3's own error."""
     from boto3.exceptions import Boto3Error
 
     inner = getattr(error, "last_exception", error.__context__ if isinstance(error, Boto3Error) else None)

@@ -1,8 +1,8 @@
-"""Writes checkpoints while training goes on: a copy in host memory, then a thread, then one manifest for all ranks.
+"""Writes checkpoints while training continues: a copy in host memory, then a thread, then one manifest for all ranks.
 
-`begin` copies this rank's share of the state and returns; training stands still for that copy alone. A thread of each
-rank writes the copy to its shard; over a process group of their own (two threads in one gloo group abort the process,
-torch 2.13) the threads tell each other how it went, and rank 0 gives the checkpoint its name or removes it.
+`begin` copies this rank's share of the state and returns; training waits only for the copy. A thread of each rank
+writes the copy to its shard. The threads exchange their results over a process group of their own (two threads in one
+gloo group abort the process, torch 2.13), and rank 0 gives the checkpoint its name or removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GROUP_TIMEOUT_S = 3600.0  # the slowest rank's disk or network share
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is durable. `blocked_s`: how long training stood still for it; `seconds`: until it was."""
+    """A durable checkpoint. `blocked_s`: how long training waited for the copy; `seconds`: until durable."""
 
     step: int
     path: Path
@@ -45,7 +45,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step could not be saved: all ranks have the same. `is_sick`: a parameter is nan or infinite."""
+    """Why a step could not be saved, the same on all ranks. `is_sick`: a parameter is nan or infinite."""
 
     step: int
     message: str
@@ -54,10 +54,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state to save: tensors that all ranks or each one hold, and what only rank 0 need write.
+    """The state to save: tensors of all ranks or of each rank, and values that only rank 0 writes.
 
-    `parameters` are the names of tensors that must be finite; `best` names the metric and its value where this step
-    is the best so far.
+    `parameters` are the names of tensors that must be finite; `best` has the metric and its value for a new best step.
     """
 
     step: int
@@ -70,10 +69,10 @@ class Snapshot:
 
 
 class Saver:
-    """One rank's part of all saves of a job, one at a time. Made by all ranks together."""
+    """One rank's part of all saves of a job, one save at a time. All ranks create it together."""
 
     def __init__(self, folder: Path, device: torch.device, keep: int, uploads: Uploader | None = None) -> None:
-        """`uploads` gets what has become durable, to copy it to a second place."""
+        """`uploads` copies durable checkpoints to a second place."""
         self.folder = folder
         self._rank = dist.get_rank()
         self._keep = keep
@@ -92,13 +91,13 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is still being written here; the ranks' answers may differ."""
+        """Whether this rank is still writing a save; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Copy the state and return; the rest happens behind. Waits for the save before it. All ranks call it.
+        """Copy the state and return; a thread does the rest. Waits for the previous save. All ranks call.
 
-        The failure of an earlier save is left in `failure`; nothing is saved then. `meanwhile` is called as in `wait`.
+        If an earlier save has failed, `failure` is set and nothing is saved. `meanwhile` is called as in `wait`.
         """
         begin_s = time.perf_counter()
         self.wait(meanwhile)
@@ -118,7 +117,7 @@ class Saver:
         self._thread.start()
 
     def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
-        """Return once nothing is being written here any more, or at the limit; call `meanwhile` once a second."""
+        """Return after this rank's last write, or at the limit; call `meanwhile` once a second."""
         end_s = time.monotonic() + limit_s
         while self._thread is not None and time.monotonic() < end_s:
             self._thread.join(1.0)
@@ -128,19 +127,19 @@ class Saver:
                 meanwhile()
 
     def meet(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Wait for all ranks, for as long as the slowest disk needs; all ranks call it, with nothing being written."""
+        """Wait for all ranks, up to the slowest disk; all ranks call, with no save under way."""
         self._thread = threading.Thread(target=dist.barrier, kwargs={"group": self._group}, daemon=True)
         self._thread.start()
         self.wait(meanwhile)
 
     def news(self) -> list[Saved]:
-        """Return what has become durable since the last call."""
+        """Return the checkpoints that have become durable since the last call."""
         found, self._news = self._news, []
         return found
 
     def _copy(self, pieces: Sequence[layout.Piece]) -> None:
         boxes = [piece.box for piece in pieces]
-        if boxes != self._boxes:  # the first save, or one after the optimizer's state has come into being
+        if boxes != self._boxes:  # the first save, or the first after the optimizer has created its state
             self._head, positions, size = shards.place(boxes)
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
             self._views = [
@@ -164,7 +163,7 @@ class Saver:
     ) -> None:
         try:
             answer = self._write(step, plain, trainer, best)
-        except Exception as error:  # a peer is gone: the training thread will see that too
+        except Exception as error:  # a peer is gone: the training thread will notice too
             answer = {"error": folders.why_not(self.folder, step, error)}
         if "error" in answer:
             self.failure = Failure(step, answer["error"], answer.get("sick", False))
@@ -175,7 +174,7 @@ class Saver:
             self._uploads.offer(Path(answer["path"]), self._own_names(), passes_over=answer["is_uploading"])
 
     def _write(self, step: int, plain: bytes, trainer: dict[str, Any], best: tuple[str, float] | None) -> Any:
-        """Write this rank's files and agree with the others; return `path` and `size`, or `error`, alike on all."""
+        """Write this rank's files and agree on the result; return `path` and `size`, or `error`, equal on all ranks."""
         is_uploading = self._uploads is not None and self._uploads.is_busy
         asked = exchange.gather([len(self._head) + self._buffer.nbytes, is_uploading], self._group)
         needed = sum(size for size, _ in asked)
@@ -204,7 +203,7 @@ class Saver:
         return f"shard-{self._writers.index(self._rank):05d}-of-{len(self._writers):05d}.safetensors"
 
     def _write_files(self, partial: Path, step: int, plain: bytes, trainer: dict[str, Any]) -> dict[str, Any]:
-        """Write this rank's files; return their sizes and checksums, or what is wrong."""
+        """Write this rank's files; return their sizes and checksums, or the fault."""
         values = zip(self._boxes, self._views, strict=True)
         sick = next((box.name for box, view in values if _is_sick(box, view, self._parameters)), None)
         if sick is not None:
@@ -224,7 +223,7 @@ class Saver:
     def _settle(
         self, partial: Path, step: int, answers: list[dict[str, Any]], best: tuple[str, float] | None
     ) -> dict[str, Any]:
-        """Give the checkpoint its name, or remove what there is of it; rank 0 only."""
+        """Give the checkpoint its name, or remove its partial folder; rank 0 only."""
         sick = next((answer["sick"] for answer in answers if "sick" in answer), None)
         if sick is not None:
             shutil.rmtree(partial, ignore_errors=True)
@@ -235,7 +234,7 @@ class Saver:
             if error is None:
                 files = {name: entry for answer in answers for name, entry in answer["files"].items()}
                 path = folders.finish(self.folder, step, files)
-                with contextlib.suppress(OSError):  # one too many does no harm, and the next save tries again
+                with contextlib.suppress(OSError):  # a checkpoint too many is harmless, and the next save tries again
                     if best is not None:
                         folders.mark_best(self.folder, step, *best)
                     folders.retain(self.folder, self._keep, self._uploads.step if self._uploads else None)
@@ -247,9 +246,9 @@ class Saver:
 
 
 def visible_to(folder: Path) -> list[int]:
-    """Return the ranks that see rank 0's folder, which is made where it is not there. All ranks call it.
+    """Return the ranks that see rank 0's folder; rank 0 creates the folder if absent. All ranks call.
 
-    On machines that share no file system those are the ranks of one machine, and they write for all.
+    Without a shared file system the ranks of one machine see the folder, and write for all ranks.
     """
     fault = None
     mark = folder / f".seen-{time.time_ns():x}"
@@ -269,7 +268,7 @@ def visible_to(folder: Path) -> list[int]:
 
 
 def _appears(path: Path, patience_s: float = 3.0) -> bool:
-    """Return whether the file is there; a network share may show it a little later."""
+    """Return whether the file exists; a network share may show the file a little later."""
     if not path.parent.is_dir():
         return False
     end = time.monotonic() + patience_s
@@ -281,7 +280,7 @@ def _appears(path: Path, patience_s: float = 3.0) -> bool:
 
 
 def _is_sick(box: shards.Box, values: torch.Tensor, parameters: frozenset[str]) -> bool:
-    """Return whether the weights are spoilt. A buffer may well hold infinities (a mask), but nan nowhere."""
+    """Return whether the weights are invalid. A buffer may hold infinities (a mask), but no nan."""
     if not box.name.startswith("model.") or not box.dtype.is_floating_point:
         return False
     bad = ~torch.isfinite(values) if box.name in parameters else torch.isnan(values)

@@ -1,7 +1,7 @@
-"""One rank's file: the boxes of tensors that it holds, in the safetensors format, so that others can read it.
+"""One rank's file: the rank's boxes of tensors in the safetensors format, readable by other programs.
 
-8 bytes of header length, a JSON header (name -> dtype, shape, byte range; `__metadata__` holds what makes a box part of
-a whole), then the bytes. Source: the format's description in the safetensors repository's README, version 0.4.
+8 bytes of header length, a JSON header (name -> dtype, shape, byte range; `__metadata__` holds each box's place in its
+tensor), then the bytes. Source: the format's description in the safetensors repository's README, version 0.4.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ DTYPES = {
     "C64": torch.complex64,
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_CHUNK_BYTES = 1 << 22  # small enough that a stop or a full disk is noticed soon
+_CHUNK_BYTES = 1 << 22  # small, so that a stop or a full disk is noticed soon
 
 
 @dataclass(frozen=True)
 class Box:
-    """A block of a tensor: where it begins and how far it reaches in each dimension, and the whole's shape."""
+    """A block of a tensor: its start and size in each dimension, and the shape of the whole tensor."""
 
     name: str
     dtype: torch.dtype
@@ -52,12 +52,12 @@ class Box:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the tensor itself."""
+        """Whether the box is the whole tensor."""
         return self.shape == self.whole
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The box's size in bytes."""
         count = self.dtype.itemsize
         for size in self.shape:
             count *= size
@@ -66,21 +66,21 @@ class Box:
 
 @dataclass(frozen=True)
 class Shard:
-    """An open file: where in `data` (uint8, the whole file, mapped) each box begins."""
+    """An open file: `data` is the whole file (uint8, mapped), and `boxes` has the start of each box in `data`."""
 
     path: Path
     data: torch.Tensor
     boxes: tuple[tuple[Box, int], ...]
 
     def tensor(self, box: Box, begin: int) -> torch.Tensor:
-        """Return the box's values; they are read from disk as they are touched."""
+        """Return the box's values; the first access reads them from disk."""
         return self.data[begin : begin + box.nbytes].view(box.dtype).view(box.shape)
 
 
 def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
-    """Return the file's head, each box's position behind it, and the bytes behind it. Raises TypeError.
+    """Return the file's head, each box's position after the head, and the bytes after the head. Raises TypeError.
 
-    The widest elements come first, so that every box is aligned to its own.
+    Boxes with the widest elements come first, so that every box is aligned to its element size.
     """
     order = sorted(range(len(boxes)), key=lambda i: -boxes[i].dtype.itemsize)
     header: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def place(boxes: Sequence[Box]) -> tuple[bytes, list[int], int]:
         if not box.is_whole:
             parts[key] = {"name": box.name, "whole": list(box.whole), "offset": list(box.offset)}
     text = json.dumps({"__metadata__": {"boxes": json.dumps(parts)}, **header}, separators=(",", ":")).encode()
-    text = text.ljust(-(-len(text) // 64) * 64)  # the data behind it begins aligned
+    text = text.ljust(-(-len(text) // 64) * 64)  # aligns the data after the header
     return (len(text)).to_bytes(8, "little") + text, positions, end
 
 
@@ -123,9 +123,9 @@ def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
 
 
 def open_shard(path: Path, *, whole: bool = True) -> Shard:
-    """Map the file and read its header. Raises OSError, ValueError where it is no such file.
+    """Map the file and read its header. Raises OSError, ValueError if the file is no shard.
 
-    `whole`: all of it will be read, so its pages are fetched in one call and not by faults.
+    `whole`: the whole file will be read, so its pages are fetched in one call and not by page faults.
     """
     data = _mapped(path, whole)
     length = int.from_bytes(bytes(data[:8].tolist()), "little")
@@ -149,7 +149,7 @@ def open_shard(path: Path, *, whole: bool = True) -> Shard:
 
 
 def _fits(box: Box) -> bool:
-    """Return whether the block lies inside its tensor."""
+    """Return whether the box lies inside its tensor."""
     sides = zip(box.offset, box.shape, box.whole, strict=True)
     return all(offset >= 0 and size >= 0 and offset + size <= whole for offset, size, whole in sides)
 
@@ -160,7 +160,7 @@ def _mapped(path: Path, whole: bool) -> torch.Tensor:
         if size < 9:
             raise ValueError(f"{path.name} has {size} bytes")
         flags = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_POPULATE", 0) if whole else 0)
-        # Writable, each page would be copied for it: so torch's warning is let go.
+        # A writable mapping would copy each page for torch's warning, so the warning is suppressed.
         view = mmap.mmap(file.fileno(), size, flags=flags, prot=mmap.PROT_READ)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable")

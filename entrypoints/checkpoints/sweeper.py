@@ -1,7 +1,7 @@
-"""Removes from a bucket the checkpoints that have been removed here, where the platform copies the folder to it.
+"""Removes from a bucket the checkpoints that were removed on this node, if the platform copies the folder to a bucket.
 
-SageMaker copies what appears in the checkpoint folder, and removes nothing: after a day on spot machines a restart
-would download every checkpoint there ever was, and fill the disk.
+SageMaker copies new files of the checkpoint folder, and removes no file: after a day on spot machines a restart would
+download every checkpoint the job ever wrote, and fill the disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS = re.compile(r"(step-(\d{8,}))(\.tmp)?/")
 
 
 class Sweeper:
-    """A thread of node 0 that sweeps now and then, for a job of the shared trainer; the next round mends what fails."""
+    """A thread of node 0 that sweeps every SWEEP_S, for a job of the shared trainer; a failure is tried again."""
 
     def __init__(self, folder: Path, uri: str) -> None:
         self._folder = folder
@@ -31,11 +31,11 @@ class Sweeper:
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Begin no further round; the one under way is left to itself."""
+        """Begin no further round; a round under way is not waited for."""
         self._is_over.set()
 
     def _run(self) -> None:
@@ -55,9 +55,9 @@ class Sweeper:
 
 
 def sweep(folder: Path, store: Mirror) -> list[str]:
-    """Remove the steps from the store that are older than the newest here and not here any more; return their names.
+    """Remove steps from the store that are older than the newest local step and absent here; return their names.
 
-    Only once the newest is there too: the store never has less to go on from than before. Raises OSError.
+    Only after the newest step is in the store too: the store never has less to resume from than before. Raises OSError.
     """
     here = {path.name: step for step, path in folders.list_steps(folder)}
     if not here:
@@ -72,7 +72,7 @@ def sweep(folder: Path, store: Mirror) -> list[str]:
     if not whole <= {name.partition("/")[2] for name in store.names(f"{newest}/")}:
         return []
     for names in there.values():
-        # The manifest first: what is half removed must not look whole.
+        # The manifest first: a half-removed checkpoint must not look complete.
         for name in sorted(names, key=lambda name: not name.endswith(folders.MANIFEST)):
             store.remove(name)
     return sorted(name.rstrip("/") for name in there)

@@ -1,8 +1,8 @@
-"""Copies finished checkpoints to a mirror, behind the training and behind the next save.
+"""Copies finished checkpoints to a mirror, in the background of training and of the next save.
 
-Every rank uploads the files that it wrote, so that as many machines send at once; only when all are there does rank 0
-upload the manifest and publish the step as the latest. What is published is therefore whole. One checkpoint at a time:
-what becomes durable meanwhile is passed over, but for the job's last.
+Every rank uploads the files that the rank wrote, so many machines send at once; after all have arrived, rank 0 uploads
+the manifest and publishes the step as the latest. A published checkpoint is therefore complete. Uploads do not overlap:
+a checkpoint that becomes durable during an upload is skipped, but the job's last checkpoint is always uploaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GROUP_TIMEOUT_S = 6 * 3600.0  # the slowest rank's upload
 
 @dataclass(frozen=True)
 class Uploaded:
-    """How the upload of a step ended, alike on all ranks: `fault` is None where the mirror has it."""
+    """How the upload of a step ended, the same on all ranks: `fault` is None if the mirror has the checkpoint."""
 
     step: int
     seconds: float
@@ -38,7 +38,7 @@ class Uploaded:
 
 
 class Uploader:
-    """One rank's part of all uploads of a job. Made by all ranks together, with a process group of its own."""
+    """One rank's part of all uploads of a job. All ranks create the Uploader together; it has a process group."""
 
     def __init__(self, to: Mirror, keep: int) -> None:
         self._to = to
@@ -53,36 +53,36 @@ class Uploader:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an upload is under way here; the ranks' answers may differ."""
+        """Whether this rank is uploading; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def step(self) -> int | None:
-        """The step being uploaded, which must not be removed meanwhile. Rank 0 is the last to be done with it."""
+        """The step being uploaded, which must not be removed meanwhile. Rank 0 is the last rank to finish an upload."""
         return int(self._path.name[5:]) if self._path is not None and self.is_busy else None
 
     @property
     def seconds(self) -> float:
-        """How long the upload under way has taken so far, 0 without one."""
+        """How long the upload under way has taken so far, else 0."""
         return time.perf_counter() - self._begin_s if self.is_busy else 0.0
 
     def owe(self, path: Path, names: list[str]) -> None:
-        """Note that the mirror lacks this checkpoint, of a start before: it goes at the end, if no newer one does."""
+        """Note that the mirror lacks this checkpoint of an earlier start: upload it at the end, if no newer follows."""
         self._newest = path, names
 
     def offer(self, path: Path, names: list[str], *, passes_over: bool) -> None:
-        """Begin to upload this rank's files of a durable checkpoint. All ranks call it, with the same `passes_over`.
+        """Start to upload this rank's files of a durable checkpoint. All ranks call, with the same `passes_over`.
 
-        `passes_over`: another upload is under way on some rank, so this checkpoint goes only if it is the last.
+        `passes_over`: a rank is still uploading, so this checkpoint is uploaded only if no newer checkpoint follows.
         """
         self._newest = path, names
         if not passes_over:
             self._begin(path, names)
 
     def finish(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
-        """Return once the newest checkpoint is there, or was tried again, or at the limit.
+        """Return once the newest checkpoint is in the mirror, or was tried again, or at the limit.
 
-        All ranks call it, with no save under way.
+        All ranks call, with no save under way.
         """
         end_s = time.monotonic() + limit_s
         self.wait(meanwhile, limit_s)
@@ -91,14 +91,14 @@ class Uploader:
             self.wait(meanwhile, end_s - time.monotonic())
 
     def wait(self, meanwhile: Callable[[], None] = lambda: None, limit_s: float = math.inf) -> None:
-        """Return once nothing is being uploaded here any more, or at the limit; call `meanwhile` once a second."""
+        """Return after this rank's upload, or at the limit; call `meanwhile` once a second."""
         end_s = time.monotonic() + limit_s
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < end_s:
             self._thread.join(1.0)
             meanwhile()
 
     def news(self) -> list[Uploaded]:
-        """Return what has ended since the last call."""
+        """Return the uploads that have ended since the last call."""
         found, self._news = self._news, []
         return found
 
@@ -110,7 +110,7 @@ class Uploader:
     def _run(self, path: Path, names: list[str]) -> None:
         try:
             fault = _upload(self._to, path, names, self._keep, self._group)
-        except Exception as error:  # a peer is gone: the training thread will see that too
+        except Exception as error:  # a peer is gone: the training thread will notice too
             fault = str(error)
         if fault is None:
             self._published = path
@@ -118,15 +118,15 @@ class Uploader:
 
 
 def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
-    """Copy the checkpoint's files, each rank its own, then publish it; return what went wrong. All ranks call it.
+    """Copy the checkpoint's files, each rank its own, then publish; return the fault or None. All ranks call.
 
-    A mirror that fails does not end the training: the checkpoint itself is durable, and the next one tries again.
+    A mirror that fails does not end the training: the checkpoint itself is durable, and the next upload tries again.
     """
     fault = None
     try:
         for name in names:
             to.put(path / name, f"{path.name}/{name}")
-    except Exception as error:  # of whatever kind a store's client raises: the others wait for this rank's word
+    except Exception as error:  # any kind of a store's errors: the other ranks wait for the result
         fault = f"{type(error).__name__}: {error}"
     faults = [found for found in exchange.gather(fault, group) if found]
     if dist.get_rank(group) == 0 and not faults:
@@ -141,16 +141,17 @@ def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Pro
 
 
 def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:
-    """Keep the published step and those before it, `keep` in all, and the best, if it has come here.
+    """Keep the published step and earlier steps, `keep` in all, and the best step, if the mirror has it.
 
-    Later ones are of a run that somebody went back behind: they stay until training comes by and writes them anew.
+    Later steps belong to a run that the user went back behind: they stay until training reaches them and writes them
+    again.
     """
     steps: dict[int, list[str]] = {}
     for name in to.names("step-"):
         steps.setdefault(int(name.partition("/")[0][5:]), []).append(name)
     for step in sorted((step for step in steps if step <= published), reverse=True)[max(keep, 1) :]:
         if step != best:
-            # The manifest first: what is half removed must not look whole.
+            # The manifest first: a half-removed checkpoint must not look complete.
             for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
                 to.remove(name)
 

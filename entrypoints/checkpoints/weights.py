@@ -1,4 +1,4 @@
-"""Plain weights for use elsewhere: `model.pt` for torch.load, or `model.safetensors`; from a job or a checkpoint.
+"""Plain weights for other programs: `model.pt` for torch.load, or `model.safetensors`; from a job or a checkpoint.
 
 python -m cloudtrain.entrypoints.checkpoints.weights step-00000120 model.safetensors
 """
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    """Write a state dict, in the form that the name's ending says, by write, fsync and rename. Raises OSError."""
+    """Write a state dict in the format of the name's ending, by write, fsync and rename. Raises OSError."""
     partial = path.with_name(path.name + ".tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -48,13 +48,13 @@ def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise
-        raise OSError(f"{path} cannot be written: {error}") from error  # torch.save wraps a full disk in its own words
+        raise OSError(f"{path} cannot be written: {error}") from error  # torch.save raises RuntimeError for a full disk
 
 
 def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Return the model's weights, whole, on the CPU: the average's where one was kept, as it is what was evaluated.
+    """Return the model's whole weights, on the CPU: the average's if kept, because the average was evaluated.
 
-    Raises CheckpointError where the checkpoint is not intact.
+    Raises CheckpointError if the checkpoint is damaged.
     """
     if not path.is_dir():
         raise folders.CheckpointError(f"there is no checkpoint {path}")

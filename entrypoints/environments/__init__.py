@@ -1,1 +1,1 @@
-"""What a job runs in on a host of the user's own: as it is, a venv, conda, a container."""
+"""The environment of a job on a host of the user's own: the host's Python, a venv, conda, a container."""

@@ -1,6 +1,6 @@
-"""Long steps in preparing a host: one at a time whoever asks, their output in a log, their time limited.
+"""Long steps in preparing a host: one at a time for all callers, output in a log, time limited.
 
-The lock is inherited by what it protects: where its holder dies, the next one waits for what that left running.
+The process that the lock protects inherits the lock: if the holder dies, the next caller waits for that process.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cloudtrain.entrypoints.host.refused import Refused
 
 __all__ = ["LIMIT_S", "cure", "last_words", "lock", "run", "try_lock"]
 
-LIMIT_S = 1800.0  # CUDA builds of torch with their libraries are 3 GB; a slow mirror needs a while
+LIMIT_S = 1800.0  # CUDA builds of torch with their libraries are 3 GB; a slow mirror takes long
 POLL_S = 0.1
-WORDS = 4  # lines of a tool's last words
+WORDS = 4  # lines at the end of a tool's output
 _NOISE = re.compile(
     r"^\s*$|^\[notice\]|^WARNING: (You are using pip|Running pip as|The director)|^note: |^hint: See above"
 )
@@ -32,10 +32,10 @@ _FAULT = re.compile(r"^\s*(ERROR|Error|error|fatal|FATAL)\b")
 
 @contextlib.contextmanager
 def lock(path: Path, limit_s: float, doing: str, done: Callable[[], bool]) -> Iterator[int | None]:
-    """Hold the lock alone; yield its descriptor, for `run`, or None once `done` says that there is nothing left to do.
+    """Hold the lock alone; yield its descriptor, for `run`, or None once `done` returns True.
 
-    With the lock held the caller looks again: another may have done it between the last look and the lock. Raises
-    Refused where another holds it for longer than `limit_s`.
+    The caller checks again with the lock held: another process may have done the work between the last check and the
+    lock. Raises Refused if another process holds the lock for longer than `limit_s`.
     """
     end_s = time.monotonic() + limit_s
     while True:
@@ -56,14 +56,14 @@ def lock(path: Path, limit_s: float, doing: str, done: Callable[[], bool]) -> It
 
 
 def try_lock(path: Path, how: int) -> int | None:
-    """Return a descriptor that holds the lock (`LOCK_EX` or `LOCK_SH`), None where others' locks forbid it.
+    """Return a descriptor with the lock (`LOCK_EX` or `LOCK_SH`), None if another lock forbids it.
 
-    Raises Refused where the file system has no locks.
+    Raises Refused if the file system has no locks.
     """
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(held, how | fcntl.LOCK_NB)
-        if os.fstat(held).st_ino == path.stat().st_ino:  # else: who pruned it held it before us
+        if os.fstat(held).st_ino == path.stat().st_ino:  # otherwise prune held the lock, and has removed the file
             return held
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -86,9 +86,9 @@ def run(
     *,
     shows: bool = False,
 ) -> int | None:
-    """Run a command to its end, its output added to the log; return its exit code, None where the time ran out.
+    """Run a command to its end, append its output to the log; return the exit code, None if the time ran out.
 
-    `shows`: the output goes to standard output as well, as it comes.
+    `shows`: the output goes to standard output as well, while the command runs.
     """
     end_s = time.monotonic() + limit_s
     with log.open("ab") as file, log.open("rb") as written:
@@ -125,14 +125,14 @@ def run(
 
 
 def last_words(text: str) -> str:
-    """Return the lines in which a tool says what went wrong, joined by ` | `."""
+    """Return the last lines with a tool's errors, joined by ` | `."""
     lines = [line.strip() for line in text.splitlines() if not _NOISE.search(line) and not line.startswith("$ ")]
     faults = [line for line in lines if _FAULT.search(line)]
     return " | ".join((faults or lines)[-WORDS:])[-1500:]
 
 
 def cure(text: str, cures: Sequence[tuple[str, str]], otherwise: str) -> str:
-    """Return the first cure whose pattern is found in the text."""
+    """Return the first cure whose pattern occurs in the text."""
     return next((words for pattern, words in cures if re.search(pattern, text, re.IGNORECASE)), otherwise)
 
 

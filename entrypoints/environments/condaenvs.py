@@ -19,13 +19,13 @@ __all__ = ["find", "known"]
 
 ROOTS = ("miniconda3", "miniforge3", "mambaforge", "anaconda3", "micromamba", ".conda", "miniconda", "anaconda")
 SYSTEM_ROOTS = ("/opt/conda", "/opt/miniconda3", "/opt/miniforge3", "/opt/anaconda3", "/usr/local/miniconda3")
-PATIENCE_S = 60.0  # `conda info` takes seconds where its installation lies on a network share
+PATIENCE_S = 60.0  # `conda info` takes seconds if its installation lies on a network share
 
 
 def find(wanted: str) -> dict[str, Any]:
     """Return `python`, `environment` and `detail` of the environment of this name or prefix.
 
-    Raises Refused where it is unknown, known twice, or has no Python.
+    Raises Refused if the name is unknown or ambiguous, or the environment has no Python.
     """
     prefix = _named(wanted) if "/" not in wanted and wanted != "~" else _at(wanted)
     python = prefix / "bin" / "python"
@@ -45,7 +45,7 @@ def find(wanted: str) -> dict[str, Any]:
 
 
 def known(ask_conda: bool = False) -> list[Path]:
-    """Return the prefixes of all environments to be found; asking conda itself costs seconds."""
+    """Return the prefixes of all environments found; asking conda itself costs seconds."""
     roots = [root for root in _roots() if _is_prefix(root)]
     listed: list[Path] = []
     with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def _named(wanted: str) -> Path:
 
 
 def _roots() -> list[Path]:
-    """Return where conda may be installed, most telling first."""
+    """Return possible installation folders of conda, the likeliest first."""
     roots = []
     for variable in ("CONDA_EXE", "MAMBA_EXE"):
         if variable in os.environ:
@@ -110,7 +110,7 @@ def _told_by_conda() -> list[Path]:
 
 
 def _variables(prefix: Path) -> dict[str, str]:
-    """Return what `conda env config vars set` has set; conda marks what was unset by this very word."""
+    """Return the variables of `conda env config vars set`; conda gives unset variables the value `***unset***`."""
     state = durable.read_json(prefix / "conda-meta" / "state")
     told = state.get("env_vars", {}) if isinstance(state, dict) else {}
     return {key: str(value) for key, value in told.items() if value != "***unset***"}

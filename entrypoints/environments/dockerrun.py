@@ -1,10 +1,9 @@
-"""A node's boot in a container of docker or podman, on a host of its owner's: its command line, and its certain end.
+"""A node's boot in a container of docker or podman, on the user's own host: the command line, and a reliable end.
 
     the agent -> docker run (a child of the agent's) ... daemon ... -> lifeline.py, the container's process 1 -> boot
 
-The container's processes are no descendants of the agent's. So the agent holds a pipe that is their standard input:
-where the agent or the client dies, lifeline.py reads its end and the container ends. And they are removed by name.
-
+The container's processes are not descendants of the agent. So the agent holds a pipe to their standard input: if the
+agent or the client dies, lifeline.py reads the pipe's end and the container ends. Containers are also removed by name.
 Secrets go through that pipe: a container's variables lie in the daemon's files, and `docker inspect` shows them.
 """
 
@@ -48,18 +47,18 @@ __all__ = [
 
 NOTE = "container.json"
 PATIENCE_S = 10.0  # for a client's answer
-# What the client itself goes by. The job's own values must not lead it astray, so they are given in the command line.
+# Variables that the client itself reads. The job's values must not mislead the client, so they go on the command line.
 _CLIENTS_OWN = re.compile(r"^(PATH|HOME|TMPDIR|LD_\w+|XDG_\w+|DOCKER_\w+|_?CONTAINERS?_\w+|STORAGE_\w+|GO[A-Z]+)$")
-# Of the host's environment a container sees these alone: the rest describes the host.
+# The variables of the host's environment that a container sees; the rest describes the host.
 _INHERITED = re.compile(
     r"^(CLOUDTRAIN_\w+|CUDA_VISIBLE_DEVICES|NCCL_\w+|GLOO_\w+|(https?|no|all)_proxy)$", re.IGNORECASE
 )
-_CLIENT_FAILED = (125, 126, 127)  # docker's and podman's own: nothing of ours has run
+_CLIENT_FAILED = (125, 126, 127)  # docker's and podman's own codes: no code of ours has run
 
 
 @dataclass(frozen=True)
 class Container:
-    """What a host runs containers of a job with; `home` is the folder that is HOME inside.
+    """The client, image and user settings for a job's containers on a host; `home` is the folder that is HOME inside.
 
     `kind` is how the client behaves: Debian's and Fedora's `docker` may be podman.
     """
@@ -70,7 +69,7 @@ class Container:
     python: str
     home: str
     is_rootless: bool = False
-    is_remapped: bool = False  # docker's daemon maps users to others
+    is_remapped: bool = False  # docker's daemon maps users to other users
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a node's boot. `folder` is the node's, where it starts; `gpus` are UUIDs."""
+    """One start of a node's boot. `folder` is the node's folder, and boot's working folder; `gpus` are UUIDs."""
 
     job: str
     attempt: int
@@ -100,7 +99,7 @@ class Start:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return what all starts of this node's have in common."""
+        """Return the labels that all starts of this node share."""
         return {f"cloudtrain.{key}": str(getattr(self, key)) for key in ("attempt", "job", "node")}
 
 
@@ -109,8 +108,8 @@ def container_argv(
 ) -> list[str]:
     """Return the command line that runs `program`, arguments of the container's Python, in the start's folder.
 
-    `names` are variables whose values the client takes from its own environment, so that no process list shows them;
-    `values` are those that anybody may see.
+    `names` are variables whose values the client takes from its own environment, so no process list shows the values;
+    `values` are public variables.
     """
     argv = [container.client, "run", "--rm", "--interactive", f"--name={start.name}", "--network=host", "--ipc=host"]
     argv += ["--log-driver=none", "--security-opt=label=disable", "--pull=never", f"--workdir={start.folder}"]
@@ -133,8 +132,8 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the client's environment; `program` runs below lifeline.py.
 
-    The client's standard input must be a pipe that its parent keeps open: its end is the container's end. Nothing
-    returned holds the secrets, which may be in `environment` too: `hand` must be called once the client runs.
+    The client's standard input must be a pipe that its parent keeps open: the end of the pipe ends the container. The
+    result holds no secrets, even if `environment` has them: `hand` must be called once the client runs.
     """
     login = _login()
     values = {"HOME": container.home, "USER": login, "LOGNAME": login}
@@ -146,13 +145,13 @@ def command(
 
 
 def hand(pipe: IO[bytes], secrets: Mapping[str, str]) -> None:
-    """Hand lifeline.py the secrets, none too, through the client's standard input, which stays open.
+    """Send the secrets, also an empty mapping, to lifeline.py by the client's standard input, which stays open.
 
-    It returns at once: nobody reads before the container runs, and a pipe holds 64 KiB.
+    Returns at once: the pipe has no reader before the container runs, and holds 64 KiB.
     """
 
     def write() -> None:
-        with contextlib.suppress(OSError, ValueError):  # the client is gone: its exit code tells why
+        with contextlib.suppress(OSError, ValueError):  # the client is gone: its exit code has the reason
             pipe.write(json.dumps(dict(secrets)).encode() + b"\n")
             pipe.flush()
 
@@ -160,25 +159,25 @@ def hand(pipe: IO[bytes], secrets: Mapping[str, str]) -> None:
 
 
 def exec_argv(container: Container, name: str, argv: Sequence[str], is_terminal: bool) -> list[str]:
-    """Return the command line that runs `argv` in the running container, as its user, beside the job.
+    """Return the command line that runs `argv` in the running container, as the container's user, beside the job.
 
-    `is_terminal`: the standard input is one. Of the variables it has what anybody may see, not the secrets.
+    `is_terminal`: the standard input is a terminal. The command sees the public variables, but not the secrets.
     """
     return [container.client, "exec", "--interactive", *(["--tty"] if is_terminal else []), name, *argv]
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the host's own environment a container is to see."""
+    """Return the variables of the host's own environment that a container sees."""
     return {key: value for key, value in environ.items() if _INHERITED.match(key)}
 
 
 def boot_code(code: int) -> int:
-    """Return boot's exit code, negative where a signal killed it, from that of the client."""
+    """Return boot's exit code, negative if a signal killed boot, from the client's exit code."""
     return -(code - 128) if 128 < code < 160 and code != 143 else code  # 143 is boot's own: stopped
 
 
 def client_fault(container: Container, code: int, log: Path) -> str | None:
-    """Return what the client says where it could not start the container; `log` has its output. Else None."""
+    """Return the client's error if the client could not start the container, else None; `log` has its output."""
     if code not in _CLIENT_FAILED:
         return None
     from cloudtrain.entrypoints.environments import images
@@ -191,14 +190,14 @@ def client_fault(container: Container, code: int, log: Path) -> str | None:
 
 
 def kill_argv(container: Container, *names: str) -> list[str]:
-    """Return the command line that kills and removes containers, whatever state they are in, at once."""
-    # Podman asks with SIGTERM first, for ten seconds, unless the container was made with --stop-timeout=0 (_limits).
+    """Return the command line that kills and removes containers at once, in any state."""
+    # Podman sends SIGTERM and waits ten seconds, unless the container was made with --stop-timeout=0 (_limits).
     gone = ["--ignore"] if container.kind == "podman" else []
     return [container.client, "rm", "--force", *gone, *names]
 
 
 def remove(container: Container, *names: str) -> str | None:
-    """Kill and remove containers, and see that they are gone; return what stands in the way, or None."""
+    """Kill and remove containers, and check that they are gone; return the obstacle, or None."""
     end_s = time.monotonic() + PATIENCE_S
     said = "no answer"
     while (left_s := end_s - time.monotonic()) > 0:
@@ -216,13 +215,13 @@ def remove(container: Container, *names: str) -> str | None:
 
 
 def note(container: Container, start: Start) -> None:
-    """Write into the node's folder what `sweep` and `running` go by; before each start. Raises OSError."""
+    """Write the note for `sweep` and `running` into the node's folder; call before each start. Raises OSError."""
     told = {"container": asdict(container), "labels": start.labels, "name": start.name}
     durable.write_json(Path(start.folder) / NOTE, told)
 
 
 def running(folder: Path) -> tuple[Container, str, int] | None:
-    """Return the container that the node's job runs in, its name, and boot's pid inside; None where none runs."""
+    """Return the running container of the node's job, its name, and boot's pid inside; None if no container runs."""
     found = processes.with_environment(CLOUDTRAIN_LOG_DIR=str(folder / "log"), **lifeline.MARK)
     if not found or (noted := durable.read_json(folder / NOTE)) is None:
         return None
@@ -230,7 +229,7 @@ def running(folder: Path) -> tuple[Container, str, int] | None:
 
 
 def sweep(folder: Path) -> str | None:
-    """Remove the containers that a dead agent has left; return what stands in the way, or None."""
+    """Remove the containers that a dead agent has left; return the obstacle, or None."""
     if (noted := durable.read_json(folder / NOTE)) is None:
         return None
     container = Container(**noted["container"])
@@ -255,17 +254,17 @@ def _user(container: Container) -> list[str]:
     if container.kind == "podman":
         return [f"--user={own}", *(["--userns=keep-id"] if container.is_rootless else [])]
     if container.is_rootless:
-        return ["--user=0:0"]  # which is the user who runs the daemon
+        return ["--user=0:0"]  # the user who runs the daemon
     groups = [f"--group-add={group}" for group in sorted(set(os.getgroups()) - {os.getegid()})]
     return [f"--user={own}", *groups, *(["--userns=host"] if container.is_remapped else [])]
 
 
 def _limits(container: Container) -> list[str]:
-    """Return the flags for what training needs more of than a service does."""
+    """Return the flags for training's higher limits than a service has."""
     has_infiniband = Path("/dev/infiniband").is_dir()
     flags = ["--device=/dev/infiniband"] if has_infiniband else []
     if container.kind == "podman":
-        # 2048 processes are its default, which a few ranks' data loaders with their threads use up.
+        # Podman's default is 2048 processes, too few for the data loaders and threads of a few ranks.
         flags += ["--stop-timeout=0", "--pids-limit=-1"]
     elif not container.is_rootless:
         flags += ["--ulimit=memlock=-1:-1", "--ulimit=stack=67108864:67108864"]
@@ -281,11 +280,11 @@ def _gpus(container: Container, gpus: Sequence[str]) -> list[str]:
         return []
     if container.kind == "podman":
         return [f"--device=nvidia.com/gpu={uuid}" for uuid in gpus]
-    return ["--gpus", f'"device={",".join(gpus)}"']  # quoted once more: docker reads the value as one line of CSV
+    return ["--gpus", f'"device={",".join(gpus)}"']  # quoted again: docker reads the value as one line of CSV
 
 
 def _outermost(mounts: Sequence[Mount]) -> list[Mount]:
-    """Return the mounts, each path once, parents first, without what a parent's mount shows as it is."""
+    """Return each path once, parents first, without paths that a parent's mount shows in the same mode."""
     modes: dict[str, bool] = {}
     for mount in mounts:
         path = os.path.normpath(mount.path)
@@ -305,7 +304,7 @@ def _as_csv(fields: Sequence[str]) -> str:
 
 
 def _login() -> str:
-    """Return the user's name: inside there is no entry for the number, and torch's caches ask for a name."""
+    """Return the user's name: inside, the user id has no name, and torch's caches need a name."""
     import pwd
 
     try:

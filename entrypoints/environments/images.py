@@ -1,4 +1,4 @@
-"""Container images on a host of its owner's: there by their digest, pulled once, tried before a job relies on them."""
+"""Container images on the user's own host: found by digest, pulled once, tried before a job relies on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _CURES = (
 
 
 def digest_fault(image: str | None) -> str | None:
-    """Return what is wrong with an image that must be named by its digest, and the cure; None where nothing is."""
+    """Return the fault of an image name without a digest, and the cure; None if the name is right."""
     if not image:
         return "no image is named; set it to REPOSITORY@sha256:..."
     if _IMAGE.match(image):
@@ -84,8 +84,7 @@ def digest_fault(image: str | None) -> str | None:
 def ready(ask: dict[str, Any]) -> dict[str, Any]:
     """Return `python` (the path inside), `container` (a dockerrun.Container's fields) and `detail`.
 
-    The image is pulled unless it is there, and its Python started with what the job will have: mounts, user, GPUs.
-    Raises Refused.
+    The image is pulled if absent, and its Python is started with the job's mounts, user and GPUs. Raises Refused.
     """
     if fault := digest_fault(ask.get("image")):
         raise Refused(fault)
@@ -100,20 +99,20 @@ def ready(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def last_line(ask: dict[str, Any]) -> str | None:
-    """Return the last line that a pull under way has written."""
+    """Return the last line of a pull under way."""
     with contextlib.suppress(OSError):
         return _log(ask).read_text(errors="replace").strip().rpartition("\n")[2] or None
     return None
 
 
 def explain(container: Container, text: str) -> str:
-    """Return a client's last words with the cure."""
+    """Return a client's last lines with the cure."""
     said = builds.last_words(text) or "it said nothing"
     return f"{said}; {builds.cure(text, _CURES, f'try `{Path(container.client).name} run` by hand')}"
 
 
 def _client(ask: dict[str, Any]) -> Container:
-    """Return the client as found here. Raises Refused where there is none, or it cannot run anything."""
+    """Return the client found on this host. Raises Refused if the client is absent or cannot run containers."""
     kind: str = ask["kind"]
     client = shutil.which(kind)
     if client is None:
@@ -144,7 +143,7 @@ def _ask(container: Container, arguments: list[str]) -> str:
 
 
 def _pull(ask: dict[str, Any], container: Container) -> str:
-    """Have the image here; return in words how it came. Raises Refused."""
+    """Pull the image if absent; return in words how the image was obtained. Raises Refused."""
 
     def is_there() -> bool:
         argv = [container.client, "image", "inspect", container.image]
@@ -157,7 +156,7 @@ def _pull(ask: dict[str, Any], container: Container) -> str:
     log = _log(ask)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     limit_s: float = ask.get("limit_s", builds.LIMIT_S)
-    # Also of the host: on a network home another host's pull is of no use to this one.
+    # One lock per host: on a network home folder the pull of another host does not help this host.
     lock = log.with_suffix(f".{os.uname().nodename}.pull")
     with builds.lock(lock, limit_s, f"pulling {container.image}", is_there) as held:
         if held is None or is_there():
@@ -182,9 +181,9 @@ def _log(ask: dict[str, Any]) -> Path:
 
 
 def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter:
-    """Start the image's Python as the job will be; return what it says of itself. Raises Refused.
+    """Start the image's Python in the same way as the job; return the interpreter's answers. Raises Refused.
 
-    It writes a file where the job's files will lie: that it is ours shows that the users are mapped right.
+    The trial writes a file where the job's files will lie: the file's owner shows whether users are mapped correctly.
     """
     tool = Path(container.client).name
     witness = Path(container.home) / f".trial-{os.uname().nodename}-{os.getpid()}"

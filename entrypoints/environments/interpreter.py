@@ -1,4 +1,4 @@
-"""A Python interpreter that will run the job: where it is, and what it is."""
+"""A Python interpreter that will run the job: its path and its properties."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cloudtrain.entrypoints.host.refused import Refused
 __all__ = ["OLDEST", "ASK", "Interpreter", "find", "from_answer", "probe"]
 
 OLDEST = (3, 10)
-PATIENCE_S = 60.0  # a first start from a cold network home
-# Run inside the interpreter. Packages are told by their folders' names: importlib.metadata takes 60 ms to import.
+PATIENCE_S = 60.0  # a first start from a cold network home folder
+# Runs inside the interpreter. Finds packages by folder names: importlib.metadata takes 60 ms to import.
 ASK = """
 import hashlib, importlib.util as u, json, os, platform, re, sys, sysconfig
 told = {name for path in sys.path if os.path.isdir(path) for name in os.listdir(path)}
@@ -32,7 +32,7 @@ print(json.dumps({"path": sys.executable, "real": os.path.realpath(sys.executabl
 
 @dataclass(frozen=True)
 class Interpreter:
-    """An interpreter's own answers; `packages` is a hash of names and versions of what is installed for it.
+    """An interpreter's own answers; `packages` is a hash of names and versions of the installed packages.
 
     `torch`: torch and the packages that are built for one version of torch, as pip's constraints.
     """
@@ -51,13 +51,13 @@ class Interpreter:
 
     @property
     def words(self) -> str:
-        """Return what a person is told of it."""
+        """Return a description for people."""
         number = ".".join(map(str, self.version))
         return f"Python {number} at {self.path}" + ("" if self.has_torch else ", without torch")
 
 
 def find(python: str) -> Interpreter:
-    """Return the interpreter of this name or path. Raises Refused where there is none that can be used."""
+    """Return the interpreter of this name or path. Raises Refused if no usable interpreter is found."""
     place = shutil.which(Path(python).expanduser() if python.startswith("~") else python)
     if place is None:
         raise Refused(f"there is no interpreter `{python}` here; set `python` to the path of one{_known()}")
@@ -65,7 +65,7 @@ def find(python: str) -> Interpreter:
 
 
 def probe(path: str) -> Interpreter:
-    """Ask the interpreter about itself. Raises Refused where it does not run, or is too old."""
+    """Ask the interpreter for its properties. Raises Refused if the interpreter does not run, or is too old."""
     try:
         done = subprocess.run(
             [path, "-I", "-c", ASK], capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL
@@ -76,7 +76,7 @@ def probe(path: str) -> Interpreter:
 
 
 def from_answer(told: str, complaint: str, path: str) -> Interpreter:
-    """Return the interpreter that printed this. Raises Refused as `probe` does."""
+    """Return the interpreter that printed `told`. Raises Refused as `probe` does."""
     try:
         fields = json.loads(told.strip().rpartition("\n")[2])
         version = tuple(fields.pop("version"))

@@ -27,7 +27,7 @@ from cloudtrain.entrypoints.host.refused import Refused
 __all__ = ["Preparation", "main"]
 
 ANSWER = "prepared.json"
-LINES = 8  # of a log's end, in the account of a failure
+LINES = 8  # of a log's end, in a failure's report
 _SYSTEM = re.compile(r"\b(sudo|apt|apt-get|dnf|yum|microdnf|zypper|apk|pacman)\b")
 
 
@@ -45,7 +45,7 @@ class Preparation:
             )
 
     def result(self) -> dict[str, Any] | None:
-        """Return what the process has answered, None while it works: `python` and `environment`, or a `failure`."""
+        """Return the process's answer, None while the process works: `python` and `environment`, or a `failure`."""
         code = self._process.poll()
         if code is None:
             return None
@@ -104,7 +104,7 @@ def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = 
 
 
 def _own(place: Path, python: str, *, sees_system: bool) -> dict[str, Any]:
-    """Make an environment for this job alone, on top of that of `python`; return the new Python and variables.
+    """Create an environment for this job alone, on top of that of `python`; return the new Python and variables.
 
     The commands of `setup` install there: the environment below is shared by jobs.
     """

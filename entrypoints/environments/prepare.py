@@ -1,6 +1,6 @@
-"""What a job runs in on a host of its owner's: an interpreter as it is, a venv, a conda environment, a container.
+"""The environment of a job on the user's own host: an interpreter, a venv, a conda environment, a container.
 
-`prepare` is asked on each host before the job starts; what it returns is what the node's agent needs to start boot.
+`prepare` is called on each host before the job starts; the node's agent needs the result to start boot.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ KINDS = ("none", "venv", "conda", "docker", "podman")
 
 
 def prepare(ask: dict[str, Any]) -> dict[str, Any]:
-    """Make ready what the job runs in; return how the agent starts Python in it.
+    """Prepare the job's environment; return how the agent starts Python in it.
 
     Asked: `kind`, `python` (to run, to build the venv with, or inside the image), `requirements` (the file's text or
-    None), `requirements_folder` (of that file, below `code`), `system_site_packages`, `conda` (name or prefix),
-    `image` (by digest), `gpus` (UUIDs, for a container's trial), `workdir`, `code` (the unpacked code or None),
-    `limit_s`. Answered: `python` (absolute path), `environment` (variables), `container` (what dockerrun.command takes,
-    or None), `lock` (what venvs.hold takes, or None), `detail` (words), `seconds`. Raises Refused.
+    None), `requirements_folder` (of that file, below `code`), `system_site_packages`, `conda` (name or prefix), `image`
+    (by digest), `gpus` (UUIDs, for a container's trial), `workdir`, `code` (the unpacked code or None), `limit_s`.
+    Answered: `python` (absolute path), `environment` (variables), `container` (for dockerrun.command, or None), `lock`
+    (for venvs.hold, or None), `detail` (words), `seconds`. Raises Refused.
     """
     started_s = time.monotonic()
     kind = ask["kind"]
@@ -49,7 +49,7 @@ def prepare(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def progress(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the last line that a `prepare` with the same `ask`, still under way elsewhere, has written: `line`."""
+    """Return the last line of a `prepare` with the same `ask` that still runs in another process: `line`."""
     if ask["kind"] == "venv":
         from cloudtrain.entrypoints.environments import venvs
 

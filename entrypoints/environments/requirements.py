@@ -27,9 +27,9 @@ _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an o
 
 @dataclass(frozen=True)
 class Requirements:
-    """A pip file's text, and the folder that relative paths in the text start from.
+    """A pip file's text, and the folder for relative paths in the text.
 
-    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if there is a file.
+    `python`: the value of `requires-python`. `file`: the file in the folder with exactly this text, if a file exists.
     """
 
     text: str
@@ -45,7 +45,7 @@ def split(wanted: str) -> tuple[str, tuple[str, ...]]:
 
 
 def read(wanted: str, code: Path) -> Requirements:
-    """Return what the file below `code` asks for. Raises Refused with the file's name and the cure."""
+    """Return the requirements in the file below `code`. Raises Refused with the file's name and the cure."""
     name, extras = split(wanted)
     path = code / name
     try:

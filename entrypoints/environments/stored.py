@@ -21,7 +21,7 @@ __all__ = ["bring", "put"]
 
 
 def bring(uri: str, place: Path) -> None:
-    """Unpack the copy of the environment `place`, if the store has a copy. A store that fails is only told."""
+    """Unpack the copy of the environment `place`, if the store has a copy. A store's failure is only printed."""
     partial = place.with_suffix(".part")
     with _tolerant(place.with_suffix(".tar"), "the copy cannot be read, so the environment is built"):
         _open(uri).get(f"{place.name}.tar", place.with_suffix(".tar"))
@@ -36,7 +36,7 @@ def bring(uri: str, place: Path) -> None:
 
 
 def put(uri: str, place: Path, last: str) -> None:
-    """Put a copy of the environment `place` into the store, the file `last` as its end; a failure is only told."""
+    """Put a copy of the environment `place` into the store, the file `last` as its end; a failure is only printed."""
     packed, began_s = place.with_suffix(".tar"), time.monotonic()
     with _tolerant(packed, "the environment cannot be kept for later jobs"):
         store = _open(uri)

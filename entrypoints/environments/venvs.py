@@ -1,7 +1,7 @@
-"""Virtual environments made from a requirements file: each built once on a host, found again by what made it.
+"""Virtual environments made from a requirements file: each built once on a host, found again by a key of its inputs.
 
 `env/KEY/` is the environment, with the mark `complete.json` written last (a venv cannot be moved, so it is built in
-place); `env/KEY.log` is pip's output, `env/KEY.lock` is held alone while building and by all who use it.
+place); `env/KEY.log` is pip's output; a builder holds `env/KEY.lock` alone, the users of the environment share it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudtrain.entrypoints.host.refused import Refused
 
 __all__ = ["CURES", "build", "check", "hold", "key", "last_line", "prune", "show", "variables"]
 
-FORM = 2  # of the key: a change in how environments are made makes others
+FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
 MARK, LAST_USED = "complete.json", "used"
 
@@ -61,13 +61,13 @@ CURES = (
 
 
 def build(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return `python`, `environment`, `lock` and `detail` of the environment, built now unless it is there.
+    """Return `python`, `environment`, `lock` and `detail` of the environment; builds it if absent.
 
-    Asked besides what `prepare` is: `holds_torch` (pip leaves torch as the interpreter has it), `requirements_file`
-    (in its folder, with the very text), `is_apart` (of the interpreter's packages the environment sees torch and what
-    torch requires alone), `shows` (pip's output goes to standard output), `store` (where copies of environments are),
-    `keeps` (put a new one there).
-    Raises Refused with pip's last words and the cure.
+    Asked in addition to the fields of `prepare`: `holds_torch` (pip leaves the interpreter's torch as it is),
+    `requirements_file` (in its folder, with exactly the text), `is_apart` (of the interpreter's packages the
+    environment sees only torch and torch's requirements), `shows` (pip's output goes to standard output), `store` (the
+    store with copies of environments), `keeps` (put a new copy into the store). Raises Refused with pip's last lines
+    and the cure.
     """
     base = interpreter.find(ask["python"])
     place = _place(ask, base)
@@ -96,20 +96,20 @@ def build(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def variables(place: Path) -> dict[str, str]:
-    """Return what activating the environment sets."""
+    """Return the variables that activating the environment sets."""
     path = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", os.defpath)])
     return {"VIRTUAL_ENV": str(place), "PATH": path}
 
 
 def hold(lock: str) -> int:
-    """Keep the environment from being pruned until this process ends; return the descriptor that does so."""
+    """Keep the environment from being pruned until this process ends; return the descriptor of the lock."""
     held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(held, fcntl.LOCK_SH)
     return held
 
 
 def prune(ask: dict[str, Any]) -> dict[str, Any]:
-    """Remove environments of `workdir` not used for `days` (30), but none that a job holds; return `removed`."""
+    """Remove environments of `workdir` not used for `days` (30) and not held by a job; return `removed`."""
     folder = Path(ask["workdir"]).expanduser() / "env"
     oldest_s = time.time() - ask.get("days", UNUSED_DAYS) * 86400
     removed = []
@@ -117,7 +117,7 @@ def prune(ask: dict[str, Any]) -> dict[str, Any]:
         place = lock.with_suffix("")
         if _last_used_s(place, lock) > oldest_s or (held := builds.try_lock(lock, fcntl.LOCK_EX)) is None:
             continue
-        if _last_used_s(place, lock) <= oldest_s:  # nobody has taken it up while the lock was free
+        if _last_used_s(place, lock) <= oldest_s:  # no process used the environment before the lock was taken
             shutil.rmtree(place, ignore_errors=True)
             for path in (lock.with_suffix(".log"), lock):
                 path.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def prune(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def last_line(ask: dict[str, Any]) -> str | None:
-    """Return the last line that a build under way has written."""
+    """Return the last line of a build under way."""
     place = _place(ask, interpreter.find(ask["python"]))
     try:
         return (
@@ -140,16 +140,16 @@ def last_line(ask: dict[str, Any]) -> str | None:
 
 
 def check(requirements: str, folder: Path) -> None:
-    """Raise Refused for a line that no environment can be built from, and for one that names a missing file."""
+    """Raise Refused for a line that no environment can be built from, or a line with a missing file."""
     for _ in _lines(requirements, folder, None, set()):
         pass
 
 
 def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: bool, *how: str) -> str:
-    """Return what names the environment: the same for the same requirements, local files and interpreter.
+    """Return the environment's name: equal for equal requirements, local files and interpreter.
 
-    `folder` is what relative paths start from; `how` names what else was asked for. Raises Refused where a file that
-    the requirements name is not there.
+    `folder` is the start of relative paths; `how` names further options. Raises Refused if a file that the requirements
+    name is absent.
     """
     files: dict[str, str] = {}
     lines = list(_lines(requirements, folder, files, set()))
@@ -161,7 +161,7 @@ def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: 
 
 
 def _place(ask: dict[str, Any], base: Interpreter) -> Path:
-    """Return the environment's folder, whose parent exists then."""
+    """Return the environment's folder, and create its parent."""
     folder = Path(ask["workdir"]).expanduser().absolute() / "env"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     how = [name for name in ("holds_torch", "is_apart") if ask.get(name)]
@@ -173,7 +173,7 @@ def _folder(ask: dict[str, Any]) -> Path | None:
 
 
 def _use(place: Path, lock: Path) -> bool:
-    """Return whether the environment is complete, and mark it as used if so."""
+    """Return whether the environment is complete; if so, mark it as used."""
     held = builds.try_lock(lock, fcntl.LOCK_SH)
     if held is None:
         return False
@@ -187,12 +187,12 @@ def _use(place: Path, lock: Path) -> bool:
 
 
 def _is_whole(place: Path) -> bool:
-    """Return whether it was built to its end, and the interpreter below it is still there."""
+    """Return whether the build has finished, and the interpreter below still exists."""
     return (place / MARK).exists() and os.access(place / "bin" / "python", os.X_OK)
 
 
 def _last_used_s(place: Path, lock: Path) -> float:
-    for path in (place / LAST_USED, lock):  # one never completed is as old as the last try
+    for path in (place / LAST_USED, lock):  # an environment never completed is as old as the last try
         try:
             return path.stat().st_mtime
         except OSError:
@@ -207,7 +207,7 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
     log.unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
     sees_system, shows = bool(ask.get("system_site_packages")), bool(ask.get("shows"))
-    # The interpreter's pip works in there, where it is seen: to install another takes 3 s, and needs ensurepip.
+    # If the interpreter's pip is visible inside, use it: to install pip takes 3 s, and needs ensurepip.
     has_pip = base.has_pip and bool(ask.get("holds_torch"))
     flags = [*(["--system-site-packages"] if sees_system else []), *(["--without-pip"] if has_pip else [])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -218,11 +218,11 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
         from cloudtrain.entrypoints.environments import apart  # importlib.metadata takes 60 ms
 
         show(place, base, [apart.lay_out(place / "shown")])
-    elif sees_system and base.is_venv:  # `--system-site-packages` skips those of a venv
+    elif sees_system and base.is_venv:  # `--system-site-packages` skips the packages of a venv
         show(place, base, base.sites)
     if text := ask.get("requirements"):
         folder = _folder(ask) or place
-        # Beside the files that it names: pip reads nested ones relative to the file that names them.
+        # In the folder of the named files: pip reads nested files relative to the file that names them.
         own = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
         file = folder / ask["requirements_file"] if ask.get("requirements_file") else own
         if file is own:
@@ -243,7 +243,7 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
 
 
 def show(place: Path, base: Interpreter, sites: Sequence[str]) -> None:
-    """Let the environment see the packages in these folders, too, and what .pth files there add."""
+    """Let the environment see the packages in these folders too, and the additions of their .pth files."""
     version = "python{}.{}".format(*base.version)
     lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
     (place / "lib" / version / "site-packages" / "parent.pth").write_text("".join(lines))
@@ -261,7 +261,7 @@ def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:
 
 
 def _lines(text: str, folder: Path | None, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
-    """Yield the requirements without comments; note the hashes of the local files that they name, where wanted."""
+    """Yield the requirements without comments; add the hashes of the named local files to `files`, if given."""
     for line in text.replace("\\\n", " ").splitlines():
         line = " ".join(_COMMENT.sub("", line).split())
         if not line:
@@ -279,13 +279,13 @@ def _lines(text: str, folder: Path | None, files: dict[str, str] | None, seen: s
         elif not re.match(r"https?://", option[2]):
             named_here = _local(option[2], folder, line)
             _note(named_here, line, files)
-            if option[1] not in ("-f", "--find-links") and named_here not in seen:  # else a circle
+            if option[1] not in ("-f", "--find-links") and named_here not in seen:  # otherwise a loop
                 seen.add(named_here)
                 yield from _lines(named_here.read_text(errors="replace"), named_here.parent, files, seen)
 
 
 def _local(name: str, folder: Path | None, line: str) -> Path:
-    """Return the path that a requirement names. Raises Refused where nothing is there."""
+    """Return the path that a requirement names. Raises Refused if the path does not exist."""
     path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", name.strip("'\""))).expanduser()
     if folder is None and not path.is_absolute():
         raise Refused(f"the requirements say `{line}`, a path in the code's folder, but no code is shipped")
@@ -296,7 +296,7 @@ def _local(name: str, folder: Path | None, line: str) -> Path:
 
 
 def _note(path: Path, line: str, files: dict[str, str] | None) -> None:
-    """Note the content of a file, or of all files below a folder; the folder's own place does not matter."""
+    """Record the content of a file, or of all files below a folder; the folder's own path does not matter."""
     if files is None:
         return
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:

@@ -1,1 +1,1 @@
-"""What a host does for the launcher over one ssh channel: calls in, answers out."""
+"""Functions that a host runs for the launcher over one ssh channel: calls in, answers out."""

@@ -1,7 +1,7 @@
-"""One ssh channel's end on a host: calls in, answers out, until the channel ends.
+"""The host's end of one ssh channel: calls in, answers out, until the channel ends.
 
-Both ways go a line of JSON and, behind it, as many bytes as its `size` says. A call names a verb, a function of one of
-the modules below that takes the call's `ask` and returns JSON; what a verb keeps open ends with the channel.
+A message in either direction is a line of JSON, followed by `size` bytes. A call names a verb, a function of a module
+below that takes the call's `ask` and returns JSON; resources that a verb keeps open end with the channel.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.host.refused import Refused
 
-TYPE_CHECKING = False  # as typing's own, whose import costs each call of a host 4 ms
+TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
 __all__ = ["VERBS", "clock", "serve"]
 
-# verb -> module of this package and function; imported on its first call
+# verb -> module of this package and function; imported on the verb's first call
 VERBS = {
     "clock": "host.calls:clock",
     "look": "host.verbs:look",
@@ -55,22 +55,22 @@ VERBS = {
 
 
 def serve(workdir: str, runtime: str, umask: int) -> None:
-    """Answer calls from standard input until it ends. `runtime` is the folder that our package was taken from."""
-    # Nobody calls before the first answer, so nothing has been read ahead. Then fd 0 and 1 are not for verbs' children:
-    # one would eat a call, another's words are no answer.
+    """Answer calls from standard input until its end. `runtime` is the folder that our package was imported from."""
+    # The launcher sends no call before the first answer, so no input is buffered yet. fd 0 and 1 must not reach the
+    # verbs' children: a child would consume a call, or its output would look like an answer.
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     here = {"workdir": workdir, "runtime": runtime, "umask": umask, "name": os.uname().nodename}
-    # What a server's sshd was reached at: behind a forwarded port, this machine's own address.
+    # The address at which the client reached sshd: behind a forwarded port, this machine's own address.
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
     _answer(answers, {**here, "address": address, "home": str(Path.home())})
     while line := calls.readline():
         call = json.loads(line)
         payload = calls.read(call.get("size", 0))
         if len(payload) < call.get("size", 0):
-            return  # the channel has ended in the middle
+            return  # the channel has ended in the middle of a call
         told, data = _told(call["verb"], {**call["ask"], **({"payload": payload} if payload else {})}, here)
         _answer(answers, told, data)
 
@@ -81,7 +81,7 @@ def clock(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Call the verb; return what it tells and the bytes that go with it."""
+    """Call the verb; return the answer and its bytes."""
     module, _, name = VERBS[verb].partition(":")
     try:
         found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
@@ -89,7 +89,7 @@ def _told(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[st
         return {"told": told}, told.pop("payload", b"")
     except Refused as error:
         return {"refused": str(error)}, b""
-    except Exception as error:  # what one call meets must not end the channel
+    except Exception as error:  # an error of one call must not end the channel
         place = getattr(error, "filename", None)
         words = f"{getattr(error, 'strerror', None) or error!r}{f': {place}' if place else ''}"
         return {"failed": words, "kind": type(error).__name__}, b""

@@ -1,4 +1,4 @@
-"""What the launcher asks of hosts about copies: offer a folder, fetch from who offers one, say what is the newest."""
+"""Verbs for copies between hosts: offer a folder, fetch from a host that offers, return the newest entry."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cloudtrain.entrypoints.replication import entries as listing
 
 __all__ = ["fetch", "newest", "offer"]
 
-# Open until the process ends, which serves one channel.
+# Open until the end of the process, which serves one channel.
 _offers: list[copies.Server] = []
 
 
 def offer(ask: dict[str, Any]) -> dict[str, Any]:
     """Offer `folder` on the `address` until the channel ends; return {"address", "port", "token"}.
 
-    `ports`: the lowest and the highest that may be taken, any free one without. Raises Refused.
+    `ports`: the lowest and the highest port allowed, by default any free port. Raises Refused.
     """
     low, high = ask.get("ports") or (0, 0)
     ports = random.sample(range(low, high + 1), high + 1 - low)
@@ -42,11 +42,11 @@ def offer(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def fetch(ask: dict[str, Any]) -> dict[str, Any]:
-    """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries where it is None.
+    """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
-    An entry that is asked for by name sets another of its name aside. Of all of them, those come that are lacking, or
-    newer than what the `note` (fetchednote.py), which need not be given, has as fetched; `left` are the others.
-    Return {"bytes", "seconds", "names", "left"}: 0 bytes where the very same was there. Raises Refused.
+    An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
+    are copied, and entries newer than the fetched entry in the `note` (fetchednote.py; optional); `left` are the rest.
+    Return {"bytes", "seconds", "names", "left"}: 0 bytes if the same entry was present. Raises Refused.
     """
     begin_s = time.monotonic()
     source, into = (ask["address"], ask["port"], ask["token"]), Path(ask["into"])
@@ -67,9 +67,9 @@ def fetch(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def newest(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return {"name", "step", "mtime", "fingerprint", "bytes"} of the `folder`'s newest whole entry, {} without one.
+    """Return {"name", "step", "mtime", "fingerprint", "bytes"} of the `folder`'s newest whole entry, or {}.
 
-    `mtime` is unix time; `step` is None but for the trainer's checkpoints. Raises OSError.
+    `mtime` is unix time; `step` is None except for the trainer's checkpoints. Raises OSError.
     """
     found = listing.newest(Path(ask["folder"]))
     if found is None:
@@ -84,7 +84,7 @@ def newest(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> dict[str, copies.Fetched | None]:
-    """Return by name what has come; None for what is left, as it is newer here, or was saved here itself."""
+    """Return each entry by name; None for an entry not copied, because the local entry is newer or saved locally."""
     done: dict[str, copies.Fetched | None] = {}
     for entry in copies.entries(*source):
         done[entry.name] = None

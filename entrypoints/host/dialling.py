@@ -1,6 +1,6 @@
-"""Whether the hosts of a job reach each other: each listens on a port of the job's range, and all dial all.
+"""Tests whether the hosts of a job reach each other: each host listens on a port of the job's range, and dials all.
 
-An answer counts only from the host that is meant, and only in this round: behind one address may be another machine.
+An answer counts only from the intended host, and only in this round: a different machine may be behind an address.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ LISTEN_S = 120.0  # the channel may outlive the preflight by days
 MAX_LINE = 512
 TRIED_PORTS = 200
 
-_open: list[socket.socket] = []  # they end with the channel, if nobody hangs up before
+_open: list[socket.socket] = []  # closed with the channel, if `hang_up` is not called before
 
 
 def listen(ask: dict[str, Any]) -> dict[str, Any]:
     """Listen until `hang_up`, at most LISTEN_S; return `address` and `port`, or the `error`.
 
-    `name` is who answers, `token` the round's word; on `address`, or on that of `interface`, and on a free port of
-    `ports` ([first, last]), by default any.
+    `name` is this host's name in answers, `token` the secret of the round. Listens on `address`, or on the address of
+    `interface`, and on a free port of `ports` ([first, last]), by default any port.
     """
     hang_up({})
     address = ask.get("address") or node.address_of(ask.get("interface") or "")
@@ -51,7 +51,7 @@ def dial(ask: dict[str, Any]) -> dict[str, Any]:
     """Dial all `peers` (`name`, `address`, `port`) at once; return how many were `reached`, and the `failed`.
 
     A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`. `source` is the own address to dial
-    from, by default the kernel's choice; `limit_s` how long one may take.
+    from, by default the kernel's choice; `limit_s` is the longest time for a peer.
     """
     told: dict[str, dict[str, Any] | None] = {}
     limit_s = float(ask.get("limit_s") or DIAL_S)
@@ -78,29 +78,29 @@ def hang_up(ask: dict[str, Any]) -> dict[str, Any]:
     while _open:
         server = _open.pop()
         with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which a close alone does not
+            server.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept; close alone does not
         server.close()
     return {}
 
 
 def _bound(address: str, ports: list[int]) -> socket.socket:
-    """Return a socket that listens. Raises OSError where no port of the range is free."""
+    """Return a listening socket. Raises OSError if no port of the range is free."""
     first, last = ports
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     span = last - first + 1
-    start = random.randrange(span)  # several preflights at once do not try the same ones
+    start = random.randrange(span)  # several preflights at once begin at different ports
     for step in range(min(span, TRIED_PORTS)):
         try:
             return socket.create_server((address, first + (start + step) % span), family=family, backlog=256)
         except OSError as error:
-            if error.errno == 99:  # EADDRNOTAVAIL: no port of this address is any better
+            if error.errno == 99:  # EADDRNOTAVAIL: every port of this address will fail
                 raise
             last_error = error
     raise last_error
 
 
 def _answer(server: socket.socket, name: str, token: str) -> None:
-    """Answer each caller of this round by name, and the nonce that it brought."""
+    """Answer each caller of this round with the caller's nonce and this host's name."""
     end = time.monotonic() + LISTEN_S
     with contextlib.suppress(OSError), server:
         while time.monotonic() < end:
@@ -117,7 +117,7 @@ def _greet(caller: socket.socket, name: str, token: str) -> None:
 
 
 def _dialled(peer: dict[str, Any], token: str, source: str | None, limit_s: float) -> dict[str, Any] | None:
-    """Return how the call failed, None where the right one answered."""
+    """Return how the call failed, None if the right host answered."""
     nonce = f"{random.getrandbits(64):016x}"
     where = f"{peer['address']} port {peer['port']}"
     try:
@@ -138,7 +138,7 @@ def _dialled(peer: dict[str, Any], token: str, source: str | None, limit_s: floa
 
 
 def _line(line: socket.socket) -> str:
-    """Return the next line, without its end; what has come where the other end hangs up."""
+    """Return the next line, without its line end; the bytes received so far if the peer closes."""
     data = b""
     while not data.endswith(b"\n") and len(data) < MAX_LINE and (more := line.recv(MAX_LINE)):
         data += more

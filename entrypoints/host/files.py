@@ -1,7 +1,7 @@
-"""Files between the launcher and a host: archives kept by their hash, and what a job has left.
+"""Files between the launcher and a host: archives kept by their hash, and files that a job has written.
 
-Each verb takes the call's `ask` and returns JSON; bytes travel as its `payload`. What arrives is locked by the channel
-that sends it: of two submits of the same code, the second waits for the first one's.
+Each verb takes the call's `ask` and returns JSON; bytes travel as the `payload`. The channel that sends an archive
+locks the partial file: of two submits of the same code, the second waits for the first.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from cloudtrain.entrypoints.places import EXIT, STATE
 __all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
 
 BLOCK = 1 << 20
-MARGIN_BYTES = 8 << 20  # what an archive leaves free, for logs and for how the job ended
+MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
 DAY_S = 86_400.0
 UNUSED_S = 30 * DAY_S
 ALIVE_S = DAY_S  # an agent writes its state every minute
-PRUNED = ".pruned"  # in the cache: when it was last looked for what nobody uses
+PRUNED = ".pruned"  # in the cache: the time of the last prune
 
-# What this channel is taking in: by the path of where it arrives. The lock ends with the channel.
+# The archives that this channel receives, by the path of the partial file. The lock ends with the channel.
 _arriving: dict[Path, BinaryIO] = {}
 
 
 def has(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return whether the archive `sha256` is kept here, `path`, and else how many `arrived` of its `bytes`.
+    """Return whether the archive `sha256` is `kept`, its `path`, and else how many of its `bytes` have `arrived`.
 
-    `busy`: another channel is taking it in. Raises Refused where there is no room for it.
+    `busy`: another channel is receiving the archive. Raises Refused if the disk has no room for the archive.
     """
     path, partial = _kept(ask), _partial(ask)
     told = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
@@ -57,9 +57,9 @@ def has(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def basis(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the `path` of an archive for rsync to change into `sha256`: a copy of the newest; "" where there is none.
+    """Return the `path` of a copy of the newest archive, for rsync to change into `sha256`; "" if impossible.
 
-    What rsync was cut off in is gone on with.
+    A file of an interrupted rsync is used again.
     """
     path = _partial(ask).with_suffix(".rsync")
     if shutil.which("rsync") is None:
@@ -74,7 +74,7 @@ def basis(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(ask: dict[str, Any]) -> dict[str, Any]:
-    """Take in the archive's bytes from `offset` on; return `taken`: False where this channel was not asked by `has`."""
+    """Write the archive's bytes from `offset` on; return `taken`: False if this channel has not called `has`."""
     partial = _partial(ask)
     file = _arriving.get(partial)
     if file is None:
@@ -86,15 +86,15 @@ def put(ask: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _drop(partial)  # others need the room, too
+        _drop(partial)  # other archives need the room, too
         raise _no_room(partial.parent, len(ask["payload"])) from error
     return {"taken": True}
 
 
 def keep(ask: dict[str, Any]) -> dict[str, Any]:
-    """See that the archive has arrived as it was sent (or lies at `changed`, by rsync), and keep it; return {"kept"}.
+    """Verify the archive that has arrived (or lies at `changed`, by rsync), and keep the archive; return {"kept"}.
 
-    False: it has arrived damaged, and must be sent again.
+    False: the archive has arrived damaged, and must be sent again.
     """
     path, partial = _kept(ask), _partial(ask)
     changed = Path(ask["changed"]) if ask.get("changed") else None
@@ -114,9 +114,9 @@ def keep(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def prune(workdir: Path, now_s: float | None = None) -> list[str]:
-    """Remove archives and packages of ours that nobody has used for 30 days; return their names.
+    """Remove archives and packages of ours that were unused for 30 days; return their names. Runs once a day.
 
-    What a job that still runs was started with is kept, also one of another host on a disk that they share. Once a day.
+    Keeps the files that a running job was started with, also for jobs of other hosts on a shared disk.
     """
     now_s = time.time() if now_s is None else now_s
     mark = workdir / "cache" / PRUNED
@@ -128,7 +128,7 @@ def prune(workdir: Path, now_s: float | None = None) -> list[str]:
     before_s = min([now_s - UNUSED_S, *(started_s - DAY_S for started_s in _running(workdir, now_s))])
     removed = []
     for path in (*(workdir / "cache").iterdir(), *(workdir / "runtime").glob("*")):
-        with contextlib.suppress(OSError):  # another submit does the same
+        with contextlib.suppress(OSError):  # another submit may prune at the same time
             if path != mark and path.lstat().st_mtime < before_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed.append(path.name)
@@ -136,9 +136,9 @@ def prune(workdir: Path, now_s: float | None = None) -> list[str]:
 
 
 def tree(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the files below `folder`, each with its path from there and its size; links are followed, each once.
+    """Return the files below `folder`, each with its relative path and its size; links are followed, each once.
 
-    `sums`: the hashes of these files in place of all that.
+    `sums`: return only the hashes of these files.
     """
     folder = Path(ask["folder"])
     if wanted := ask.get("sums"):
@@ -159,7 +159,7 @@ def tree(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def get(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return `bytes` bytes of the file `path` from `offset` on; fewer at its end."""
+    """Return `bytes` bytes of the file `path` from `offset` on; fewer at the file's end."""
     with Path(ask["path"]).open("rb") as file:
         file.seek(ask["offset"])
         return {"payload": file.read(ask["bytes"])}
@@ -170,17 +170,17 @@ def _kept(ask: dict[str, Any]) -> Path:
 
 
 def _partial(ask: dict[str, Any]) -> Path:
-    """Return where it arrives: a name of this host's and sender's own, for a disk may be shared."""
+    """Return the path of the partial file: unique for host and sender, because a disk may be shared."""
     return _kept(ask).with_name(f".{ask['sha256']}.{ask['here']['name']}-{ask['sender']}.part")
 
 
 def _is_whole(path: Path, sha256: str) -> bool:
-    """Return whether the file is there and is the archive of that hash; a power cut may have left a hole in it."""
+    """Return whether the file exists and has this hash; a power cut may have left a hole in the file."""
     return _sha256(path) == sha256
 
 
 def _sha256(path: Path) -> str | None:
-    """Return the file's hash, None where it is not there."""
+    """Return the file's hash, None if the file is absent."""
     found = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -192,7 +192,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def _lock(partial: Path) -> bool:
-    """Return whether the file where it arrives is this channel's from here on."""
+    """Return whether this channel now holds the lock of the partial file."""
     file = partial.open("r+b" if partial.exists() else "w+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,7 @@ def _lock(partial: Path) -> bool:
         return False
     except OSError:  # a disk without locks
         pass
-    # Whoever had it may have kept or removed it meanwhile.
+    # The earlier owner may have kept or removed the file meanwhile.
     is_still = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
     if is_still:
         _arriving[partial] = file
@@ -211,7 +211,7 @@ def _lock(partial: Path) -> bool:
 
 
 def _drop(partial: Path) -> None:
-    """Take away what this channel has locked."""
+    """Remove the partial file locked by this channel."""
     if file := _arriving.pop(partial, None):
         partial.unlink(missing_ok=True)
         file.close()
@@ -231,7 +231,7 @@ def _no_room(folder: Path, needed: int) -> Refused:
 
 
 def _running(workdir: Path, now_s: float) -> Iterator[float]:
-    """Yield when each job was started whose agent is heard of by its state."""
+    """Yield the start time of each job whose agent still writes its state."""
     for path in workdir.glob(f"jobs/*/attempt-*/node-*/{STATE}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             if now_s - path.stat().st_mtime < ALIVE_S and not (path.parent / EXIT).exists():

@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this machine and who computes on them, as `nvidia-smi` tells it."""
+"""The NVIDIA GPUs of this machine and the processes on the GPUs, as reported by `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import re
 from pathlib import Path
 
-TYPE_CHECKING = False  # as typing's own, whose import costs each look at a host 4 ms; so does subprocess
+TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms; so does subprocess
 if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
 __all__ = ["found", "in_use", "query"]
 
-PATIENCE_S = 4.0  # without persistence mode the driver starts each GPU anew; one that hangs never answers
+PATIENCE_S = 4.0  # without persistence mode the driver restarts each GPU; a GPU that hangs never answers
 
 _FIELDS = ("index", "uuid", "name", "memory.total", "driver_version", "mig.mode.current")
-_OLD = _FIELDS[:-1]  # drivers before 450 know of no MIG
+_OLD = _FIELDS[:-1]  # drivers before 450 do not know MIG
 _APPS = "pid,gpu_uuid,process_name,used_memory"
 _NONE = "No devices were found"
 _MIG = re.compile(r"MIG (\S+)\s+Device\s+\d+:\s+\(UUID: (MIG-[^)]+)\)")
@@ -25,11 +25,11 @@ _ELSEWHERE = ("/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin", "/usr/lib/w
 
 
 def found(devices: Path = Path("/dev"), bus: Path = Path("/sys/bus/pci/devices")) -> dict[str, Any]:
-    """Return `gpus`, one mapping each, and `fault`: None, or `kind` and the `text` of what keeps them from use.
+    """Return `gpus`, one mapping each, and `fault`: None, or `kind` and `text` of the fault that prevents their use.
 
-    A GPU: `index`, `uuid`, `name`, `memory_mb` (MiB; None where it is not told), `driver`, `mig` (whether it is cut
-    into slices), `slices` (their UUIDs), `fault` (what the GPU itself answers in place of a value). Kinds of fault:
-    `no-tool` and `no-driver` where the machine has a GPU all the same, `mismatch`, `driver`, `lost`, `silent`,
+    A GPU: `index`, `uuid`, `name`, `memory_mb` (MiB; None if not reported), `driver`, `mig` (whether the GPU is divided
+    into slices), `slices` (their UUIDs), `fault` (an error that the GPU reports in place of a value). Kinds of fault:
+    `no-tool` and `no-driver` if the machine nevertheless has a GPU, `mismatch`, `driver`, `lost`, `silent`,
     `unreadable`.
     """
     command = _tool()
@@ -57,8 +57,8 @@ def found(devices: Path = Path("/dev"), bus: Path = Path("/sys/bus/pci/devices")
 def in_use() -> list[dict[str, Any]]:
     """Return the processes that compute on the GPUs: `pid`, `gpu` (UUID), `name`, `memory_mb`, `owner`, `job`.
 
-    `owner` is None where the process cannot be seen from here, as another container's. `job` is ours, where its
-    environment says so and may be read. Raises OSError, subprocess.TimeoutExpired.
+    `owner` is None if the process is not visible from here, for example in a container. `job` is a job of ours, if the
+    process's environment is readable and names the job. Raises OSError, subprocess.TimeoutExpired.
     """
     command = _tool()
     if command is None:
@@ -76,7 +76,7 @@ def query(*fields: str) -> list[list[str]]:
 
 
 def _tool() -> str | None:
-    """Return the path of nvidia-smi, also where a login without a terminal has a short PATH."""
+    """Return the path of nvidia-smi; also searches outside PATH, which is short in a login without a terminal."""
     places = (Path(folder, "nvidia-smi") for folder in (*os.get_exec_path(), *_ELSEWHERE))
     return next((str(path) for path in places if path.is_file() and os.access(path, os.X_OK)), None)
 
@@ -101,7 +101,7 @@ def _without_tool(devices: Path, bus: Path) -> dict[str, Any] | None:
         return _fault("no-tool", f"{devices / 'nvidia0'} is there, nvidia-smi is not")
     for device in bus.glob("*"):
         with contextlib.suppress(OSError):
-            # Class 03 is a display: a network card of NVIDIA's is no GPU.
+            # Class 03 is a display: a network card by NVIDIA is no GPU.
             is_display = (device / "class").read_text().startswith("0x03")
             if is_display and (device / "vendor").read_text().strip() == "0x10de":
                 return _fault("no-driver", f"there is an NVIDIA GPU at {device.name}, and no driver")
@@ -109,7 +109,7 @@ def _without_tool(devices: Path, bus: Path) -> dict[str, Any] | None:
 
 
 def _gpus(text: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the GPUs, and the lines that are none: nvidia-smi prints its errors to standard output."""
+    """Return the GPUs, and the lines without a GPU: nvidia-smi prints its errors to standard output."""
     gpus, others = [], []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -135,12 +135,12 @@ def _gpus(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _is_error(value: str) -> bool:
-    """Return whether the value stands for a broken GPU; [N/A] and [Not Supported] only for a lack of the feature."""
+    """Return whether the value means a broken GPU; [N/A] and [Not Supported] only mean a missing feature."""
     return "ERR!" in value or "is lost" in value or "Unknown Error" in value
 
 
 def _add_slices(command: str, gpus: list[dict[str, Any]]) -> None:
-    """Add the UUIDs of MIG devices, which only the listing names, below their GPU."""
+    """Add the UUIDs of MIG devices to their GPUs; only the listing (-L) has the UUIDs."""
     import subprocess
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -165,7 +165,7 @@ def _fault(kind: str, text: str) -> dict[str, Any]:
 
 
 def _process(line: str) -> dict[str, Any] | None:
-    """Return what a line tells; a process's name may hold commas."""
+    """Return the process in a line; the name of a process may contain commas."""
     values = [value.strip() for value in line.split(",")]
     if len(values) < 4 or not values[0].isdigit():
         return None

@@ -1,6 +1,6 @@
-"""The first program on a host's Python: finds or takes in our package, by its hash, and serves calls from it.
+"""The first program on a host's Python: finds or receives our package, by its hash, and serves calls from the package.
 
-Sent as text and run from memory. It must be read by any Python 3, to say so where it is too old for the rest.
+Sent as text and run from memory. Any Python 3 must parse this file, to report a version too old for the package.
 """
 
 import json
@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-MARK = b"::cloudtrain::\n"  # what comes before it was printed by the login's start-up files
+MARK = b"::cloudtrain::\n"  # all output before the mark was printed by the login's start-up files
 
 
 def main() -> None:
@@ -22,24 +22,24 @@ def main() -> None:
         return
     workdir = Path(os.path.abspath(Path(ask["workdir"]).expanduser()))  # noqa: PTH100 - links stay as they are
     folder = workdir / "runtime" / ask["sha256"]
-    umask = os.umask(0o077)  # the user's own is for what a job writes
+    umask = os.umask(0o077)  # the user's own umask is for the files of a job
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for place in (workdir, folder.parent):  # what lies there is run
+        for place in (workdir, folder.parent):  # code in these folders is run
             told = place.stat()
             if told.st_uid != os.getuid() or told.st_mode & 0o022:
                 _say(refused=f"others may write to its folder {place}: `chmod go-w {place}`, or set ssh.workdir")
                 return
         if not folder.is_dir():
             _take_in(folder)
-        os.utime(str(folder))  # in use: what nobody uses for long is removed
+        os.utime(str(folder))  # in use: packages unused for long are removed
     except OSError as error:
         _say(refused=f"its folder {workdir} cannot be used: {error.strerror or error}; set ssh.workdir")
         return
     sys.path.insert(0, str(folder))
     try:
         from cloudtrain.entrypoints.host import calls
-    except Exception:  # after a power cut its files may be empty: the next call brings them anew
+    except Exception:  # after a power cut the package's files may be empty: the next call sends the package again
         folder.rename(folder.with_name(f"{folder.name}.{os.getpid()}.part"))
         raise
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _take_in(folder: Path) -> None:
-    import shutil  # with zlib, 5 ms that a host which has the package need not spend
+    import shutil  # with zlib, 5 ms that a host with the package saves
     import zlib
 
     _say(need=True)
@@ -59,7 +59,7 @@ def _take_in(folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
     try:
         partial.rename(folder)
-    except OSError:  # another channel was quicker
+    except OSError:  # another channel was faster
         shutil.rmtree(str(partial), ignore_errors=True)
         if not folder.is_dir():
             raise

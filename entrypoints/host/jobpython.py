@@ -1,4 +1,4 @@
-"""The interpreter that a job is to run in, and its torch: asked without importing torch, which takes seconds."""
+"""The interpreter of a job, and its torch: examined without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["look"]
 
 PATIENCE_S = 4.0
 
-# Runs in the job's interpreter, which may be an old one. torch's CUDA build stands in its version.py, as text, and what
-# lies beside torch tells the other versions: importlib.metadata takes 60 ms to import.
+# Runs in the job's interpreter, which may be old. torch's version.py has the CUDA build as text, and the folders beside
+# torch have the other versions: importlib.metadata takes 60 ms to import.
 _LOOK = """
 import json, os, re, sys
 told = {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable}
@@ -52,9 +52,9 @@ print("\\n" + json.dumps(told))
 
 
 def look(python: str, umask: int | None = None, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-    """Return `version` and `executable`, and of torch: `torch`, `cuda`, `nccl`, None where there is none or not told.
+    """Return `version` and `executable`, and torch's `torch`, `cuda`, `nccl`, None if absent or unknown.
 
-    `error` in place of all that where the interpreter does not start. A torch of conda's brings NCCL without a word.
+    If the interpreter does not start, return only `error`. conda's torch includes NCCL, but the version stays unknown.
     """
     wanted = Path(python).expanduser() if python.startswith("~") else Path(python)
     command = shutil.which(wanted)
@@ -69,7 +69,7 @@ def look(python: str, umask: int | None = None, patience_s: float = PATIENCE_S) 
             text=True,
             errors="replace",
             timeout=patience_s,
-            cwd="/",  # what lies in the folder we are in is not what the job would import
+            cwd="/",  # modules in the current folder are not modules that the job would import
             umask=-1 if umask is None else umask,
             check=False,
         )

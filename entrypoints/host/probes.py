@@ -1,4 +1,4 @@
-"""The probes of a host: one function a fact, each told as JSON. Any may raise, and any may hang."""
+"""The probes of a host: one function for each fact, with a result for JSON. Any probe may raise or hang."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 TOOLS = ("rsync", "zstd", "docker", "podman", "conda")
-WRITTEN_BYTES = 1 << 16  # enough for a quota to say no
+WRITTEN_BYTES = 1 << 16  # enough to exceed a quota
 
 _SIOCGIFFLAGS, _SIOCGIFMTU, _UP = 0x8913, 0x8921, 1  # linux/sockios.h, linux/if.h
 _CONDA = ("miniconda3", "anaconda3", "miniforge3", "mambaforge")
-# Later ones win, by file name, whichever folder they are in; of one name the first folder's (systemd's own order).
+# Files apply by file name in all folders, the last wins; of equal names the first folder's counts (systemd's order).
 _CONF = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd", "lib/systemd")
 
 
 def own_name() -> dict[str, Any]:
-    """Return the `name` and the `addresses` that it resolves to here; none where it does not."""
+    """Return the `name` and the `addresses` that the name resolves to on this host, maybe none."""
     name = socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -59,9 +59,9 @@ def interfaces() -> list[dict[str, Any]]:
 
 
 def disk(path: Path) -> dict[str, Any]:
-    """Return the room where the folder is or would be: `path`, `size_mb`, `free_mb`, `inodes` (None: no limit).
+    """Return the room for the folder, existing or not: `path`, `size_mb`, `free_mb`, `inodes` (None: no limit).
 
-    `is_noexec`: nothing that lies there may be run.
+    `is_noexec`: programs on this file system cannot be run.
     """
     there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
     found = os.statvfs(there)
@@ -96,10 +96,10 @@ def infiniband(root: Path = Path("/sys/class/infiniband")) -> list[dict[str, str
 
 
 def write(workdir: Path) -> dict[str, Any]:
-    """Return `error`: None once a file could be written in the folder, which is made where it is missing."""
+    """Return `error`: None if a file could be written in the folder; creates the folder if absent."""
     try:
         workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # One home may be shared by all hosts, and they are asked at once.
+        # All hosts may share a home folder, and run this probe at the same time.
         probe = workdir / f".write-test.{socket.gethostname()}.{os.getpid()}"
         try:
             with probe.open("wb") as file:
@@ -114,7 +114,7 @@ def write(workdir: Path) -> dict[str, Any]:
 
 
 def leftovers(workdir: Path) -> list[dict[str, Any]]:
-    """Return what earlier jobs have left running below `workdir`: `pid`, `job`, `command`; their agent is gone."""
+    """Return the running processes of earlier jobs below `workdir` without an agent: `pid`, `job`, `command`."""
     root = os.path.realpath(workdir) + os.sep
     agents: dict[str, bool] = {}
     found = []
@@ -125,16 +125,16 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
         if log not in agents:
             told = durable.read_json(Path(log).parent / STATE) or {}
             agents[log] = "pid" in told and processes.alive(int(told["pid"]), told.get("stamp"))
-        # What ended while we looked is nothing that is left.
+        # A process that ended during the search is not a leftover.
         if not agents[log] and processes.stamp(pid) is not None:
             found.append({"pid": pid, "job": variables.get("CLOUDTRAIN_JOB", "?"), "command": _command(pid)})
     return found
 
 
 def tools() -> list[str]:
-    """Return which of the programs that a job may need are here."""
+    """Return the programs on this host that a job may need."""
     found = [name for name in TOOLS if shutil.which(name)]
-    home = Path.home()  # conda is on the PATH of a terminal's shell alone
+    home = Path.home()  # conda is only on the PATH of a terminal's shell
     if "conda" not in found and any((home / folder / "bin/conda").exists() for folder in _CONDA):
         found.append("conda")
     return found
@@ -149,9 +149,9 @@ def memory_mb() -> int | None:
 
 
 def logind(root: Path = Path("/")) -> dict[str, Any]:
-    """Return `kills`: whether logging out ends all that the user has started here, and `lingers`.
+    """Return `kills`: whether a logout ends all the user's processes on this host, and `lingers`.
 
-    systemd says (logind.conf): with KillUserProcesses=yes all processes of a session are ended with it.
+    Source: systemd's logind.conf: with KillUserProcesses=yes all processes of a session end with the session.
     """
     name = user()
     if not (root / "run/systemd/system").is_dir():
@@ -169,7 +169,7 @@ def logind(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def boot_id() -> str:
-    """Return what is new with each start of the machine; containers of one machine share it."""
+    """Return an id that is new with each boot of the machine; containers of one machine share the id."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -185,7 +185,7 @@ def user() -> str:
 
 
 def _asked(interface: str, question: int, form: str) -> int | None:
-    """Return the kernel's answer about the interface, as of this network namespace; /sys may show another one's."""
+    """Return the kernel's answer for the interface in this network namespace; /sys may show another namespace."""
     import fcntl
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -195,7 +195,7 @@ def _asked(interface: str, question: int, form: str) -> int | None:
 
 
 def _environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the processes whose environment may be read."""
+    """Yield the processes of jobs whose environment is readable."""
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -213,7 +213,7 @@ def _command(pid: int) -> str:
 
 
 def _conf_files(root: Path) -> list[Path]:
-    """Return logind's files, the last word last."""
+    """Return logind's files, the decisive file last."""
     main = [path for folder in _CONF if (path := root / folder / "logind.conf").is_file()][:1]
     further: dict[str, Path] = {}
     for folder in _CONF:

@@ -1,4 +1,4 @@
-"""What a verb says no with: words for the user, with the cure in them."""
+"""The error of a verb that cannot do its work: a message for the user, with the cure."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["Refused"]
 
 
 class Refused(RuntimeError):
-    """What was asked cannot be done here; the text says what, where, and how to mend it."""
+    """The request cannot be done on this host; the text has the reason, the place, and the cure."""

@@ -1,7 +1,7 @@
-"""What a preflight asks of a host: how it is, who holds its GPUs, which of its addresses leads where.
+"""Verbs for a preflight: the state of a host, the holders of its GPUs, and the routes of its addresses.
 
-Each probe runs in a thread of its own and is waited for only so long: a disk, a resolver or a driver that hangs leaves
-a reason in place of its fact, and the others are told all the same.
+Each probe runs in a thread of its own with a time limit: if a disk, a resolver or a driver hangs, `errors` has a reason
+in place of the fact, and all other facts are still returned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cloudtrain.entrypoints import gpulocks, processes
 from cloudtrain.entrypoints.host import gpus
 from cloudtrain.entrypoints.host.refused import Refused
 
-TYPE_CHECKING = False  # as typing's own, whose import costs each look at a host 4 ms
+TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["address", "facts", "holders"]
 
-PATIENCE_S = 4.5  # what hangs is found out by then; all others answer within a second
+PATIENCE_S = 4.5  # within this time a hanging probe is recognized; all other probes answer within a second
 
 
 def facts(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return what is to be known of this host; `errors` maps a probe that failed to the reason, its fact is None.
+    """Return the facts about this host; `errors` maps a failed probe to the reason, its fact is None.
 
-    `python`: the job's interpreter (None: not asked for), `workdir` and `checkpoint` the folders of jobs and of
-    checkpoints, `lock_folder` that of the GPU locks where it is not the usual one.
+    `python`: the job's interpreter (None: skip), `workdir` and `checkpoint` the folders of jobs and of checkpoints,
+    `lock_folder` the folder of the GPU locks if not the usual folder.
     """
-    # `holders`, asked of many hosts at once, needs neither.
+    # `holders`, called on many hosts at once, needs neither module.
     from cloudtrain.entrypoints.host import jobpython, probes
 
     here = ask.get("here") or {}
@@ -76,7 +76,7 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def holders(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return `holders` (as gpulocks tells them), the GPUs, and who computes on them: for `cloudtrain hosts`."""
+    """Return `holders` (from gpulocks), the GPUs, and the processes on the GPUs: for `cloudtrain hosts`."""
     probes: dict[str, Probe] = {
         "holders": lambda: _holders(ask),
         "gpus": gpus.found,
@@ -87,9 +87,9 @@ def holders(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def address(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the own `address`, and its `interface`, by which `towards` (address or name) is reached; nothing is sent.
+    """Return the own `address`, with its `interface`, on the route to `towards` (address or name); sends no packet.
 
-    `interface`, where it is given, decides instead. Raises Refused.
+    `interface`, if given, decides instead. Raises Refused.
     """
     import socket
 
@@ -117,7 +117,7 @@ def _holders(ask: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what the probes found, all asked at once, and why the others did not."""
+    """Run all probes at once; return the results, and the reasons of the failures."""
     told: dict[str, Any] = {}
     errors: dict[str, str] = {}
 
@@ -133,7 +133,7 @@ def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any]
     end = time.monotonic() + patience_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    found, why = dict(told), dict(errors)  # a thread that is late writes where nobody looks
+    found, why = dict(told), dict(errors)  # a late thread writes into dicts that are no longer read
     for name in probes.keys() - found.keys() - why.keys():
         why[name] = f"no answer within {patience_s:.1f} s"
     return {name: found.get(name) for name in probes}, why

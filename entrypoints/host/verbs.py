@@ -1,7 +1,7 @@
-"""What may be asked of a host about its node of a job: to start it, how it is, its lines, to stop it.
+"""Verbs for a host's node of a job: start the node, return its state and its log lines, stop the node.
 
-Each verb takes the call's `ask` (with `here`: where our folders on this host are) and returns JSON. Folders are
-absolute paths of this host.
+Each verb takes the call's `ask` (with `here`: our folders on this host) and returns JSON. Folders are absolute paths of
+this host.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, RECORD, START_LOCK, 
 
 __all__ = ["door", "give_up", "jobs", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
 
-GONE_S = 3.0  # for a killed agent to be gone
-OWNER = "owner"  # in a job's folder: whose it is, so that two submitters cannot take one name
-VARIABLES = "variables.json"  # in a node's: what its ranks see, but for secrets
+GONE_S = 3.0  # for the end of a killed agent
+OWNER = "owner"  # in a job's folder: its owner, so that two submitters cannot use the same name
+VARIABLES = "variables.json"  # in a node's folder: the variables of the node's ranks, without secrets
 
-# Runs a command, or the login's shell, as the process `pid` (0: none, then with the variables that are noted in `kept`)
-# sees the world, but for its terminal and session, and for what marks the job's own processes: those are swept away.
+# Runs a command, or the login's shell, with the environment of the process `pid` (0: with the variables in the file
+# `kept`), except for terminal and session, and for the mark of the job's own processes, which are swept away.
 _AS = """\
 import json, os, sys
 pid, place, kept, *argv = sys.argv[1:]
@@ -56,16 +56,16 @@ except OSError as error:
     sys.stderr.write(f"{argv[0]}: {error.strerror}\\n")
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # what every shell reads as it is
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # every shell reads such a path without quotes
 
 _START = "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints import starting; sys.exit(starting.main())"
 
 
 def make(ask: dict[str, Any]) -> dict[str, Any]:
-    """Make the node's folder, new, and those that the job sees; return {}.
+    """Create the node's folder, which must be new, and the folders that the job sees; return {}.
 
-    `job` and `root` are the job's and the node's folder, `owner` tells the submitter; `folders` are made where they are
-    absent, `links` (name in the output folder -> target) too. `record` is kept for `jobs`.
+    `job` and `root` are the job's and the node's folder, `owner` is the submitter's id; absent `folders` and `links`
+    (name in the output folder -> target) are created. `record` is kept for `jobs`.
     """
     job, root = Path(ask["job"]), Path(ask["root"])
     files.prune(Path(ask["here"]["workdir"]))
@@ -77,7 +77,7 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
         raise Refused(f"{root} is of a job of that name, which has run already: choose another --name")
     root.mkdir(parents=True, exist_ok=True)
     durable.write_json(root / RECORD, ask["record"])
-    os.umask(ask["here"]["umask"])  # the user's own, for what the job's ranks may share with others
+    os.umask(ask["here"]["umask"])  # the user's own umask, for folders that the job's ranks may share with other users
     try:
         for folder in ask["folders"]:
             Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def jobs(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return as `jobs` the nodes here whose agent runs: job, attempt, owner, and the record that `make` has kept."""
+    """Return as `jobs` the nodes on this host with a running agent: job, attempt, owner, and the record of `make`."""
     roots = Path(ask["here"]["workdir"]).glob("jobs/*/attempt-*/node-*")
     found = []
     for root in sorted(root for root in roots if nodefolder.agent_pid(root)):
@@ -101,7 +101,7 @@ def jobs(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def _owner(job: Path, owner: str) -> str:
-    """Return whose folder it is: the first who says so, on all hosts that share a disk."""
+    """Return the owner of the folder: the first claimant, among all hosts that share a disk."""
     mark = job / OWNER
     partial = job / f".{OWNER}.{os.uname().nodename}-{os.getpid()}"
     partial.write_text(owner)
@@ -112,7 +112,7 @@ def _owner(job: Path, owner: str) -> str:
 
 
 def unpack(ask: dict[str, Any]) -> dict[str, Any]:
-    """Unpack the code where the agent will: what it runs in may be built of it."""
+    """Unpack the code in the agent's folder: the build of the environment may need the code."""
     try:
         bundlefile.unpack(Path(ask["path"]), ask["sha256"], Path(ask["root"]))
     except bundlefile.BundleError as error:
@@ -121,9 +121,9 @@ def unpack(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def start(ask: dict[str, Any]) -> dict[str, Any]:
-    """Start the node's agent, detached from this channel; return what `starting.start` tells.
+    """Start the node's agent, detached from this channel; return the answer of `starting.start`.
 
-    `request` is starting.start's. Secrets are in it alone: they go from here to the agent through a pipe.
+    `request` is the request of starting.start. Only the request holds secrets; a pipe carries the request to the agent.
     """
     here = ask["here"]
     for spec in ask["request"]["nodes"]:
@@ -147,14 +147,14 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return how the node is (nodefolder.look), with this host's time."""
+    """Return the state of the node (nodefolder.look), with this host's time."""
     return {**nodefolder.look(Path(ask["root"]), Path(ask["checkpoints"])), "now_s": time.time()}
 
 
 def read(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return what stands behind `offsets` in the node's log files: `chunks`, whose bytes follow one another.
+    """Return the bytes after `offsets` in the node's log files: `chunks`, whose bytes follow one another.
 
-    `ended`: the agent was gone before that, so no more will come.
+    `ended`: the agent was gone before the read, so no more bytes will come.
     """
     root = Path(ask["root"])
     has_ended = nodefolder.agent_pid(root) is None
@@ -173,7 +173,7 @@ def near_end(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def stop(ask: dict[str, Any]) -> dict[str, Any]:
-    """Leave the agent the word `reason`; `by_force` sees that nothing is left. Return whether the agent lives."""
+    """Leave the agent a stop request with `reason`; `by_force` ends all processes. Return whether the agent runs."""
     root = Path(ask["root"])
     nodefolder.ask_to_stop(root, ask["reason"])
     if ask["by_force"] or nodefolder.agent_pid(root) is None:
@@ -182,7 +182,7 @@ def stop(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def door(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return whether the node's agent was started; where it was not, it never will be."""
+    """Return whether the node's agent was started; if not, forbid any later start."""
     root = Path(ask["root"])
     if not root.is_dir():
         root.mkdir(parents=True)
@@ -194,7 +194,7 @@ def door(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def give_up(ask: dict[str, Any]) -> dict[str, Any]:
-    """Kill the node's agent, and what it may have started; with `for_ever` no later start finds the door open."""
+    """Kill the node's agent and all processes it may have started; `for_ever` also forbids any later start."""
     root = Path(ask["root"])
     if not root.is_dir():
         return {}
@@ -213,21 +213,21 @@ def give_up(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def script(ask: dict[str, Any]) -> dict[str, Any]:
-    """Write what runs `argv` (a shell without one) in the node's code folder, as its ranks would; return its `path`.
+    """Write a script that runs `argv` (by default a shell) in the node's code folder, as a rank; return its `path`.
 
-    A shell reads it, started by a command that holds the path alone, which needs no quotes. It takes the variables from
-    a process of the job, if one runs, and else from what was noted at its start: no secret is written. Where the job
-    runs in a container, so does `argv`.
+    The script is started by a command that holds only the path, without quotes. The variables come from a process of
+    the job, if any runs, else from the file written at the start: no secret is written. If the job runs in a container,
+    `argv` runs in the container.
     """
     root = Path(ask["root"])
     place = root / "code" if (root / "code").is_dir() else root
     inside = dockerrun.running(root)
-    # The oldest is boot, which has what all its ranks have, and not yet what makes one a rank.
+    # The oldest process is boot, with the variables of all ranks, but without the variables of a single rank.
     pid = inside[2] if inside else min(processes.with_environment(CLOUDTRAIN_LOG_DIR=str(root / "log")), default=0)
     python = inside[0].python if inside else sys.executable
     command = [python, "-I", "-S", "-c", _AS, str(pid), str(place), str(root / VARIABLES), *ask["argv"]]
     lines = ['rm -f -- "$0"', f"exec {shlex.join(command)}"]
-    if inside:  # whether the standard input is a terminal is known there
+    if inside:  # only the script knows whether the standard input is a terminal
         plain, terminal = (shlex.join(dockerrun.exec_argv(*inside[:2], command, is_tty)) for is_tty in (False, True))
         lines[1:] = [f"test ! -t 0 || exec {terminal}", f"exec {plain}"]
     folder = tempfile.gettempdir()
@@ -238,7 +238,7 @@ def script(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def _variables(spec: dict[str, Any]) -> dict[str, str]:
-    """Return what the node's ranks see besides the machine's own and the secrets, for who looks around there later."""
+    """Return the variables of the node's ranks without the machine's own and the secrets, for later shells."""
     return {
         **spec["environment"],
         "CLOUDTRAIN_JOB": spec["job"],

@@ -1,1 +1,1 @@
-"""Telling people about a job: a message, and the ways to send one; standard library only."""
+"""Notifications about a job: the message, and the channels that send a message; standard library only."""

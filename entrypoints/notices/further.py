@@ -1,4 +1,4 @@
-"""What it takes to go on: the time and the money that a further run needs for the steps that are left."""
+"""The cost of a resume: the time and the money that another run needs for the remaining steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 __all__ = ["More", "Tariff", "amount", "cap_s", "more", "number", "readable_s"]
 
-# Of a further run: its steps may take longer than the last ones did; it begins (torchrun, the import of torch, its
-# checkpoint); it leaves so long before its end, a quarter of a short run.
+# For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
+# checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
 MARGIN, START_S, SAVE_S = 1.1, 30.0, 120.0
 _MICRO, _CENT = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
 class Tariff:
-    """What time costs a job: an hour of all its instances by the list, and at most `uncertainty` times as much.
+    """The price of a job's time: the list price of all instances for an hour, times at most `uncertainty`.
 
-    Its platform bills `tail_s` beyond a limit, whole units, a minimum, and may start it `starts` times; its own clock
-    begins `lead_s` later; a run shorter than `least_s` is not sent.
+    The platform bills `tail_s` beyond a limit, in units of `unit_s`, at least `least_bill_s`, and may start the job
+    `starts` times. The job's own clock begins `lead_s` later; a run shorter than `least_s` is not sent.
     """
 
     rate_micro_h: float
@@ -33,16 +33,16 @@ class Tariff:
     starts: int = 1
 
     def worst_micro(self, run_s: float) -> float:
-        """Return the most that a run of this limit costs."""
+        """Return the highest cost of a run with this limit."""
         billed_s = max(self.least_bill_s, math.ceil((run_s + self.tail_s) / self.unit_s) * self.unit_s)
         return round(self.rate_micro_h * self.uncertainty * billed_s * self.starts / 3600, 3)
 
 
 @dataclass(frozen=True)
 class More:
-    """What a budget must grow by: `micro` = what the steps left cost + a reserve - what is left of the budget.
+    """The amount to add to a budget: `micro` = cost of the remaining steps + a reserve - the rest of the budget.
 
-    `finish_micro` is None where nobody knows how much is left to do.
+    `finish_micro` is None if the number of remaining steps is unknown.
     """
 
     micro: int
@@ -51,7 +51,7 @@ class More:
 
     @property
     def words(self) -> str:
-        """How the sum comes about."""
+        """How the sum is composed."""
         if self.finish_micro is None:
             return "as much again: nobody knows how much is left to do"
         reserve_micro = self.micro + self.left_micro - self.finish_micro
@@ -62,9 +62,9 @@ class More:
 
 
 def cap_s(progress: Mapping[str, Any], tariff: Tariff, until_s: float | None = None) -> float | None:
-    """Return the time limit under which a further run is done before it would leave; None where nobody knows.
+    """Return the time limit within which another run finishes before its deadline; None if unknown.
 
-    Counted are the steps since the last checkpoint again. `until_s`: a job that runs goes on for so long, and saves.
+    Steps since the last checkpoint are counted again. `until_s`: a running job continues for so long, and then saves.
     """
     left_s = _left_s(progress, until_s)
     if left_s is None:
@@ -81,10 +81,10 @@ def more(
     until_s: float | None = None,
     spent_worst_micro: int | None = None,
 ) -> More | None:
-    """Return what the budget must grow by for the steps that are left, None where it holds them.
+    """Return the amount to add to the budget for the remaining steps, None if the budget suffices.
 
-    `spent_worst_micro` is what the job may have cost, which its next run is counted after; `until_s` is as in `cap_s`.
-    As much again where nobody knows how much is left to do.
+    `spent_worst_micro` is the highest possible cost of the job so far, to which the next run is added; `until_s` is as
+    in `cap_s`. If the number of remaining steps is unknown, the amount is the present limit again.
     """
     needs_s, left_s = cap_s(progress, tariff, until_s), _left_s(progress, until_s)
     if needs_s is None or left_s is None:
@@ -109,30 +109,30 @@ def amount(micro: int) -> str:
 
 
 def readable_s(seconds: float) -> int:
-    """Return a duration rounded up to one that people write: whole minutes, from ten hours on whole hours."""
+    """Return a duration rounded up to a readable value: whole minutes, from ten hours on whole hours."""
     size = 3600 if seconds >= 36_000 else 60
     return math.ceil(seconds / size) * size
 
 
 def number(value: Any) -> float | None:
-    """Return the value, where it is a number like any other."""
+    """Return the value as a float if the value is a finite number, else None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if is_number else None
 
 
 def _plain(micro: int) -> str:
-    """Return dollars with cents, without where they are whole: `0.84`, `37`."""
+    """Return dollars with cents, without cents if whole: `0.84`, `37`."""
     return f"{micro // _MICRO}" if micro % _MICRO == 0 else f"{micro / _MICRO:.2f}"
 
 
 def _readable(micro: int) -> int:
-    """Return the sum rounded up to two digits that count, at least whole cents: 37.2 USD is 38, 204.80 is 210."""
+    """Return the sum rounded up to two significant digits, at least whole cents: 37.2 USD is 38, 204.80 is 210."""
     size = max(_CENT, int(10 ** (len(str(micro)) - 2)))
     return -(-micro // size) * size
 
 
 def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
-    """Return how long the steps take that a further run has before it."""
+    """Return the time that another run needs for its steps."""
     left_s = number(progress.get("eta_s"))
     if left_s is None:
         return None
@@ -140,7 +140,7 @@ def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
 
 
 def _again_s(progress: Mapping[str, Any], left_s: float) -> float:
-    """Return how long the steps since the last checkpoint take again; below 0 where it came after the last one told."""
+    """Return the time of the steps since the last checkpoint; below 0 if the checkpoint is newer than that step."""
     step, last = number(progress.get("step")), number(progress.get("max_steps"))
     if step is None or last is None or last <= step:
         return 0.0

@@ -1,4 +1,4 @@
-"""A message by mail, over a server that a URL names: smtp://user:password@host:587 or smtps://host."""
+"""A message by mail, over the server in a URL: smtp://user:password@host:587 or smtps://host."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _FORM = "write smtp://USER:PASSWORD@HOST:587 (with STARTTLS) or smtps://USER:PAS
 
 
 def message(notice: Notice, to: str, sender: str, smtp: str) -> EmailMessage:
-    """Return the mail. From: `sender`, else the server's user where that is an address."""
+    """Return the mail. From: `sender`, else the server's user if the user is an address."""
     mail = EmailMessage(policy=SMTP)
     user = _user_of(smtp)
     mail["From"] = _header(sender or (user if "@" in user else f"cloudtrain@{socket.gethostname() or 'localhost'}"))
     mail["To"] = _header(to)
     mail["Subject"] = _header(notice.title)[:SUBJECT]
     mail["Date"] = formatdate()
-    mail["Message-ID"] = f"<{notice.id}@cloudtrain>"  # the same at a repeat, which mail programs show once
+    mail["Message-ID"] = f"<{notice.id}@cloudtrain>"  # the same at a retry, so mail programs show one mail
     mail["Auto-Submitted"] = "auto-generated"
     mail.set_content(notice.text + "\n", cte="8bit" if notice.text.isascii() else "base64")
     return mail
 
 
 def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
-    """Deliver the mail. A password never travels in clear, but to this very machine. Raises Fault."""
+    """Deliver the mail. A password is never sent in clear text, except to this machine itself. Raises Fault."""
     where = masked(smtp)
     try:
         parts = urlsplit(smtp)
@@ -55,7 +55,7 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
             _talk(server, user, password, is_tls=scheme == "smtps", is_here=_is_here(host))
             try:
                 server.send_message(mail)
-            except smtplib.SMTPServerDisconnected:  # so smtplib says, too, that no answer came in time
+            except smtplib.SMTPServerDisconnected:  # smtplib raises the same error if no answer came in time
                 raise Fault(f"{where} may have taken it, and does not answer", may_have_arrived=True) from None
     except smtplib.SMTPAuthenticationError as error:
         cure = "check user and password in its URL; many providers want a password of its own for programs"
@@ -84,7 +84,7 @@ def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_he
             raise Fault("the mail server offers no encryption, and a password goes nowhere in clear", _FORM)
         try:
             server.login(user, password)
-        except smtplib.SMTPServerDisconnected:  # some end it with the talk
+        except smtplib.SMTPServerDisconnected:  # some servers close the connection after a wrong password
             raise smtplib.SMTPAuthenticationError(535, "") from None
 
 
@@ -100,5 +100,5 @@ def _is_here(host: str) -> bool:
 
 
 def _header(text: str) -> str:
-    """Return the text as one line: a line's end in it would begin a header of its own."""
+    """Return the text as one line: a line end in the text would begin a new header."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())

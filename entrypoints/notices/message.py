@@ -1,7 +1,7 @@
-"""What is told of a job: one headline, a few lines for people, and the same as fields for programs.
+"""The content of a notification: one headline, a few lines for people, and the same facts as fields for programs.
 
-The launcher and the job's own agent both tell, each of what it knows; what they say looks the same, and the same thing
-has the same key, so that it need not be told twice.
+The launcher and the job's own agent both notify, each with the known facts. Both use the same form, and the same key
+for the same event: no event is sent twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 ]
 
 _MICRO = 1_000_000
-_LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, of a short run a tenth
+_LEAD_S, _LEAD_SHARE = 900.0, 10  # before a deadline: a quarter of an hour, or a tenth of a short run
 
 
 @dataclass(frozen=True)
 class Facts:
-    """How a job stands; None is what is not known. Money in micro-dollars, times in unix seconds.
+    """The state of a job; None means unknown. Money in micro-dollars, times in unix seconds.
 
-    `cap_at_s`: when its platform ends it; `deadline_at_s`: from when on it leaves, and saves before if it `saves`;
-    `resume` goes on with it once it has ended, `resume_words` tell how its sum comes about.
+    `cap_at_s`: when the platform ends the job; `deadline_at_s`: when the job begins to leave, after a save if it
+    `saves`; `resume`: the command that continues the ended job, `resume_words`: how the command's sum is composed.
     """
 
     job: str
@@ -61,15 +61,15 @@ class Facts:
 
     @property
     def stop(self) -> str | None:
-        """The command that stops the job, while it runs."""
+        """The command that stops the job, while the job runs."""
         return f"cloudtrain stop {self.job}" if self.state in ("pending", "running") else None
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something to tell. `id` is the same at each try, so that a receiver can know a repeat.
+    """A notification. `id` is the same at each try, so that a receiver can recognize a repeat.
 
-    `event` is what asks for it in `notify.on`; `also` what does, too.
+    `event` is the name in `notify.on` that requests the notification; `also` holds further names.
     """
 
     id: str
@@ -82,7 +82,7 @@ class Notice:
 
     @property
     def text(self) -> str:
-        """All of it, for people."""
+        """The whole notification, for people."""
         return "\n".join((self.title, *(f"  {line}" for line in self.lines)))
 
 
@@ -96,7 +96,7 @@ def compose(
     also: tuple[str, ...] = (),
     origin: str = "launcher",
 ) -> Notice:
-    """Return the notice. `origin` says who tells: the launcher or the job."""
+    """Return the notice. `origin` is the sender: launcher or job."""
     told = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
     title = f"{facts.job}: {_one_line(headline)}"
     left_s = None if facts.cap_at_s is None else max(0.0, round(facts.cap_at_s - now_s, 1))
@@ -131,17 +131,17 @@ def compose(
 
 
 def budget_key(percent: int, limit_micro: int) -> str:
-    """Return what makes a threshold one: a raised budget has thresholds of its own."""
+    """Return the key of a threshold; a raised budget has new thresholds."""
     return f"budget:{percent}@{limit_micro}"
 
 
 def threshold(
     percents: Sequence[int], spent_micro: int | None, limit_micro: int | None, *, is_its_end: bool = False
 ) -> tuple[int, str] | None:
-    """Return the highest share of the budget that is spent, in per cent, and the headline; None below the first.
+    """Return the highest threshold reached, in per cent of the budget, and the headline; None below the first.
 
-    `is_its_end`: the job has ended at its budget. Then the last one up to 100 is told, though less is spent: the rest
-    was kept for prices and bills at their worst, so nobody waits for it.
+    `is_its_end`: the job has ended at its budget. Then the last threshold up to 100 counts as reached, though less is
+    spent: the rest is the reserve for the highest prices and bills, and will never be spent.
     """
     if not limit_micro or spent_micro is None:
         return None
@@ -156,7 +156,7 @@ def threshold(
 
 
 def leaving(facts: Facts, at_s: float, began_s: float, now_s: float, *, is_money: bool, is_hard: bool) -> str | None:
-    """Return the headline of a job that will soon leave, at `at_s`; None long before, or if the job finishes before.
+    """Return the headline of a job that leaves at `at_s`; None long before, or if the job will finish before.
 
     `is_hard`: the job is ended without a save.
     """
@@ -169,7 +169,7 @@ def leaving(facts: Facts, at_s: float, began_s: float, now_s: float, *, is_money
 
 
 def budget_words(facts: Facts, at_s: float, now_s: float) -> str:
-    """Return the budget and its reserve: the part that the job will not have spent when it leaves, at `at_s`."""
+    """Return the budget and its reserve: the part that the job will not have spent at `at_s`, when the job leaves."""
     limit, spent, burn = facts.limit_micro, facts.spent_micro, facts.burn_micro_h
     kept = 0 if limit is None or spent is None else limit - spent - round((burn or 0) * max(0.0, at_s - now_s) / 3600)
     reserve = f", of which {dollars(kept)} is the reserve for the save and for bills at their worst" if kept > 0 else ""
@@ -182,12 +182,12 @@ def at_deadline(*, saves: bool) -> str:
 
 
 def deadline_key(attempt: int) -> str:
-    """Return what makes the warning of an attempt's deadline one."""
+    """Return the key of the warning before an attempt's deadline."""
     return f"deadline:{attempt}"
 
 
 def end_key(state: str, reason: str | None, attempt: int) -> str:
-    """Return what makes an attempt's end one; where its machines were taken, its platform may begin it again."""
+    """Return the key of an attempt's end; after a preemption the platform may start the attempt again."""
     return f"{'preempted' if reason == 'preempted' else state}:{attempt}"
 
 
@@ -243,5 +243,5 @@ def _dollars(micro: int | None) -> float | None:
 
 
 def _one_line(text: str) -> str:
-    """Return the text without what would begin a line of its own, or steer a terminal."""
+    """Return the text as one line, without characters that control a terminal."""
     return "".join(each if each.isprintable() else " " for each in text).strip()

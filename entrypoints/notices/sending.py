@@ -1,4 +1,4 @@
-"""One channel, one message, one try: sent within a time limit, or a word on why not and how to mend it."""
+"""One channel, one message, one try: sent within a time limit, or a Fault with the reason and the cure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from cloudtrain.entrypoints.notices.message import Notice
 
 __all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "send", "try_all"]
 
-TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer on it: a letter twice is shown once
-ANSWER_S = 20.0  # for a webhook's: a receiver that runs a flow first answers after that
-LIMIT_S = 24.0  # for the whole of a try, whatever trickles in
+TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
+ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
+LIMIT_S = 24.0  # for a whole try, even if bytes still arrive
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.5, 300.0
-_MENDED_S = 60.0  # what a person has to mend is not mended at once, and who may have been told is not told again soon
-_MOST_UNSURE = 3  # tries that end in one which may have arrived: then it has, or never will
+_MENDED_S = 60.0  # pause if a person must fix the fault, or if the message may have arrived
+_MOST_UNSURE = 3  # tries that may have arrived: after so many, a further try does not help
 
 
 @dataclass(frozen=True)
 class Channel:
-    """Where to tell. `kind`: webhook, slack or email; `address`: a URL, or the mail address of who is told.
+    """The receiver. `kind`: webhook, slack or email; `address`: a URL, or the receiver's mail address.
 
-    `smtp` is the URL of the mail server, `sender` the address that mail comes from.
+    `smtp` is the URL of the mail server, `sender` the sender's mail address.
     """
 
     kind: str
@@ -35,14 +35,14 @@ class Channel:
 
     @property
     def shown(self) -> str:
-        """The channel for people, without what would let anybody in."""
+        """The channel for people, without the secret parts of the address."""
         return f"email to {self.address}" if self.kind == "email" else f"{self.kind} at {masked(self.address)}"
 
 
 class Fault(Exception):
-    """It was not delivered. `cure`: what a person can do; `after_s`: how long the receiver wants to be left alone.
+    """A message was not delivered. `cure`: what a person can do; `after_s`: the pause that the receiver asks for.
 
-    `may_have_arrived`: it was taken, and no answer came.
+    `may_have_arrived`: the receiver took the message, and no answer came.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Fault(Exception):
 
 
 def send(channel: Channel, notice: Notice) -> None:
-    """Deliver the notice. Raises Fault, in whose words no address is told."""
+    """Deliver the notice. Raises Fault; its text holds no address."""
     if channel.kind == "slack":
         from cloudtrain.entrypoints.notices import slack, webhook
 
@@ -75,9 +75,9 @@ def send(channel: Channel, notice: Notice) -> None:
 
 
 def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> list[Fault | None]:
-    """Run all at once; return for each None, or why it was not delivered: one that takes longer is given up.
+    """Run all at once; return for each None or the reason of the failure, also for a send that takes too long.
 
-    Each in a thread that nobody waits for any longer than that, nor at the end of the process.
+    Each send has a daemon thread; neither this call nor the end of the process waits longer for the thread.
     """
     found: list[Fault | None] = [Fault(f"no answer within {limit_s:.0f} s") for _ in sends]
     is_done = [threading.Event() for _ in sends]
@@ -88,7 +88,7 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
             told: Fault | None = None
         except Fault as fault:
             told = fault
-        except Exception as error:  # a fault of ours, or of an extra, must not end what tells the others
+        except Exception as error:  # a bug of ours or of a package must not stop the other sends
             told = Fault(f"it cannot be sent: {type(error).__name__}")
         found[number] = told
         is_done[number].set()
@@ -102,7 +102,7 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
 
 
 def back_off_s(tries: int, fault: Fault | None = None) -> float:
-    """Return how long to wait after so many tries that went wrong, for ever where a further one would repeat it."""
+    """Return the pause after so many failed tries; infinite if a retry would only repeat the message."""
     if fault is not None and fault.may_have_arrived:
         return math.inf if tries >= _MOST_UNSURE else _MENDED_S
     wait_s = min(_FIRST_WAIT_S * 2.0 ** min(tries - 1, 20), _MOST_WAIT_S)
@@ -111,7 +111,7 @@ def back_off_s(tries: int, fault: Fault | None = None) -> float:
 
 
 def masked(url: str) -> str:
-    """Return the address without path, user and query, which may be all that it takes to get in."""
+    """Return the address without path, user and query, which may be secret."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

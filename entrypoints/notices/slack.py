@@ -1,4 +1,4 @@
-"""The form of a message that Slack's incoming webhooks take, as Mattermost's do.
+"""The form of a message for Slack's incoming webhooks; Mattermost takes the same form.
 
 Source: docs.slack.dev, Block Kit reference (header 150 characters, section 3000) and "Formatting message text".
 """
@@ -15,7 +15,7 @@ TITLE, TEXT = 150, 3000
 
 
 def body(notice: Notice) -> dict[str, Any]:
-    """Return the message: `text` where no blocks are shown, as in a notification."""
+    """Return the message; `text` is shown in places without blocks, for example in a notification."""
     title = {"type": "plain_text", "text": _cut(notice.title, TITLE), "emoji": False}
     lines = escaped("\n".join(notice.lines), TEXT - 6)
     blocks: list[dict[str, Any]] = [{"type": "header", "text": title}]
@@ -25,7 +25,7 @@ def body(notice: Notice) -> dict[str, Any]:
 
 
 def escaped(text: str, most: int) -> str:
-    """Return the text so that nothing in it is a link, a mention or the end of the block, and not too long."""
+    """Return the text without links, mentions or an end of the block, cut to the length `most`."""
     whole = "".join({"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "'"}.get(each, each) for each in text)
     if len(whole) <= most:
         return whole

@@ -1,4 +1,4 @@
-"""The form of a message that Microsoft Teams' webhooks take: an adaptive card, whose text runs know no markup.
+"""The form of a message for Microsoft Teams' webhooks: an adaptive card, whose text runs have no markup.
 
 Source: learn.microsoft.com, "Create incoming webhooks with Workflows for Microsoft Teams" and the card schema 1.4.
 """
@@ -16,7 +16,7 @@ _HOSTS = (".webhook.office.com", ".logic.azure.com", ".api.powerplatform.com")
 
 
 def is_teams(url: str) -> bool:
-    """Return whether the address is of a Teams channel."""
+    """Return whether the address belongs to a Teams channel."""
     try:
         host = urlsplit(url).hostname or ""
     except ValueError:
@@ -25,7 +25,7 @@ def is_teams(url: str) -> bool:
 
 
 def body(notice: Notice) -> dict[str, Any]:
-    """Return the message with one card in it."""
+    """Return the message with one card."""
     runs = [_run(notice.title, weight="Bolder"), *(_run(line, fontType="Monospace") for line in notice.lines)]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",

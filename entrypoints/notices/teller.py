@@ -1,8 +1,8 @@
-"""The job tells by itself, where its config allows it: node 0's agent posts while everybody else may sleep.
+"""Notifications by the job itself, if the config asks for them: node 0's agent sends while the launcher may be off.
 
-A thread of the agent, beside the ranks' processes and not in them: no step waits for it, nor does the job's end, but
-for EXIT_S. What was told stands as an event line in rank 0's log, so that whoever follows the job does not tell it
-again, and beside the checkpoints, so that the job on other machines does not either.
+A thread of the agent, outside the ranks' processes: no step waits for a send, and the job's end waits at most EXIT_S.
+Each delivered notification is an event line in rank 0's log, so that a follower of the job does not send the same
+again, and is noted beside the checkpoints, so that the job on other machines does not either.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from cloudtrain.entrypoints.places import has_checkpoint
 
 __all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
 
-EXIT_S = 2.5  # the most that a job's end waits for what is being told of it
+EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
 MEMORY = ".told.json"  # beside the checkpoints
-TAIL_BYTES = 1 << 20  # of rank 0's log, where its last step and save stand
+TAIL_BYTES = 1 << 20  # of rank 0's log, searched for the last step and save
 _TERMS = ("tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
 _FROM_STEP = ("step", "max_steps", "eta_s")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the agent knows of the job. Times in unix seconds; `used_s` is what machines before these have taken."""
+    """The agent's facts about the job. Times in unix seconds; `used_s`: the time used on earlier machines."""
 
     job: str
     attempt: int
@@ -56,7 +56,7 @@ class Run:
     saves: bool = True
 
     def spent_micro(self, now_s: float) -> int | None:
-        """Return what the job has cost until then, by this machine's clock; None where no price is known."""
+        """Return the job's cost until `now_s`, by this machine's clock; None if the price is unknown."""
         rate = self.order["rate_micro_h"]
         return (
             None
@@ -66,7 +66,7 @@ class Run:
 
 
 def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
-    """Return what tells of the job of this agent's spec, None where it is not asked to, or another node is."""
+    """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
     job = spec["spec"]
     order = job.get("notices")
     if not order or spec["node"] != 0:
@@ -82,7 +82,7 @@ def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
 
 
 def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
-    """Return what is to be told of the job while it runs, or when it has ended because of `reason`."""
+    """Return the notifications that are due while the job runs, or after its end because of `reason`."""
     facts, notices = _facts(run, progress, now_s), []
     limit = run.order["limit_micro"]
     if reached := threshold(run.order["alert_at"], facts.spent_micro, limit, is_its_end=reason == "budget"):
@@ -97,7 +97,7 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
 
 
 class Teller:
-    """The thread. `folder` is that of the checkpoints, `log` rank 0's."""
+    """The thread that notifies. `folder` is the checkpoints' folder, `log` is rank 0's."""
 
     def __init__(
         self, run: Run, channels: Mapping[str, tuple[Channel, tuple[str, ...]]], log: Path, folder: Path
@@ -117,16 +117,16 @@ class Teller:
         self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self, verdict: Mapping[str, Any]) -> None:
-        """Begin to tell how the job has ended; returns at once."""
+        """Start to notify how the job has ended; return at once."""
         self._verdict, self._end_s = verdict, time.monotonic() + EXIT_S
         self._is_over.set()
 
     def finish(self) -> None:
-        """Return when it is told, at most EXIT_S after `end`."""
+        """Return after the last notification, at most EXIT_S after `end`."""
         self._thread.join(max(0.0, self._end_s - time.monotonic()))
 
     def _follow(self) -> None:
@@ -154,10 +154,10 @@ class Teller:
         return [*told, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
 
     def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
-        """Tell what is due; return the seconds until something may be tried again, None where nothing is left."""
+        """Send the due notifications; return the seconds until the next retry, None without a retry."""
         now_s = self._now_s()
         due = self._due(what({}, now_s), now_s)
-        if due:  # only now is the log read
+        if due:  # the log is read only if a notification is due
             due = self._due(what(_progress(self._log), now_s), now_s)
         faults = try_all([partial(self._send, name, notice) for name, notice in due])
         for (name, notice), fault in zip(due, faults, strict=True):
@@ -184,7 +184,7 @@ class Teller:
         return found
 
     def _send(self, name: str, notice: Notice) -> None:
-        """Deliver it and mark it at once, whatever others wait for. Raises Fault."""
+        """Deliver the notice and mark it at once, without waiting for other sends. Raises Fault."""
         send(self._channels[name][0], notice)
         with self._marking:
             self._mark(name, notice)
@@ -201,7 +201,7 @@ class Teller:
                 os.close(log)
             kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
             durable.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
-        except OSError as error:  # a full disk: at worst somebody is told twice
+        except OSError as error:  # a full disk: at worst a notification is sent twice
             print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _remembered(self) -> set[tuple[str, str]]:
@@ -220,7 +220,7 @@ class Teller:
 
 
 def _channels(order: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
-    """Return the channels by their id, each with the events that it is told of."""
+    """Return the channels by id, each with the events it is subscribed to."""
     found = {}
     for each in order["channels"]:
         value = secrets.get(each["secret"], "").strip()
@@ -273,7 +273,7 @@ def _facts(
 
 
 def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> further.More | None:
-    """Return what the budget must grow by to go on, None where it holds the rest, or ends nothing."""
+    """Return the amount to add to the budget for a resume, None if the budget suffices or is only an alert."""
     order, spent, limit = run.order, run.spent_micro(now_s), run.order["limit_micro"]
     if limit is None or spent is None or order["on_limit"] == "alert":
         return None
@@ -289,7 +289,7 @@ def _notice(key: str, event: str, headline: str, facts: Facts, now_s: float, als
 
 
 def _progress(log: Path) -> dict[str, Any]:
-    """Return the last step and checkpoint that stand at the end of rank 0's log."""
+    """Return the last step and checkpoint near the end of rank 0's log."""
     found: dict[str, Any] = {}
     try:
         with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A JSON object by HTTP POST: what any receiver of webhooks takes."""
+"""A JSON object by HTTP POST, for any receiver of webhooks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["body", "post"]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent on would arrive as a GET, without what it says."""
+    """Follows no redirect: a redirected POST would arrive as a GET without its body."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 def body(notice: Notice) -> dict[str, Any]:
-    """Return the notice's fields, with all of it as `text` for people."""
+    """Return the notice's fields, with the whole notice as `text` for people."""
     return {**notice.fields, "text": notice.text}
 
 
 def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
-    """Deliver the object; any 2xx is taken for its receipt. Raises Fault."""
+    """Deliver the object; any 2xx counts as a receipt. Raises Fault."""
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "cloudtrain", "Idempotency-Key": key}
     try:
         if not url.lower().startswith(("http://", "https://")):
@@ -37,7 +37,7 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         request = urllib.request.Request(url, json.dumps(what).encode(), headers, method="POST")
         with (
             urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout_s) as answer,
-            suppress(OSError, http.client.HTTPException),  # a 2xx is a receipt, whatever follows it
+            suppress(OSError, http.client.HTTPException),  # a 2xx is a receipt, even if the body fails
         ):
             answer.read(1000)
     except urllib.error.HTTPError as error:
@@ -48,7 +48,7 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, http.client.InvalidURL):
             raise Fault("the address is no http(s) address", "check it for spaces and line ends") from None
-        if isinstance(error, TimeoutError):  # urllib has another error for all that comes before the answer
+        if isinstance(error, TimeoutError):  # urllib wraps all errors before the answer in URLError
             raise Fault(f"{masked(url)} has taken it and does not answer", may_have_arrived=True) from None
         raise _unreachable(url, error) from None
     except ValueError:

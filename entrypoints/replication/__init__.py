@@ -1,1 +1,1 @@
-"""Copies of what a job saves, from node to node over the training network."""
+"""Copies of a job's saved files, from node to node over the training network."""

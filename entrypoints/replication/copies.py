@@ -1,9 +1,9 @@
-"""Copies of files from node to node over the training network, with a token that lives as long as the server.
+"""Copies files from node to node over the training network; a token is valid for as long as the server runs.
 
-A server offers what is in one folder, read-only; a client fetches an entry (entries.py): every file's SHA-256 is
-verified, and the whole once more, files and folders are fsynced, and only then the entry gets its name: it is complete
-or absent.
-Both ends know that the other has the token, and notice altered bytes; **nothing is encrypted** (copywire.py).
+A server offers the content of one folder, read-only; a client fetches an entry (entries.py). The client verifies the
+SHA-256 of every file and then the fingerprint of the whole entry, and fsyncs files and folders. Only then the entry
+gets its name: an entry is complete or absent.
+Each end proves that it has the token, and notices altered bytes; **nothing is encrypted** (copywire.py).
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ from cloudtrain.entrypoints.replication.entries import Entry, File
 
 __all__ = ["CopyError", "Fetched", "Gone", "Halted", "NoRoom", "Server", "Taken", "entries", "fetch", "serve", "shares"]
 
-CONNECTIONS = 64  # of one server; further clients are told to come again
+CONNECTIONS = 64  # of one server; further clients are asked to come again
 HELLO_S, CONNECT_S = 5.0, 10.0
-BUSY_S = 60.0  # of coming again
-MARGIN_BYTES = 256 << 20  # what a copy leaves free, for logs and for how the job ended
-FILE_BYTES = 4096  # what a file may take on a disk beside its bytes
+BUSY_S = 60.0  # for how long a client that was sent away comes again
+MARGIN_BYTES = 256 << 20  # free after a copy, for logs and for the exit report of the job
+FILE_BYTES = 4096  # the space of a file on the disk beside its bytes
 
-# So often the disk is told to begin: a GiB was durable in 2.0 s and not in 2.4 s, most of the fsync being done by then.
+# After so many bytes the disk is asked to write: a GiB was durable in 2.0 s in place of 2.4 s, since most of the fsync
+# is then done.
 _EARLY_BYTES = 8 << 20
 _T = TypeVar("_T", Entry, File)
 
 
 class CopyError(Exception):
-    """Something could not be copied; the message says from which host, what and why."""
+    """A copy failed; the message has the host, the entry and the reason."""
 
 
 class Gone(CopyError):
-    """The server has no such entry any more, or it changed meanwhile: ask again what there is."""
+    """The server no longer has the entry, or the entry changed during the copy: list the entries again."""
 
 
 class Halted(CopyError):
-    """This end is to stop."""
+    """This end was asked to stop."""
 
 
 class NoRoom(CopyError):
-    """The disk here is too full."""
+    """The disk of this node is too full."""
 
 
 class Taken(CopyError):
-    """This end has saved something of that name itself, or was saving it meanwhile: that is left as it is."""
+    """This node has saved an entry of the same name itself, before or during the copy; the own entry stays as it is."""
 
 
 class _GoneThere(WireError):
-    """The server says that the entry is not there as it was."""
+    """The server reports that the entry is gone or has changed."""
 
 
 class _Cut(Exception):
-    """The server cannot keep what it announced, in the midst of a file: only the end of the line can say so."""
+    """The server lacks announced bytes, in the middle of a file: only a closed connection can report the fault."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """An entry that is here now. `bytes` came over the network: 0 where the very same was here before."""
+    """An entry that is now on this node. `bytes` came over the network: 0 if the same entry was already present."""
 
     entry: Entry
     bytes: int
@@ -78,7 +79,7 @@ class Fetched:
 
 
 class Server:
-    """A folder that is offered until `close` or the end of the process, which it does not hold up."""
+    """Offers a folder until `close` or the end of the process; does not delay the end of the process."""
 
     def __init__(self, folder: Path, listening: socket.socket, token: str, connections: int, stall_s: float) -> None:
         self.address: tuple[str, int] = listening.getsockname()[:2]
@@ -91,17 +92,17 @@ class Server:
         threading.Thread(target=self._accept, name="copies", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections; those that there are end within a moment."""
+        """Accept no more connections; open connections end within a moment."""
         self._is_over.set()
         with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # which wakes accept
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._listening.close()
 
     def _accept(self) -> None:
         while not self._is_over.is_set():
             try:
                 sock, _ = self._listening.accept()
-            except OSError:  # too many open files, for one
+            except OSError:  # for example too many open files
                 self._is_over.wait(0.1)
                 continue
             if not self._slots.acquire(blocking=False):
@@ -110,13 +111,13 @@ class Server:
                 continue
             try:
                 threading.Thread(target=self._serve, args=(sock,), name="copy", daemon=True).start()
-            except RuntimeError:  # no thread to be had
+            except RuntimeError:  # no further thread is possible
                 sock.close()
                 self._slots.release()
 
     def _serve(self, sock: socket.socket) -> None:
         try:
-            with sock, contextlib.suppress(Exception):  # the other end learns of it, by a message or the line's end
+            with sock, contextlib.suppress(Exception):  # the client gets a message, or notices the closed connection
                 wire = Wire(sock, HELLO_S, self._is_over)
                 copywire.greet(wire, self._token)
                 wire.stall_s = self._stall_s
@@ -134,10 +135,7 @@ def serve(
     connections: int = CONNECTIONS,
     stall_s: float = copywire.STALL_S,
 ) -> Server:
-    """Offer the folder's entries there, to whoever has the token; the server's `address` has the port that 0 became.
-
-    The folder may come into being later. Raises OSError where nothing can listen there, ValueError without a token.
-    """
+    """Offer the folder's entries to clients with the token; the server's `address` has the real port in place of 0."""
     if not token:
         raise ValueError("a server of copies needs a token")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -147,7 +145,7 @@ def serve(
 def entries(
     address: str, port: int, token: str, *, stall_s: float = copywire.STALL_S, stop: threading.Event | None = None
 ) -> list[Entry]:
-    """Return what the server there offers, the newest first. Raises CopyError; Halted once `stop` is set."""
+    """Return the entries that the server offers, the newest first. Raises CopyError; Halted once `stop` is set."""
     found = []
     with _words(f"cannot learn what {address}:{port} has"), _session(address, port, token, stall_s, stop) as wire:
         wire.send({"want": "list"})
@@ -165,9 +163,9 @@ def shares(
     stall_s: float = copywire.STALL_S,
     stop: threading.Event | None = None,
 ) -> bool:
-    """Return whether the server's folder and this one are the same, as on a shared disk. Raises CopyError.
+    """Return whether the server's folder and this folder are the same, as on a shared disk. Raises CopyError.
 
-    A file of a name that nobody has asked for before is laid here and asked for there: caches know nothing of it.
+    Creates a file with a new random name in this folder, and asks the server for the file: no cache knows the name.
     """
     probe = landing.probe(folder)
     with _words(f"cannot learn whether {address}:{port} has the same disk"):
@@ -194,12 +192,12 @@ def fetch(
     stall_s: float = copywire.STALL_S,
     stop: threading.Event | None = None,
 ) -> Fetched:
-    """Copy the server's entry into the folder, unless the very same is there. Raises CopyError, and all below it.
+    """Copy the server's entry into the folder, unless the same entry is present. Raises CopyError and its subclasses.
 
-    Of the same name, only what the `note` (fetchednote.py) has as fetched is replaced, and if nobody has written to it
-    since. Whatever else there is stays, and Taken is raised; or, if it is there beforehand, the copy `sets_aside` it.
-    `margin_bytes` stay free on the disk. What an interrupted copy has left is removed by the next one of any name.
-    `stall_s`: the longest that a quarter of a mebibyte may take.
+    A local entry of the same name is replaced only if the `note` (fetchednote.py) has the entry as fetched, and the
+    entry has not changed since. A different local entry stays, and Taken is raised; with `sets_aside`, an entry that
+    was present before the copy is set aside. `margin_bytes` stay free on the disk. The next copy of any name removes
+    the partial files of an interrupted copy. `stall_s`: the longest time for a quarter of a mebibyte.
     """
     begin_s = time.monotonic()
     with (
@@ -223,7 +221,7 @@ def fetch(
             paths = _receive(wire, entry, partial)
             landing.sync(partial, paths, stop)
             if note is not None:
-                # Noted first: what is here and not in the note is taken for somebody else's.
+                # The note is written first: an entry without a note counts as saved by this node.
                 fetchednote.put(note, entry, _fingerprint(partial, entry), over if is_copy else None)
             landing.place(partial, into / name, over, is_kept=not is_copy)
         finally:
@@ -232,7 +230,7 @@ def fetch(
 
 
 def _answer(wire: Wire, folder: Path) -> None:
-    """Do what the client asks for, once."""
+    """Answer one request of the client."""
     ask = wire.receive()
     name = ask.get("name")
     try:
@@ -287,7 +285,7 @@ def _send_bytes(wire: Wire, source: FileIO, size: int, sums: Sums) -> None:
 
 
 def _fingerprint(partial: Path, entry: Entry) -> str:
-    """Return the fingerprint that the copy has here: the times that this disk keeps may be coarser than those told."""
+    """Return the fingerprint of the copy on this disk: the disk may keep coarser times than the server reported."""
     if entry.is_ours:
         return entry.fingerprint
     with listing.open_root(partial.parent) as root:
@@ -295,7 +293,7 @@ def _fingerprint(partial: Path, entry: Entry) -> str:
 
 
 def _receive(wire: Wire, entry: Entry, partial: Path) -> list[Path]:
-    """Write the entry's files, and verify each and the whole; return their paths. Raises OSError."""
+    """Write the entry's files, verify each file and the whole entry; return the paths. Raises OSError."""
     files: dict[str, File] = {}
     crcs: dict[str, str] = {}
     if entry.is_folder:
@@ -336,13 +334,13 @@ def _receive_bytes(wire: Wire, target: FileIO, size: int, sums: Sums) -> None:
             block = block[target.write(block) :]
         done = size - left
         if done % _EARLY_BYTES == 0 and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # advice, which not every file system takes
+            with contextlib.suppress(OSError):  # only advice, and some file systems refuse the call
                 os.posix_fadvise(target.fileno(), done - _EARLY_BYTES, _EARLY_BYTES, os.POSIX_FADV_DONTNEED)
 
 
 def _check_sums(partial: Path, name: str, files: dict[str, File], crcs: dict[str, str]) -> None:
-    """Raise WireError where a checkpoint is not as its manifest says: it is damaged there, and an older one may do."""
-    with contextlib.suppress(checkpoints.Unreadable):  # another version's: whoever reads it will know
+    """Raise WireError if a checkpoint contradicts its manifest: damaged at the source; an older entry may be intact."""
+    with contextlib.suppress(checkpoints.Unreadable):  # another version's manifest: its reader reports the version
         try:
             told = checkpoints.read_manifest(partial)
             checkpoints.read_trainer(partial, name)
@@ -356,7 +354,7 @@ def _check_sums(partial: Path, name: str, files: dict[str, File], crcs: dict[str
 
 @contextlib.contextmanager
 def _words(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong into a sentence that begins with `what`."""
+    """Turn any error into a sentence that begins with `what`."""
     try:
         yield
     except _GoneThere as error:
@@ -375,7 +373,7 @@ def _words(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _session(address: str, port: int, token: str, stall_s: float, stop: threading.Event | None) -> Iterator[Wire]:
-    """Return a line to the server, once both ends have shown that they know the token. Raises OSError."""
+    """Return a connection to the server, after both ends have proved that they know the token. Raises OSError."""
     end_s = time.monotonic() + BUSY_S
     while True:
         with socket.create_connection((address, port), timeout=min(CONNECT_S, stall_s)) as sock:
@@ -418,7 +416,7 @@ def _file(told: Any) -> File:
 
 
 def _made(kind: type[_T], told: Any) -> _T:
-    """Return the object that a message tells of. Raises WireError where a field is missing, or of another type."""
+    """Return the object in a message. Raises WireError for a missing field or a field of another type."""
     types: dict[str, Any] = {"str": str, "int": int, "bool": bool, "int | None": (int, type(None))}
     named = {field.name: types[str(field.type)] for field in fields(kind)}
     if not isinstance(told, dict) or told.keys() != named.keys():

@@ -1,9 +1,9 @@
-"""The line that files are copied over: who is who, messages that nobody can alter, blocks with a time each.
+"""The connection for copies of files: authentication, messages with an HMAC, blocks with a time limit each.
 
-Both ends prove with HMAC-SHA256 over a nonce of each that they know the token, which itself is never sent; the key for
-it is made of the token for copies alone. Every message then carries a code by a key of this connection alone and its
-own number, and a file's SHA-256 comes in such a message: bytes that were altered on the way, by a fault or by somebody,
-are found. **The content is not encrypted**: who can listen on the training network can read it.
+Each end sends a nonce, and proves with HMAC-SHA256 over both nonces that it knows the token; the token itself is never
+sent. The key of the proof is derived from the token for copies only. After that, every message carries an HMAC by a key
+of this connection and a sequence number, and a file's SHA-256 comes in such a message: bytes altered by a fault or by
+an attacker are detected. **The content is not encrypted**: an observer of the training network can read the content.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any
 
 __all__ = ["BLOCK", "STALL_S", "Busy", "Stopped", "Sums", "Wire", "WireError", "greet", "introduce", "turn_away"]
 
-BLOCK = 1 << 18  # half as much again a second as with 4 MiB: a block is summed and written while a cache still has it
+BLOCK = 1 << 18  # bytes; 1.5 times the rate of 4 MiB blocks: a block is hashed and written while still in a CPU cache
 STALL_S = 30.0  # for a block or a message to pass
-_SLICE_S = 0.2  # between looks at whether to stop
+_SLICE_S = 0.2  # between checks of `stop`
 _HELLO_BYTES, _MESSAGE_BYTES = 1 << 10, 1 << 17
 _BUSY = "busy"
 
 
 class WireError(OSError):
-    """The other end is not the right one, or does not keep to the rules."""
+    """The peer fails the authentication, or breaks the protocol."""
 
 
 class Busy(WireError):
-    """The server has as many connections as it takes."""
+    """The server has its maximum number of connections."""
 
 
 class Stopped(WireError):
-    """This end is to stop."""
+    """This end was asked to stop."""
 
 
 class Wire:
-    """One connection: JSON messages, and blocks of bytes. Every call raises OSError; TimeoutError after `stall_s`."""
+    """One connection: JSON messages and blocks of bytes. Every call raises OSError; TimeoutError after `stall_s`."""
 
     def __init__(self, sock: socket.socket, stall_s: float = STALL_S, stop: threading.Event | None = None) -> None:
         sock.settimeout(min(_SLICE_S, stall_s))
@@ -57,7 +57,7 @@ class Wire:
         self._sent = self._received = 0
 
     def seal(self, out: bytes, into: bytes) -> None:
-        """From here on every message carries its code, by one key a direction."""
+        """Add an HMAC to every message from now on, with one key for each direction."""
         self._keys = out, into
 
     def send(self, message: dict[str, Any]) -> None:
@@ -80,14 +80,14 @@ class Wire:
         self._received += 1
         try:
             message = json.loads(body)
-        except (ValueError, RecursionError):  # 1 kB of brackets is too deep
+        except (ValueError, RecursionError):  # 1 kB of brackets is nested too deeply
             message = None
         if not isinstance(message, dict):
             raise WireError("something else than cloudtrain talks there")
         return message
 
     def write(self, block: memoryview) -> None:
-        """Send all of the block."""
+        """Send the whole block."""
         end_s = time.monotonic() + self.stall_s
         while block:
             block = block[self._patiently(lambda: self._sock.send(block), end_s) :]  # noqa: B023  # called at once
@@ -111,7 +111,7 @@ class Wire:
             if self._stop is not None and self._stop.is_set():
                 raise Stopped("stopped")
             try:
-                if time.monotonic() < end_s:  # a byte now and then is a standstill too
+                if time.monotonic() < end_s:  # a few bytes now and then count as a stall too
                     return once()
             except TimeoutError:
                 continue
@@ -119,10 +119,10 @@ class Wire:
 
 
 class Sums:
-    """The SHA-256 of one file after another, and the CRC-32 where wanted, made beside the transfer.
+    """Computes the SHA-256 of one file after another, and the CRC-32 if requested, in parallel with the transfer.
 
-    `block()` lends the next of three buffers, `add` takes what was put in; the one before last is free again by then.
-    A file of a single block is summed on the spot: there are many small ones.
+    `block()` lends the next of three buffers, `add` takes the filled buffer; the last buffer but one is free again by
+    then. A file of a single block is hashed in the caller's thread, because small files are many.
     """
 
     def __init__(self, *, with_crc: bool) -> None:
@@ -134,12 +134,12 @@ class Sums:
         self._begin()
 
     def block(self) -> memoryview:
-        """Return the buffer for what is added next."""
+        """Return the buffer for the next bytes."""
         self._next = (self._next + 1) % len(self._blocks)
         return self._blocks[self._next]
 
     def add(self, block: memoryview, *, is_all: bool = False) -> None:
-        """Take in a file's next bytes. `is_all`: these are the whole file."""
+        """Add a file's next bytes. `is_all`: the bytes are the whole file."""
         if is_all:
             self._update(block)
             return
@@ -149,7 +149,7 @@ class Sums:
         self._todo.put(block)
 
     def take(self) -> tuple[str, str]:
-        """Return the file's SHA-256 and CRC-32 in hexadecimal digits, and begin the next file's."""
+        """Return the file's SHA-256 and CRC-32 in hexadecimal digits, and start the next file."""
         self._todo.join()
         found = self._sha256.hexdigest(), f"{self._crc32:08x}"
         self._begin()
@@ -176,7 +176,7 @@ class Sums:
 
 
 def greet(wire: Wire, token: str) -> None:
-    """Do the server's part of the introduction. Raises WireError where the other end does not know the token."""
+    """Run the server's part of the authentication. Raises WireError if the client does not know the token."""
     ours = secrets.token_hex(16)
     wire.send({"nonce": ours})
     told = wire.receive()
@@ -189,13 +189,13 @@ def greet(wire: Wire, token: str) -> None:
 
 
 def turn_away(wire: Wire) -> None:
-    """Tell the other end to come again later."""
+    """Ask the client to come again later."""
     with contextlib.suppress(OSError):
         wire.send({"refused": _BUSY})
 
 
 def introduce(wire: Wire, token: str) -> None:
-    """Do the client's part. Raises WireError where the other end does not know the token; Busy."""
+    """Run the client's part of the authentication. Raises WireError if the server does not know the token; Busy."""
     hello = wire.receive()
     if hello.get("refused") == _BUSY:
         raise Busy("it has as many connections as it takes")
@@ -223,7 +223,7 @@ def _seal(wire: Wire, token: str, nonces: str, *, is_server: bool) -> None:
 
 
 def _proof(token: str, what: str, nonces: str) -> str:
-    key = hmac.digest(token.encode(), b"copies", "sha256")  # what the line between agents shows is of no use here
+    key = hmac.digest(token.encode(), b"copies", "sha256")  # not the key of the connection between agents
     return hmac.new(key, f"cloudtrain copies 1 {what} {nonces}".encode(), "sha256").hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""What a folder has to offer under each of its names, and by what it is told from another of the same name.
+"""The entries of a folder that a node offers, and the fingerprint that distinguishes two entries of the same name.
 
-An entry is a file, or a folder with all that is in it, whose name says that it is whole (places.py). Links, devices and
-empty folders in it do not count, and no link is ever followed: what a job's own code has put there decides nothing
-about what else on the machine is read.
+An entry is a file, or a folder with its whole content, and its name marks a complete entry (places.py). Links, devices
+and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read other
+files of the machine.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MANIFEST_BYTES = 64 << 20  # of 100,000 shards and more
+_MANIFEST_BYTES = 64 << 20  # of a manifest with 100,000 shards and more
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of an entry. `path` is relative to the entry, and empty where the entry itself is the file."""
+    """A file of an entry. `path` is relative to the entry, and empty if the entry itself is the file."""
 
     path: str
     size: int
@@ -50,10 +50,11 @@ class File:
 
 @dataclass(frozen=True)
 class Entry:
-    """What lies under a name: `bytes` in so many `files`, the last of them written at `written_ns` (unix time).
+    """An entry: `bytes` in `files` files, and `written_ns`, the newest modification time (unix time).
 
-    `fingerprint`: of a checkpoint of ours its manifest's hash, else the hash of all sizes and times.
-    `step`: the number of a step-N folder. `is_ours`: it has a manifest, so it was complete when it got its name.
+    `fingerprint`: the hash of the manifest for a checkpoint of the trainer, else the hash of all sizes and times.
+    `step`: the number of a step-N folder. `is_ours`: a manifest exists, so the entry was complete when its name was
+    given.
     """
 
     name: str
@@ -67,29 +68,29 @@ class Entry:
 
 
 def is_name(name: str) -> bool:
-    """Return whether an entry may have this name: one step down, neither hidden, nor half written, nor set aside."""
+    """Return whether an entry may have this name: a direct child, not hidden, not partial, not set aside."""
     return is_path(name) and "/" not in name and places.is_whole(name)
 
 
 def is_path(path: str) -> bool:
-    """Return whether the path stays below where it starts, without any `.` or `..` in it."""
+    """Return whether the path stays below its start, without any `.` or `..` part."""
     return "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a checkpoint of this name is of, None where it is none of the trainer's names."""
+    """Return the step of a checkpoint's name, None if the trainer gives no such name."""
     digits = name.removeprefix("step-")
     is_step = digits != name and digits.isascii() and digits.isdecimal()
     return int(digits) if is_step and checkpoints.step_name(int(digits)) == name else None
 
 
 def order(entry: Entry) -> tuple[bool, int, int]:
-    """Return the key by which the newest entry is the greatest: steps by their number, and before all others."""
+    """Return the sort key with the newest entry as the greatest: steps by number, and above all other entries."""
     return entry.step is not None, entry.step or 0, entry.written_ns
 
 
 def fingerprint_of(files: Iterable[File], manifest: bytes | None) -> str:
-    """Return what tells an entry from another of the same name."""
+    """Return the hash that distinguishes two entries of the same name."""
     if manifest is not None:
         return hashlib.sha256(b"manifest\n" + manifest).hexdigest()
     told = json.dumps(sorted((file.path, file.size, file.written_ns) for file in files))
@@ -97,12 +98,12 @@ def fingerprint_of(files: Iterable[File], manifest: bytes | None) -> str:
 
 
 def list_entries(folder: Path) -> list[Entry]:
-    """Return the folder's entries, the newest first; none where there is no such folder. Raises OSError."""
+    """Return the folder's entries, the newest first; an empty list if the folder is absent. Raises OSError."""
     found = []
     try:
         with open_root(folder) as root:
             for name in filter(is_name, os.listdir(root)):
-                with contextlib.suppress(FileNotFoundError):  # gone since, or neither a file nor a folder
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or neither a file nor a folder
                     found.append(scan(root, name)[0])
     except FileNotFoundError:
         return []
@@ -110,7 +111,7 @@ def list_entries(folder: Path) -> list[Entry]:
 
 
 def look(folder: Path, name: str) -> Entry | None:
-    """Return the folder's entry of that name, None where there is none. Raises OSError."""
+    """Return the folder's entry of that name, None if absent. Raises OSError."""
     try:
         with open_root(folder) as root:
             return scan(root, name)[0]
@@ -119,14 +120,14 @@ def look(folder: Path, name: str) -> Entry | None:
 
 
 def newest(folder: Path, *, ours: bool = False) -> Entry | None:
-    """Return the newest entry that has all its files, None without one; their bytes are not read. Raises OSError.
+    """Return the newest entry with all its files, or None; the bytes are not read. Raises OSError.
 
     `ours`: only checkpoints of the trainer count.
     """
     for entry in list_entries(folder):
         if ours and not entry.is_ours:
             continue
-        with contextlib.suppress(checkpoints.Unreadable):  # another version's
+        with contextlib.suppress(checkpoints.Unreadable):  # of another version
             if entry.is_ours and checkpoints.verify(folder / entry.name, only=()) is not None:
                 continue
         return entry
@@ -135,7 +136,7 @@ def newest(folder: Path, *, ours: bool = False) -> Entry | None:
 
 @contextlib.contextmanager
 def open_root(folder: Path) -> Iterator[int]:
-    """Open the folder, for what is asked of it by names that are relative to it. Raises OSError."""
+    """Open the folder; later calls use names relative to the descriptor. Raises OSError."""
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield root
@@ -144,7 +145,7 @@ def open_root(folder: Path) -> Iterator[int]:
 
 
 def scan(root: int, name: str) -> tuple[Entry, list[File]]:
-    """Return the entry and its files, of an open folder. Raises OSError; FileNotFoundError where it is no entry."""
+    """Return the entry in an open folder, and its files. Raises OSError; FileNotFoundError if the name is no entry."""
     about = os.stat(name, dir_fd=root, follow_symlinks=False)
     if stat.S_ISREG(about.st_mode):
         files = [File("", about.st_size, about.st_mtime_ns)]
@@ -162,7 +163,7 @@ def scan(root: int, name: str) -> tuple[Entry, list[File]]:
 
 
 def open_file(root: int, name: str, path: str) -> int:
-    """Open an entry's file to read and return its descriptor; no step of the way is a link. Raises OSError."""
+    """Open an entry's file for reading, return the descriptor; no part of the path may be a link. Raises OSError."""
     *folders, last = [name, *path.split("/")] if path else [name]
     opened: list[int] = []
     try:
@@ -170,7 +171,7 @@ def open_file(root: int, name: str, path: str) -> int:
         for part in folders:
             at = os.open(part, _NO_LINK | os.O_DIRECTORY, dir_fd=at)
             opened.append(at)
-        # Nobody writes to a pipe that took the file's place: opening it would wait for ever.
+        # If a pipe has replaced the file, a blocking open would wait for a writer without end.
         file = os.open(last, _NO_LINK | os.O_NONBLOCK, dir_fd=at)
     finally:
         for each in opened:
@@ -196,7 +197,7 @@ def _walk(parent: int, name: str, prefix: str) -> Iterator[File]:
 
 
 def _manifest(root: int, name: str, files: list[File]) -> bytes | None:
-    """Return the bytes of a checkpoint's manifest, None where it has none."""
+    """Return the bytes of a checkpoint's manifest, None without a manifest."""
     sizes = {file.path: file.size for file in files}
     if sizes.get(checkpoints.MANIFEST, _MANIFEST_BYTES) >= _MANIFEST_BYTES:
         return None

@@ -1,6 +1,6 @@
-"""Which entries of a node's checkpoint folder were fetched from another node, so that only those are ever replaced.
+"""Records which entries of a node's checkpoint folder were fetched from a peer; only fetched entries are ever replaced.
 
-The note lies outside the folder, which is the job's own.
+The note lies outside the folder, because the folder belongs to the job.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from cloudtrain.entrypoints.replication.entries import Entry
 
 __all__ = ["has", "is_own", "keep", "put", "read"]
 
-_writing = threading.Lock()  # the two who fetch are threads of one agent
+_writing = threading.Lock()  # both users of the note are threads of one agent
 
-# entry -> its fingerprint where it came from, that of the copy of it here, and that of the copy which was here before
+# entry -> three fingerprints: at the source, of the local copy, and of the earlier local copy
 Note = dict[str, dict[str, Any]]
 
 
 def read(path: Path) -> Note:
-    """Return the note; empty where there is none."""
+    """Return the note; empty if the file is absent."""
     told = durable.read_json(path)
     return {name: each for name, each in told.items() if isinstance(each, dict)} if isinstance(told, dict) else {}
 
 
 def put(path: Path, there: Entry, here: str, before: Entry | None) -> None:
-    """Note, before the copy gets its name, that it is one, what it looks like `here`, and which one it replaces.
+    """Record a copy before the copy gets its name: the source, the local fingerprint `here`, the replaced entry.
 
-    The times that a disk keeps may be coarser than those that were told. Raises OSError.
+    `here` may differ from the source, since a disk may keep coarser times. Raises OSError.
     """
     with _writing:
         fingerprints = {"there": there.fingerprint, "here": here, "before": before and before.fingerprint}
@@ -38,7 +38,7 @@ def put(path: Path, there: Entry, here: str, before: Entry | None) -> None:
 
 
 def keep(path: Path, names: Collection[str]) -> Note:
-    """Forget all other entries; return what is left. Raises OSError."""
+    """Forget all entries but `names`; return the rest of the note. Raises OSError."""
     with _writing:
         note = read(path)
         left = {name: each for name, each in note.items() if name in names}
@@ -48,7 +48,7 @@ def keep(path: Path, names: Collection[str]) -> Note:
 
 
 def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
-    """Return whether what is here is a copy of what is there, or the very same."""
+    """Return whether the local entry is a copy of the source's entry, or identical."""
     if here is None or there is None or (here.bytes, here.files) != (there.bytes, there.files):
         return False
     noted = note.get(there.name, {})
@@ -57,5 +57,5 @@ def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
 
 
 def is_own(here: Entry, note: Note) -> bool:
-    """Return whether the entry was fetched and nobody has written to it since, or is a folder without files."""
+    """Return whether the entry was fetched and has not changed since, or is a folder without files."""
     return not here.files or here.fingerprint in note.get(here.name, {}).values()

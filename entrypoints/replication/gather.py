@@ -1,9 +1,8 @@
-"""What the nodes have saved on disks of their own, brought to where a start of the job needs it.
+"""Brings the checkpoints of the nodes' own disks to the nodes that need the checkpoints, before the job starts.
 
-The trainer's rank 0 reads checkpoints and tells the others, so its node gets the newest, wherever that is. A script's
-ranks each look for themselves, so every node gets what the others have: never in place of what it has saved itself,
-but for the files that the config keeps, of which all nodes get the newest.
-Where the disk is shared there is nothing to bring.
+The trainer's rank 0 reads checkpoints for all ranks, so rank 0's node gets the newest entry from any node. The ranks of
+a script each read their own disk, so every node gets the entries of the other nodes. A node's own entries are never
+replaced, except the files that the config keeps: all nodes get the newest of each. On a shared disk nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Source = tuple[str, int]
 
 
 class Gathering:
-    """One start's copies, from now on until `is_done`. What cannot be had is said, and `missing`."""
+    """The copies of one start, made by a thread until `is_done`. Entries that could not be copied are in `missing`."""
 
     def __init__(
         self,
@@ -39,10 +38,10 @@ class Gathering:
         newest_alone: bool,
         merged: Sequence[str] = (),
     ) -> None:
-        """`sources` are the other nodes' servers (address, port); with `newest_alone` nothing else is brought.
+        """`sources` are the other nodes' servers (address, port); with `newest_alone` only the newest entry is copied.
 
-        Entries whose names match a pattern of `merged` are the same on all nodes afterwards: of each file the newest.
-        `note` is where it is noted what was fetched (fetchednote.py).
+        Entries whose names match a pattern of `merged` are equal on all nodes afterwards: of each file the newest.
+        `note` is the file that lists the fetched entries (fetchednote.py).
         """
         self._folder = folder
         self._sources = sources
@@ -50,7 +49,7 @@ class Gathering:
         self._note = note
         self._newest_alone = newest_alone
         self._merged = merged
-        self._faults: dict[str, str] = {}  # entry, or a source that could not be asked -> why
+        self._faults: dict[str, str] = {}  # entry, or a source without an answer -> reason
         self._lost: set[Source] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gather", daemon=True)
@@ -58,21 +57,21 @@ class Gathering:
 
     @property
     def is_done(self) -> bool:
-        """Whether all is here that could be had."""
+        """Whether all available entries have arrived."""
         return not self._thread.is_alive()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """A sentence for each node that could not be asked, and each entry that nobody could give.
+        """A sentence for each source without an answer, and for each entry that no source could send.
 
-        With `newest_alone` the entries are those that are newer than what is here now. Whole once `is_done`.
+        With `newest_alone`, only entries newer than the local entries count. Complete once `is_done`.
         """
         return tuple(self._faults.values())
 
     def cancel(self) -> None:
-        """End it, in the midst of a copy too, which is then absent."""
+        """Stop, also in the middle of a copy; the copy is then absent."""
         self._stop.set()
-        self._thread.join(END_S)  # it may stand in a connect, or wait for a disk
+        self._thread.join(END_S)  # the thread may wait for a connect or for a disk
 
     def _run(self) -> None:
         offers: list[tuple[Source, Entry]] = []
@@ -87,7 +86,7 @@ class Gathering:
             if self._stop.is_set():
                 return
             if self._newest_alone and entry.step is not None and not entry.is_ours:
-                continue  # a step's name without a manifest: the trainer cannot use the entry
+                continue  # the name of a step without a manifest: the trainer cannot use the entry
             if any(fnmatchcase(entry.name, pattern) for pattern in self._merged):
                 self._merge(source, entry)
             elif entry.name not in had and self._bring(source, entry):
@@ -97,14 +96,14 @@ class Gathering:
                     return
 
     def _bring(self, source: Source, entry: Entry) -> bool:
-        """Copy the entry where it is needed; return whether all is well with it, so that no other need be tried."""
+        """Copy the entry if needed; return whether the entry is present now: then no further source is tried."""
         try:
             if not self._needs(entry):
                 return True
             if source in self._lost:
                 self._faults.setdefault(entry.name, f"{entry.name} of {source[0]}:{source[1]}, which was lost")
                 return False
-            # Before a start nobody writes here: the trainer's own of that name is not whole, or it would do.
+            # No process writes here before a start: an own entry of that name is damaged, or it would not be needed.
             fetched = copies.fetch(
                 *source,
                 self._token,
@@ -115,7 +114,7 @@ class Gathering:
                 stop=self._stop,
             )
         except (copies.CopyError, OSError) as error:
-            if isinstance(error, copies.Taken) and not self._newest_alone:  # by what was saved here itself
+            if isinstance(error, copies.Taken) and not self._newest_alone:  # this node has saved the entry itself
                 return True
             self._fail(entry.name, source, error)
             return False
@@ -124,7 +123,7 @@ class Gathering:
         return True
 
     def _merge(self, source: Source, entry: Entry) -> None:
-        """Copy the files of the entry that are newer there, or that are not here."""
+        """Copy the entry's files that are newer at the source, or absent on this node."""
         scratch = self._folder / ".gathered.tmp"
         try:
             here = listing.look(self._folder, entry.name)
@@ -144,7 +143,7 @@ class Gathering:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def _needs(self, entry: Entry) -> bool:
-        """Return whether neither the entry is here, nor another of its name of this node's own, nor a newer one."""
+        """Return whether this node lacks the entry, and has no own entry of that name and no newer entry."""
         note = fetchednote.read(self._note)
         best = listing.newest(self._folder, ours=True) if self._newest_alone else listing.look(self._folder, entry.name)
         if best is None:

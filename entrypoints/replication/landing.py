@@ -1,7 +1,7 @@
-"""Where a copy lies until it is whole: `.<name>.<host>-<pid>.tmp` beside the name that it will have.
+"""Partial files: a copy is written to `.<name>.<host>-<pid>.tmp`, beside its final name, until the copy is complete.
 
-So nothing takes it for whole (places.py), processes and hosts that share a disk keep out of each other's way, and what
-an interrupted copy has left is known for what it is.
+Readers skip such names (places.py), and processes and hosts on a shared disk do not disturb each other. The name also
+identifies the remains of an interrupted copy.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["PROBE", "Taken", "alone", "check_room", "drop", "place", "probe", "r
 
 PROBE = re.compile(r"\.shared-[0-9a-f]{32}\.[^/\0]*\.tmp")
 
-_SYNCS = 4  # at once: a journal takes them together; 1000 small files took 2.6 s one by one, and 0.2 s so (ext4)
+_SYNCS = 4  # threads; the journal commits their fsyncs together: 1000 small files took 0.2 s, 2.6 s in sequence (ext4)
 
-_LOOK_S = 0.2  # between looks at whether to stop
+_LOOK_S = 0.2  # between checks of `stop`
 
 _under_way: set[tuple[Path, str]] = set()
 _changes = threading.Condition()
 
 
 class Taken(OSError):
-    """Something else has the name that a copy was to get, and keeps it."""
+    """Another entry has the copy's name, and keeps the name."""
 
     def __init__(self) -> None:
         super().__init__("something else has that name here, and is left as it is")
@@ -44,9 +44,9 @@ class Taken(OSError):
 
 @contextlib.contextmanager
 def alone(into: Path, name: str, stop: threading.Event | None = None) -> Iterator[Path]:
-    """Return the unfinished copy's path, which is this call's alone; what earlier ones have left is gone.
+    """Return the path of the partial copy, used by this call only; remains of earlier copies are removed.
 
-    Where another thread is copying the entry, that is waited for. Raises Stopped once `stop` is set; OSError.
+    Waits while another thread copies the same entry. Raises Stopped once `stop` is set; OSError.
     """
     if not listing.is_name(name):
         raise ValueError("an entry cannot have that name")
@@ -67,7 +67,7 @@ def alone(into: Path, name: str, stop: threading.Event | None = None) -> Iterato
 
 
 def check_room(into: Path, needed: int) -> None:
-    """Raise OSError, of too little room, where the disk has less than so many bytes free."""
+    """Raise OSError (ENOSPC) if the disk has less than `needed` bytes free."""
     free = shutil.disk_usage(into).free
     if free < needed:
         room = f"{needed / 1e9:.2f} GB are needed there, and {free / 1e9:.2f} GB are free: make room"
@@ -105,9 +105,9 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
 
 
 def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: bool = False) -> None:
-    """Give the copy its name. `over` is all that may have it until then: it is removed, or set aside if it `is_kept`.
+    """Give the copy its name. Only the entry `over` may have the name before: removed, or set aside with `is_kept`.
 
-    Raises Taken where something else has it by now, as what was saved while the copy was under way; OSError.
+    Raises Taken if a different entry has the name by now, for example one saved during the copy; OSError.
     """
     old = None
     if over is not None and listing.look(final.parent, final.name) == over:
@@ -126,7 +126,7 @@ def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: boo
 
 
 def drop(path: Path) -> None:
-    """Remove a file or folder that nothing takes for whole, as far as that can be."""
+    """Remove a partial file or folder; errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -135,22 +135,22 @@ def drop(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove an entry: half removed, it has no name by which anything would find it. Raises OSError."""
+    """Remove an entry; the entry is renamed first, so that no reader finds a half-removed entry. Raises OSError."""
     drop(path.rename(_outgoing(path)))
 
 
 def probe(folder: Path) -> Path:
-    """Return the path of a file to be, of a name that nobody has asked for before."""
+    """Return the path for a test file, with a new random name."""
     return folder / f".shared-{secrets.token_hex(16)}.{_ours()}.tmp"
 
 
 def _rename(path: Path, final: Path) -> None:
-    """Give the file or folder a name that nothing has. Raises Taken, OSError."""
+    """Rename the file or folder to a name that is free. Raises Taken, OSError."""
     if os.path.lexists(final):
         raise Taken
     if path.is_dir():
         try:
-            # Of what was made in this very moment, only an empty folder gives way, and nothing is lost in that.
+            # If another process creates the name at this moment, only an empty folder is replaced, and no data is lost.
             path.rename(final)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
@@ -172,7 +172,7 @@ def _outgoing(path: Path) -> Path:
 
 
 def _sweep(into: Path) -> None:
-    """Remove what this host's copies have left that were interrupted; those of other hosts may be under way."""
+    """Remove the remains of this host's interrupted copies; copies of other hosts may still run."""
     into.mkdir(parents=True, exist_ok=True)
     mark = re.compile(rf"\..+\.{re.escape(socket.gethostname())}-(\d+)\.tmp")
     busy = {f".{name}.{_ours()}.tmp" for folder, name in _under_way if folder == into.absolute()}
@@ -185,5 +185,5 @@ def _sweep(into: Path) -> None:
 
 
 def _ours() -> str:
-    """Return what tells this process's unfinished files from those of others, on a shared disk too."""
+    """Return the part of a partial file's name that identifies this process, also on a shared disk."""
     return f"{socket.gethostname()}-{os.getpid()}"

@@ -1,8 +1,8 @@
-"""A second copy of a job's checkpoints, on another node's disk, kept while training runs.
+"""Keeps a second copy of a job's checkpoints on another node's disk while training runs.
 
-The node after node 0 asks node 0's server every few seconds what there is and fetches what it lacks, the newest first.
-What it has fetched goes when node 0 no longer has it and a newer one is here; what it has not fetched is never touched.
-On a shared disk there is nothing to do. No fault of this ends anything: it is said once, and tried again.
+The node after node 0 asks node 0's server every few seconds for the list of entries, and fetches missing entries, the
+newest first. A fetched entry is removed when node 0 no longer has the entry and a newer entry has arrived; entries that
+were not fetched are never touched. On a shared disk nothing is copied. Faults are printed once, and tried again.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from cloudtrain.entrypoints.replication.fetchednote import Note, has, is_own
 __all__ = ["Replicas"]
 
 EVERY_S = 3.0
-QUIET_S = 6.0  # for which an entry without a manifest must have been as it is
-SHARE = 10  # of the time, at most one part in so many goes into looking at what there is
-PAUSE_S, LONGEST_PAUSE_S = 3.0, 120.0  # after a fault; doubled by the next one
+QUIET_S = 6.0  # an entry without a manifest must be unchanged for so long before a copy
+SHARE = 10  # listing the entries may take at most a tenth of the time
+PAUSE_S, LONGEST_PAUSE_S = 3.0, 120.0  # after a fault; each further fault doubles the pause
 END_S = 1.0
 
-_ROOM = "/room"  # as no entry is called
+_ROOM = "/room"  # no entry can have this name
 
 Source = Callable[[], "tuple[str, int] | None"]
 
 
 class Replicas:
-    """The thread that keeps the copies, from `start` to `finish`."""
+    """The thread that copies, from `start` to `finish`."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Replicas:
         pause_s: float = PAUSE_S,
         margin_bytes: int = copies.MARGIN_BYTES,
     ) -> None:
-        """`source` returns the address and port of who has the checkpoints now, None while nobody is known to.
+        """`source` returns address and port of the node that has the checkpoints, None while unknown.
 
-        `note` is where it is noted what was fetched (fetchednote.py).
+        `note` is the file that lists the fetched entries (fetchednote.py).
         """
         self._folder = folder
         self._source = source
@@ -58,18 +58,18 @@ class Replicas:
         self._pause_s = pause_s
         self._margin_bytes = margin_bytes
         self._is_shared: dict[tuple[str, int], bool] = {}
-        self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when it is that
+        self._seen: dict[str, tuple[str, float]] = {}  # name -> fingerprint, and since when the fingerprint is the same
         self._looked_s = 0.0
-        self._faults: dict[str, tuple[int, float]] = {}  # what fails -> how often in a row, when to try it again
+        self._faults: dict[str, tuple[int, float]] = {}  # failing part -> faults in a row, time of the next try
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replicas", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Stop at once, in the midst of a copy too, which is then absent."""
+        """Stop at once, also in the middle of a copy; the copy is then absent."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
@@ -87,12 +87,12 @@ class Replicas:
                     wait_s = 0.0 if self._round(source) else max(wait_s, min(SHARE * self._looked_s, LONGEST_PAUSE_S))
             except copies.Halted:
                 return
-            except Exception as error:  # of whatever kind: training goes on, and a later round tries again
+            except Exception as error:  # any kind of error: training continues, and a later round tries again
                 self._fail("", str(error) if isinstance(error, (copies.CopyError, OSError)) else repr(error))
             self._stop.wait(wait_s)
 
     def _round(self, source: tuple[str, int]) -> bool:
-        """Remove what is superseded, and fetch one entry, if one is lacking; return whether to look again at once."""
+        """Remove superseded entries, and fetch one missing entry; return whether to list the entries again at once."""
         begin_s = time.monotonic()
         if self._knows_shared(source):
             return False
@@ -108,7 +108,7 @@ class Replicas:
         return any(
             self._fetch(source, entry, here.get(entry.name), note)
             for entry in lacking
-            # A file that a job's own code is still writing must not take the place of its last good copy.
+            # A file that the job's own code is still writing must not replace the last good copy.
             if entry.is_ours or begin_s - self._seen[entry.name][1] >= self._quiet_s
         )
 
@@ -118,7 +118,7 @@ class Replicas:
         return self._is_shared[source]
 
     def _fetch(self, source: tuple[str, int], entry: Entry, here: Entry | None, note: Note) -> bool:
-        """Return whether it was tried, so that time has passed: there may be a newer one, or no server any more."""
+        """Return whether a copy was tried: time has passed, so a newer entry may exist, or the server may be gone."""
         name = entry.name
         if not (self._may_try(name) and self._may_try(_ROOM)):
             return False
@@ -150,9 +150,9 @@ class Replicas:
         return True
 
     def _retire(self, there: list[Entry], here: dict[str, Entry], note: Note) -> Note:
-        """Remove what was fetched and the source has no longer, where something newer of the source's is here.
+        """Remove fetched entries that the source no longer has, if a newer entry of the source has arrived.
 
-        Return what the note has left. Before a copy, so that the disk need not hold one more than the source's.
+        Return the rest of the note. Called before a copy, so that the disk holds at most as many entries as the source.
         """
         kept = {entry.name: entry for entry in there}
         safe = [listing.order(each) for each in here.values() if has(each, kept.get(each.name), note)]
@@ -167,7 +167,7 @@ class Replicas:
         return time.monotonic() >= self._faults.get(what, (0, 0.0))[1]
 
     def _fail(self, what: str, words: str) -> None:
-        """Say it, unless it was said; try it again later, and later each time."""
+        """Print a new fault; set the time of the next try, later after each fault."""
         count = self._faults.get(what, (0, 0.0))[0] + 1
         pause_s = min(self._pause_s * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
         self._faults[what] = count, time.monotonic() + pause_s

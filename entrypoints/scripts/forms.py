@@ -1,6 +1,6 @@
 """The forms of a printed step: from a line of text to its figures. Pure.
 
-docs/steps.md lists the forms. `Told.weight` says how well a form tells a step: if a script prints several forms, the
+docs/steps.md lists the forms. `Told.weight` is the precision of a form's step: if a script prints several forms, the
 heaviest form counts (steps.py).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "Told", "may_tell", "read"]
 
-MOST = 4096  # characters of a line that is read
+MOST = 4096  # characters: longer lines are not read
 # Weights: an epoch alone, a bar without a name, an epoch with figures, a bar of an epoch or with a loss, a step.
 EPOCH, BAR, EPOCH_FIGURES, NAMED_BAR, FINE = 1, 2, 3, 4, 5
 FREE = 0  # figures without a step: another line, or the library, has the step
@@ -46,7 +46,7 @@ _SHORT = {"learning_rate": "lr", "max_steps": "total", "total_steps": "total", "
 class Told:
     """The figures of a line. `of_epoch`: step and total count within the epoch; `name`: the name of a bar.
 
-    `scores` are an evaluation's; a line with scores alone tells no step.
+    `scores` are an evaluation's; a line with scores alone has no step.
     """
 
     weight: int
@@ -61,7 +61,7 @@ class Told:
 
 
 def may_tell(line: str) -> bool:
-    """Return whether the line may tell a step: a cheap test, made for each of 100,000 plain lines a second."""
+    """Return whether the line may have a step: a cheap test, made for each of 100,000 plain lines a second."""
     low = line.lower()
     return "step" in low or "loss" in low or "epoch" in low or "iter" in low or "%|" in low or "::ct" in low
 
@@ -99,7 +99,7 @@ def _bar(line: str) -> Told | None:
 def _items(line: str, items: dict[str, float]) -> Told | None:
     """Read a printed dict or a line of JSON."""
     items = {_SHORT.get(name, name): value for name, value in items.items()}
-    if "train_runtime" in items:  # the sum at the end of Hugging Face's Trainer
+    if "train_runtime" in items:  # the summary at the end of Hugging Face's Trainer
         return None
     step, total, epoch = (_whole(items.get(name)) for name in ("step", "total", "epoch"))
     if "loss" not in items and "train_loss" in items:
@@ -141,7 +141,7 @@ def _text(line: str) -> Told | None:
     if (rate := _RATE.search(line)) is not None:
         fields["lr"] = float(rate[1])
     if step is not None and (fields or total is not None):
-        weight = FINE if fields else BAR  # `Step 1/3: loading data` may be a part of the set-up
+        weight = FINE if fields else BAR  # `Step 1/3: loading data` may belong to the set-up
         return Told(weight, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
     if epoch is not None and step is None and (fields or scores or _EPOCH_LINE.match(line)):
         weight = EPOCH_FIGURES if fields or scores else EPOCH

@@ -15,7 +15,7 @@ After = Callable[[ModuleType], None]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds a module as usual, and runs an action after the module's code has run."""
+    """Finds a module as usual, and runs an action after the module's code."""
 
     def __init__(self, actions: dict[str, After]) -> None:
         self._actions = actions
@@ -51,7 +51,7 @@ def after_import(actions: dict[str, After]) -> None:
 
 
 def _run(action: After | None, module: ModuleType) -> None:
-    """Run the action; a fault, as with another version of the library, must not break the script's import."""
+    """Run the action; a fault, for example with a new version of the library, must not break the script's import."""
     try:
         if action is not None:
             action(module)

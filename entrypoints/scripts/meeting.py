@@ -1,8 +1,8 @@
-"""Whether a script's ranks have met: joined a process group of all ranks.
+"""Checks whether a script's ranks have joined a process group of all ranks.
 
-Ranks without a common group each train alone on all of the data, and end well. So a rank leaves a file when it joins
-such a group, and boot fails a job without these files (boot.py). After a minute without a group the rank warns.
-Only groups of the rank's own process count; processes started by the script are not seen.
+Ranks without a common group each train alone on all of the data, and end without an error. So a rank leaves a file when
+it joins a group of all ranks, and boot fails a job without these files (boot.py). After a minute without a group the
+rank warns. Only groups of the rank's own process count; processes started by the script are not seen.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ def _file(kind: str) -> Path:
 
 
 def expect(run: dict[str, Any]) -> int:
-    """Return the number of ranks in the group to be joined, 0 where no group is needed."""
+    """Return the number of ranks in the required group, 0 if no group is required."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks < 2 or run["kind"] == "task" or run.get("allow_alone") or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
         return 0
-    _file("met").unlink(missing_ok=True)  # a predecessor's, where torchrun restarts ranks in place
+    _file("met").unlink(missing_ok=True)  # left by a predecessor, if torchrun restarts ranks in place
     return ranks
 
 
 def watch_groups(module: ModuleType, ranks: int) -> None:
-    """Have torch.distributed leave the file when the rank has joined a group of all ranks."""
+    """Patch torch.distributed to leave the file when the rank has joined a group of all ranks."""
     init, met = module.init_process_group, _file("met")  # a script may change RANK
 
     @functools.wraps(init)
     def joined(*args: Any, **kwargs: Any) -> Any:
         result = init(*args, **kwargs)
-        with contextlib.suppress(OSError, ValueError):  # of a full disk; of a group without this rank
+        with contextlib.suppress(OSError, ValueError):  # a full disk; a group without this rank
             if module.get_world_size() >= ranks:
                 met.touch()
         return result
@@ -57,7 +57,7 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
 
 
 def alone(ranks: int) -> str | None:
-    """Return why the rank is alone and how to mend that, None after the rank has joined a group of all."""
+    """Return why the rank is alone and how to fix the fault, None after the rank has joined a group of all."""
     if _file("met").exists():
         return None
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():

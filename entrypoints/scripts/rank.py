@@ -21,7 +21,7 @@ __all__ = ["begin"]
 
 
 def begin(kind: str) -> None:
-    """Read steps from the script's output, note the meeting of the ranks, add callbacks to Trainers."""
+    """Read steps from the script's output, record that the ranks met, add callbacks to Trainers."""
     path = os.environ.get("CLOUDTRAIN_SPEC")
     spec = json.loads(Path(path).read_text()) if path else {}
     run = {**spec.get("run", {}), "kind": kind}
@@ -45,7 +45,7 @@ def begin(kind: str) -> None:
 
 
 def _tell_accelerate(module: ModuleType) -> None:
-    """Have Accelerate, and Hugging Face's Trainer with it, join all ranks on the CPU: by default each trains alone."""
+    """Make Accelerate, and Hugging Face's Trainer with it, join all ranks on the CPU: by default each trains alone."""
     import torch
 
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is new in torch 2.6

@@ -1,7 +1,7 @@
 """A script's steps: the choice among the printed figures, and the machine's part of a line.
 
-One `Steps` a rank, for both streams. An event has the step and, where known, the number of all steps, the time of a
-step and the time left (`eta_s`).
+Each rank has one `Steps` for both streams. An event has the step and, where known, the number of all steps, the time of
+a step and the time left (`eta_s`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.scripts.forms import Told
 __all__ = ["Steps"]
 
 BAR_EVERY_S = 1.0  # between two events of a bar
-SILENCES = 20  # a rank may be silent for so many times the longest silence before
+SILENCES = 20  # a rank may be silent for 20 times its longest earlier silence
 _WINDOW = 50  # events for the mean time of a step
 _LOOKS = 20  # events with a search for the number of steps in the script's variables
 _OURS = str(Path(__file__).parents[1])
@@ -41,9 +41,9 @@ class Steps:
 
     def __init__(self, rank: int, wanted: dict[str, Any], hang_timeout_s: float = math.inf) -> None:
         self.library: Callable[[], dict[str, Any]] = dict
-        self.is_off = False  # the script prints event lines, or a library tells all steps
-        self._step: int | None = None  # the newest told
-        self._seen: int | None = None  # the newest read
+        self.is_off = False  # the script prints event lines, or a library reports all steps
+        self._step: int | None = None  # the newest step reported
+        self._seen: int | None = None  # the newest step read
         self._is_head = rank == 0
         self._hang_timeout_s = hang_timeout_s
         self._wanted = {name: re.compile(wanted[name]) for name in ("step", "loss", "total") if name in wanted}
@@ -52,7 +52,7 @@ class Steps:
         self._total: int | None = None  # by the user's expression
         self._searched: dict[tuple[str, ...], int] = {}
         self._looks = 0
-        self._base, self._last, self._epoch = 0, -1, 0  # of counts within an epoch
+        self._base, self._last, self._epoch = 0, -1, 0  # for counts within an epoch
         self._bar = self._newest_bar = ("", 0)  # name and total: of the bar in use, and of the newest
         self._bars_s: dict[tuple[str, int], float] = {}  # how long each has run
         self._bar_s = self._bar_told_s = 0.0
@@ -61,8 +61,8 @@ class Steps:
         self._output_s = self._silence_s = 0.0  # the time of the last line, and the longest silence
 
     def is_asked(self, line: str) -> bool:
-        """Note a printed line as a sign of life; return whether the line may tell a step."""
-        if self._step is not None:  # a rank is judged from its first step on
+        """Note a printed line as a sign of life; return whether the line may have a step."""
+        if self._step is not None:  # a rank's silence counts from its first step
             now_s = time.monotonic()
             self._silence_s = max(self._silence_s, now_s - self._output_s)
             self._output_s = now_s
@@ -70,7 +70,7 @@ class Steps:
         return bool(self._wanted or self._metrics) or forms.may_tell(line)
 
     def take(self, line: str, *, is_whole: bool = True) -> tuple[str, str]:
-        """Return the machine's part of a line, and a line of ours to follow; both are empty for most lines.
+        """Return the machine's part of a line, and our own line to follow; both are empty for most lines.
 
         Without `is_whole` the line is a state of a bar, soon replaced by the next state.
         """
@@ -119,9 +119,9 @@ class Steps:
         return Told(forms.FREE, scores=extra) if extra else None
 
     def _of_bars(self, told: Told, now_s: float) -> Told | None:
-        """Return the bar's state, with the step counted on over all epochs; None if the bar does not count.
+        """Return the bar's state, with the step counted over all epochs; None if the bar does not count.
 
-        Of several bars alike the longest is training's: the rest prepare, or evaluate.
+        Of several similar bars the longest is training's: the rest prepare, or evaluate.
         """
         assert told.total is not None
         assert told.step is not None
@@ -175,7 +175,7 @@ class Steps:
         epoch = told.epoch - 1 if told.epochs and told.epoch else told.epoch  # `Epoch 1/10` counts from 1
         length = told.total or self._search(_LOADERS, 0)
         if length:
-            self._base = 0 if told.step > length else epoch * length  # a count beyond an epoch's is the job's
+            self._base = 0 if told.step > length else epoch * length  # a count above the length is the job's count
         elif told.epoch > self._epoch and told.step < self._last:
             self._base += self._last + 1
         self._last, self._epoch = told.step, told.epoch
@@ -218,7 +218,7 @@ class Steps:
         return f"cloudtrain: warning: the loss is {loss} at step {fields['step']}\n"
 
     def _beat_on(self) -> None:
-        """Beat in a silence of the rank, as long as earlier silences let expect."""
+        """Beat during a silence of the rank, as long as earlier silences make likely."""
         while True:
             time.sleep(heartbeat.EVERY_S)
             if time.monotonic() - self._output_s + self._hang_timeout_s < SILENCES * self._silence_s:
@@ -267,5 +267,5 @@ def _size(value: Any) -> int:
     """Return a whole number, or a loader's length; -1 for all other values."""
     try:
         return -1 if isinstance(value, bool) else value if isinstance(value, int) else len(value)
-    except Exception:  # a class of the script's may raise any
+    except Exception:  # a class of the script's may raise any error
         return -1

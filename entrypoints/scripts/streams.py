@@ -1,8 +1,8 @@
 """A script's standard output and error: every byte passes at once, and the line of a step gets the machine's part.
 
-The streams write to the same files as before. They never change the script's text, and add two things: the machine's
-part before the newline of a step's line, and now and then a newline after a progress bar. A bar has no newline before
-the end, and lines without an end reach no platform's log.
+The streams write to the same files as before. They never change the script's text, and make two additions: the
+machine's part before the newline of a step's line, and now and then a newline after a progress bar. A bar has no
+newline before the end, and lines without an end reach no platform's log.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cloudtrain.entrypoints.scripts.steps import Steps
 
 __all__ = ["Stream", "say", "watch"]
 
-FIRST_BAR_S, MOST_BAR_S = 1.0, 60.0  # between two newlines in a bar: at first, and twice as long after each
+FIRST_BAR_S, MOST_BAR_S = 1.0, 60.0  # between two newlines in a bar: the first pause, doubled after each newline
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Stream(io.TextIOWrapper):
-    """Standard output or error in its place."""
+    """Replaces standard output or standard error."""
 
     def __init__(self, stream: io.TextIOWrapper, steps: Steps) -> None:
         encoding, errors = stream.encoding, stream.errors
@@ -33,7 +33,7 @@ class Stream(io.TextIOWrapper):
         self._steps: Steps | None = steps
         self._write = super().write
         os.register_at_fork(after_in_child=self._forget)  # a forked process is not the rank
-        self._line = ""  # the one under way, as far as it is read
+        self._line = ""  # the unfinished line, up to the last text read
         self._bar_every_s, self._bar_s = FIRST_BAR_S, 0.0
 
     def write(self, text: str) -> int:
@@ -58,7 +58,7 @@ class Stream(io.TextIOWrapper):
         self._steps = None
 
     def end_line(self) -> None:
-        """End a line under way."""
+        """End the unfinished line."""
         if self._line:
             self._line = ""
             self._write("\n")
@@ -78,7 +78,7 @@ class Stream(io.TextIOWrapper):
         return "".join([*parts, rest])
 
     def _bar_end(self, state: str, steps: Steps) -> str:
-        """Return the end of a bar's line, if an end is due."""
+        """Return the end of a bar's line, if due."""
         now_s = time.monotonic()
         self._bar_s = self._bar_s or now_s
         if not state or now_s - self._bar_s < self._bar_every_s:
@@ -90,7 +90,7 @@ class Stream(io.TextIOWrapper):
 
 
 def watch(steps: Steps) -> None:
-    """Put a stream in the place of both of Python's."""
+    """Replace both of Python's streams."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
@@ -100,7 +100,7 @@ def watch(steps: Steps) -> None:
 
 
 def say(text: str) -> None:
-    """Write lines of our own into the rank's log, behind the line under way; a full disk must not end the script."""
+    """Write our own lines into the rank's log, after the unfinished line; a full disk must not end the script."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, Stream):
             with contextlib.suppress(OSError, ValueError):

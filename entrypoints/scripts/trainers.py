@@ -1,7 +1,7 @@
 """Hugging Face's Trainer and Lightning's: exact steps, and the save of `on_stop: save`.
 
-A callback joins every new Trainer. With `on_stop: save` the callback takes SIGTERM over when training begins, has all
-ranks agree on the last step, saves by the library's own means, and leaves with the code for a saved job.
+A callback joins every new Trainer. With `on_stop: save` the callback handles SIGTERM when training begins, has all
+ranks agree on the last step, saves by the library's own means, and exits with the code for a saved job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Stopping", "hugging_face", "lightning"]
 EXIT_SAVED = 75
 FIRST_SAVE_S = 30.0  # assumed for the first save; at most a tenth of the time left
 _LINE_S = 2.0  # between the lines of Lightning's steps
-_FIRST_STEPS = 10  # of a training: all are told
+_FIRST_STEPS = 10  # of a training: each of the first steps is reported
 _NAMES = {"learning_rate": "lr"}
 
 
@@ -42,12 +42,12 @@ class Stopping:
         self._begin_s = 0.0  # of the step under way
 
     def begin(self) -> None:
-        """Take SIGTERM over as a training begins, after the libraries' own handlers; collective."""
+        """Handle SIGTERM from the start of a training, after the libraries' own handlers; collective."""
         self._begin_s = 0.0
         self._agreement = self._made() if self.is_wanted else None
 
     def end(self) -> None:
-        """Let SIGTERM end the script again: after the training all is saved."""
+        """Let SIGTERM end the script again: after the training all data are saved."""
         if self._agreement is not None:
             self._agreement = None
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -67,7 +67,7 @@ class Stopping:
             self._agreement.saved(time.monotonic() - begin_s)
 
     def leave(self, step: int, path: str, reason: str) -> None:
-        """Tell of the save and end the script, after all ranks have come here."""
+        """Report the save and end the script, after all ranks have called; collective."""
         import torch.distributed as dist
 
         if self._group is not None:
@@ -86,7 +86,7 @@ class Stopping:
 
         meets = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if meets and self._group is None:
-            self._group = dist.new_group(backend="gloo")  # NCCL's sums no numbers of the CPU
+            self._group = dist.new_group(backend="gloo")  # NCCL cannot sum numbers of the CPU
         agreement = Agreement(variables.deadline_s(os.environ), self._group, is_alone=not meets)
         agreement.start(dist.get_rank() if meets else 0, None, FIRST_SAVE_S)
         return agreement
@@ -142,7 +142,7 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
     """Add the callback to Lightning's Trainer, of either package (lightning, pytorch_lightning)."""
 
     class Callback(module.Callback):  # type: ignore[name-defined, misc]
-        """Tells steps, and stops a training."""
+        """Reports steps, and stops a training."""
 
         first = step = 0
         due_s = 0.0

@@ -1,7 +1,7 @@
 """How a model is spread over the ranks: ddp (a copy each), fsdp (a shard each), hsdp (shards within, copies between).
 
-A strategy is a record of functions (strategy.py), made by one function a strategy; the training loop knows the record
-alone. A new one is a file beside ddp.py and a line in STRATEGIES.
+A strategy is a record of functions (strategy.py), created by one function for each strategy; the training loop uses
+only the record. A new strategy is a file beside ddp.py and a line in STRATEGIES.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def wrap(
     blocks: Blocks | None = None,
     silent: bool = False,
 ) -> Strategy:
-    """Return the module spread as the settings ask. Collective. Raises TaskError with all that cannot work.
+    """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
 
-    `silent`: no gradient or weight is sent, and the numbers are wrong: to measure what communication costs.
+    `silent`: no gradient or weight is sent, and the numbers are wrong: to measure the cost of communication.
     """
     faults = [*_faults(settings, split), *_faults_here(settings, module, device)]
     if faults:
@@ -50,7 +50,7 @@ def wrap(
 
 
 def _faults(settings: Training, split: data.Split) -> Iterator[str]:
-    """Yield what contradicts itself in the settings."""
+    """Yield the contradictions in the settings."""
     name = settings.strategy
     if name not in STRATEGIES:
         close = difflib.get_close_matches(name, STRATEGIES, n=1)
@@ -101,7 +101,7 @@ def _strict_faults(settings: Training, split: data.Split) -> Iterator[str]:
 
 
 def _faults_here(settings: Training, module: nn.Module, device: torch.device) -> Iterator[str]:
-    """Yield what this model or this machine does not allow."""
+    """Yield the settings that this model or this machine does not allow."""
     if not any(p.requires_grad for p in module.parameters()):
         yield "model(params) returned a module without a parameter that needs gradients: nothing to train"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):

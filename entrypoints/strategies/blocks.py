@@ -1,4 +1,4 @@
-"""The blocks of a model: what fsdp shards as one, what is computed twice to save memory, what is compiled by itself."""
+"""The blocks of a model: the units that fsdp shards, that are recomputed to save memory, and that are compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.Parameter
 def find(settings: Training, module: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
     """Return the blocks, inner before outer: by `wrap_min_params`, else by the task, else the layers.
 
-    Raises TaskError where the task's are none.
+    Raises TaskError if the task returns no valid blocks.
     """
     if settings.wrap_min_params:
         return sized_blocks(module, settings.wrap_min_params)
@@ -44,11 +44,11 @@ def find(settings: Training, module: nn.Module, blocks: Blocks | None) -> list[n
 def default_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the outermost children of a ModuleList or Sequential that have parameters.
 
-    A transformer's layers are that nearly always. Parameters outside them belong to the root.
+    A transformer's layers nearly always have this form. Parameters outside the blocks belong to the root.
     """
     found: list[nn.Module] = []
     for child in model.children():
-        holder = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # it has no forward, so it cannot be one itself
+        holder = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # a holder has no forward pass: never a block
         if isinstance(model, (nn.ModuleList, nn.Sequential)) and not holder:
             found += [child] if any(True for _ in child.parameters()) else []
         else:
@@ -57,10 +57,10 @@ def default_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def sized_blocks(model: nn.Module, min_params: int) -> list[nn.Module]:
-    """Return every submodule with at least so many parameters that are not in a block within it; inner first."""
+    """Return every submodule with at least `min_params` parameters outside its inner blocks; inner first."""
     found: list[nn.Module] = []
     for child in model.children():
-        if not isinstance(child, nn.MultiheadAttention):  # it reads its parts' weights without calling them
+        if not isinstance(child, nn.MultiheadAttention):  # the attention reads weights without calling its parts
             found += sized_blocks(child, min_params)
         taken = {id(p) for block in found for p in block.parameters()}
         rest = sum(p.numel() for p in child.parameters() if id(p) not in taken)
@@ -70,17 +70,17 @@ def sized_blocks(model: nn.Module, min_params: int) -> list[nn.Module]:
 
 
 def prepare(settings: Training, module: nn.Module, found: list[nn.Module], whole: bool) -> None:
-    """Make the blocks be compiled and computed again in the backward pass, where the settings ask for it.
+    """Compile the blocks, and recompute the blocks in the backward pass, if the settings ask for it.
 
-    `whole`: compile the module as one. Names in the state dict stay as they are: a block's forward is replaced, not
-    the block. Raises TaskError where there is no block to compute again.
+    `whole`: compile the module as a unit. Names in the state dict do not change: a block's forward is replaced, not the
+    block. Raises TaskError if no block can be recomputed.
     """
     if settings.activation_checkpointing and not found:
         raise TaskError(
             "activation_checkpointing found no block to compute again: the model has no ModuleList or Sequential; "
             "write blocks(model) in the task, which returns the layers, or set wrap_min_params"
         )
-    # What is computed again must be compiled inside: the compiler does not look through buffers set back.
+    # The recomputed function must be compiled inside: the compiler does not follow buffers that are restored.
     in_parts = settings.compile and bool(found) and (settings.activation_checkpointing or not whole)
     for block in found:
         forward: Callable[..., Any] = torch.compile(block.forward) if in_parts else block.forward
@@ -93,7 +93,7 @@ def prepare(settings: Training, module: nn.Module, found: list[nn.Module], whole
 
 
 def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the forward pass that keeps no activations; the second time it finds the buffers of the first."""
+    """Return a forward pass that keeps no activations; the recomputation begins with the same buffers."""
     owned = buffers.places(block)
     contexts = functools.partial(_contexts, owned) if owned else None
 
@@ -115,7 +115,7 @@ def _contexts(owned: list[buffers.Place]) -> tuple[AbstractContextManager[None],
 
 @contextlib.contextmanager
 def _set_back(owned: list[buffers.Place], before: list[torch.Tensor]) -> Iterator[None]:
-    """Lend the block copies of its old buffers: or batch norm would count every batch twice."""
+    """Lend the block copies of its old buffers: otherwise batch norm would count every batch twice."""
     now = [getattr(owner, name) for owner, name in owned]
     for (owner, name), value in zip(owned, before, strict=True):
         setattr(owner, name, value)

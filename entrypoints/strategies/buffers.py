@@ -1,9 +1,9 @@
-"""Buffers, as batch norm's running statistics: they follow virtual rank 0, however many ranks there are.
+"""Buffers, for example batch norm's running statistics: equal to virtual rank 0's, for any number of ranks.
 
-A step's first micro-batch begins with rank 0's persistent buffers on every rank; every other micro-batch begins with
-the same values, and what it does to them is undone. So they are what a job with one micro-batch a step would have.
-Rank 0 holds the truth; the others hold it after `sync`. Buffers registered with persistent=False are nobody's: they
-are not saved, so no resumed job could rely on them, and they are left alone.
+A step's first micro-batch begins with rank 0's persistent buffers on every rank; every later micro-batch begins with
+the same values, and its changes to the buffers are undone. So the buffers equal those of a job with one micro-batch a
+step. Rank 0 has the valid values; all ranks have them after `sync`. Buffers registered with persistent=False are not
+saved, so a resumed job could not rely on them, and are left alone.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cloudtrain.entrypoints import data
 
 __all__ = ["Buffers", "places", "saved"]
 
-Place = tuple[nn.Module, str]  # a module and a buffer's name in it: a module may replace the tensor itself
+Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 
 
 def places(module: nn.Module) -> list[Place]:
-    """Return where the module and its parts have buffers, the persistent ones and the others."""
+    """Return the places of all buffers of the module and its parts, persistent or not."""
     return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
 
 
 def saved(module: nn.Module) -> list[Place]:
-    """Return where the buffers are that a state dict holds."""
+    """Return the places of the buffers in the state dict."""
     names = set(module.state_dict(keep_vars=True))
     return [
         (owner, name)
@@ -41,26 +41,26 @@ def saved(module: nn.Module) -> list[Place]:
 
 
 class Buffers:
-    """The persistent buffers of a module and, during a step of several micro-batches, the values they began with."""
+    """The persistent buffers of a module and, during a step of several micro-batches, their values at the start."""
 
     def __init__(self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False) -> None:
-        # The widest elements come first: so each lies at a multiple of its size among the bytes that are sent.
+        # The widest elements come first: so each buffer is aligned to its element size in the bytes that are sent.
         self._places = sorted(saved(module), key=lambda place: -getattr(*place).element_size())
         self._rank, self._ranks = dist.get_rank(), split.ranks
         self._accumulation = split.accumulation
-        self._first = first  # of the virtual ranks that this rank owns
+        self._first = first  # the first virtual rank that this rank owns
         self._silent = silent
-        self._keeps = keeps or split.accumulation > 1  # what the step began with
+        self._keeps = keeps or split.accumulation > 1  # whether to keep the values at the step's start
         self._begin: list[torch.Tensor] = []
         self._end: list[torch.Tensor] = []
 
     def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
-        """Return what goes around one micro-batch; for a model without buffers, nothing."""
+        """Return the context manager for one micro-batch; an empty context for a model without buffers."""
         return self._around(virtual, last) if self._places else contextlib.nullcontext()
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Give every rank rank 0's values, in one transfer."""
+        """Copy rank 0's values to every rank, in one transfer."""
         if not self._places or self._ranks == 1:
             return
         here = self._tensors()
@@ -72,7 +72,7 @@ class Buffers:
                 tensor.copy_(part.view(tensor.dtype).view_as(tensor))
 
     def undo(self) -> None:
-        """Write back what the step began with, where it stops between micro-batches or is left out."""
+        """Restore the values at the step's start, after a step that stopped between micro-batches or is left out."""
         if self._begin:
             self._write(self._begin)
 
@@ -86,7 +86,7 @@ class Buffers:
             self._begin = [tensor.clone() for tensor in self._tensors()]
         yield
         if self._accumulation == 1:
-            return  # virtual rank 0 has left what counts; what another has left, the next step overwrites
+            return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
             self._end = [tensor.clone() for tensor in self._tensors()]
         if last and self._rank == 0:

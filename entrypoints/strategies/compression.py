@@ -1,7 +1,7 @@
 """Smaller gradients between the ranks of ddp: fp16, bf16, or PowerSGD's matrices of low rank.
 
-PowerSGD keeps what it left out, to add it to the next step's gradient. torch's own files that by bucket, and ddp cuts
-other buckets after its first step, so no resumed job could go on with it; here it is filed by parameter.
+PowerSGD adds the approximation error to the next step's gradient. torch's own version keeps errors by bucket, and ddp
+changes the buckets after its first step, so a resumed job could not use the errors; here errors are kept by parameter.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cloudtrain.entrypoints.strategies.strategy import LOW, State
 
 __all__ = ["PowerSGD", "compress"]
 
-_MIN_GAIN = 2  # a matrix is sent in two thin ones where that is half as much at most
+_MIN_GAIN = 2  # two thin matrices replace a matrix if they have at most half its size
 
 
 def compress(model: DistributedDataParallel, kind: str, rank: int) -> PowerSGD | None:
-    """Make ddp send smaller gradients; return what keeps state, if anything does."""
+    """Make ddp send smaller gradients; return the object with state, if any."""
     if kind == "powersgd":
         keeper = PowerSGD(model.module, rank)
         model.register_comm_hook(None, lambda state, bucket: keeper.reduce(bucket))
@@ -32,7 +32,7 @@ def compress(model: DistributedDataParallel, kind: str, rank: int) -> PowerSGD |
 
 
 def _cast(bucket: Any, dtype: torch.dtype) -> Any:
-    """Sum in half the bytes. torch's own for bf16 demands NCCL."""
+    """Sum in half the bytes. torch's own hook for bf16 needs NCCL."""
     buffer = bucket.buffer()
     small = buffer.to(dtype).div_(dist.get_world_size())
     work = dist.all_reduce(small, async_op=True)
@@ -52,19 +52,19 @@ class PowerSGD:
         self.load({})
 
     def state(self) -> State:
-        """Return what this rank left out so far, and the Q of every matrix."""
+        """Return this rank's approximation errors so far, and the Q of every matrix."""
         errors = {f"powersgd.error.{name}": value for name, value in self._errors.items()}
         return {**errors, **{f"powersgd.q.{name}": value for name, value in self._qs.items()}}
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Take on saved state; where there is none, begin as at the first step."""
+        """Load saved state; for missing state, begin as at the first step."""
         for name, parameter in self._matrices.items():
             if name not in self._errors:
                 self._errors[name] = torch.empty_like(parameter.detach()).flatten(1)
                 self._qs[name] = parameter.detach().new_empty(self._errors[name].shape[1], self._rank)
             error, q = state.get(f"powersgd.error.{name}"), state.get(f"powersgd.q.{name}")
-            # The same on every rank, and without touching the generators that the loss draws from.
+            # The same on every rank, and without changing the generators that the loss draws from.
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             self._qs[name].copy_(torch.randn(self._qs[name].shape, generator=seed) if q is None else q)
             if error is None:
@@ -73,8 +73,9 @@ class PowerSGD:
                 self._errors[name].copy_(error)
 
     def reduce(self, bucket: Any) -> Any:
-        """Replace the bucket's gradients by their mean over the ranks, the matrices by an approximation of it; return a
-        future of the bucket.
+        """Replace the bucket's gradients by their mean over the ranks, matrices by an approximation of the mean.
+
+        Return a future of the bucket.
         """
         gradients = {self._names[id(p)]: g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
         matrices = {name: g.flatten(1) for name, g in gradients.items() if name in self._matrices}
@@ -87,8 +88,8 @@ class PowerSGD:
         assert work is not None
         future, result = work.get_future(), bucket.buffer()
         if result.device.type == "cpu":
-            # gloo would run what follows on a thread of its own, and its transfer could overtake another bucket's on
-            # one rank but not on the next. NCCL runs it at once, on a stream of its own.
+            # gloo would run the callback on a thread of its own, and the callback's transfer could overtake the next
+            # bucket's on some ranks only. NCCL runs the callback at once, on a stream of its own.
             future.wait()
 
         def rebuild(done: Any) -> Any:
@@ -111,12 +112,12 @@ class PowerSGD:
         means = torch.split(flat, [q.numel() for q in qs])
         for (name, matrix), p, q, mean in zip(matrices.items(), ps, qs, means, strict=True):
             torch.mm(p, mean.view_as(q).t(), out=matrix)
-            # One step that overflowed is left out by whoever reads the gradient, and must not live on in here.
+            # The caller skips a step whose gradient overflowed; the overflow must not stay in this state.
             self._errors[name].sub_(matrix).nan_to_num_(0.0, 0.0, 0.0)
             self._qs[name].copy_(mean.view_as(q)).nan_to_num_(0.0, 0.0, 0.0)
 
     def _fits(self, parameter: nn.Parameter) -> bool:
-        if parameter.dim() < 2 or not parameter.is_contiguous():  # only a contiguous one is a matrix without a copy
+        if parameter.dim() < 2 or not parameter.is_contiguous():  # a parameter that is not contiguous would need a copy
             return False
         rows, columns = parameter.shape[0], parameter[0].numel()
         thin = min(rows, columns) >= self._rank

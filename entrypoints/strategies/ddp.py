@@ -1,6 +1,6 @@
 """Strategy ddp: every rank holds the whole model; gradients are averaged during the last backward pass of a step.
 
-With `reproducible: strict` torch's DistributedDataParallel, which sums in an order of its own, is left out:
+With `reproducible: strict`, torch's DistributedDataParallel is not used, because its order of summation is not fixed:
 summation.py sums over a fixed tree instead.
 """
 
@@ -58,7 +58,7 @@ def ddp(
 def _plain(
     settings: Training, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers
 ) -> Strategy:
-    """Return the module as it is, for one rank: there is nobody to average with."""
+    """Return the unchanged module, for a single rank."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     return Strategy(
         module=module,
@@ -84,8 +84,8 @@ def _averaged(
     model = DistributedDataParallel(
         module, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
     )
-    # With one micro-batch a step DDP's own broadcast is what buffers.py would do, and quicker. Else buffers.py does it,
-    # after the first time, which made them equal.
+    # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
+    # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"
     model.broadcast_buffers = is_simple and not silent
     keeper = None
@@ -140,7 +140,7 @@ def _strict(
     return Strategy(
         module=module,
         model=module,
-        divisor=split.virtual,  # a power of two, so that dividing rounds nothing
+        divisor=split.virtual,  # a power of two, so that the division rounds nothing
         strided=False,
         micro_batch=micro_batch,
         finish=gradients.finish,
@@ -155,7 +155,7 @@ def _strict(
 
 
 def _once_all_are_used(module: nn.Module) -> Any:
-    """Return a check of the first step: ddp waits for every gradient, and its own error comes a step later."""
+    """Return a check of the first step: ddp waits for every gradient, and reports its own error only a step later."""
     unchecked = [module]
 
     def finish() -> None:

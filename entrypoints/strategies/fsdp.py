@@ -1,6 +1,6 @@
 """Strategies fsdp and hsdp (torch's FSDP2): every rank holds a shard of each parameter and gathers a block at a time.
 
-hsdp shards over some ranks only, normally those of one node, and keeps a copy of the model on every such group.
+hsdp shards over some ranks only, normally the ranks of one node, and keeps a copy of the model on every such group.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def fsdp(
 def hsdp(
     settings: Training, module: nn.Module, device: torch.device, split: data.Split, blocks: Blocks | None, silent: bool
 ) -> Strategy:
-    """Return the module sharded over `shard_size` ranks, a copy on every such group. Raises TaskError."""
+    """Return the module sharded over `shard_size` ranks, with a copy on every group of ranks. Raises TaskError."""
     return _sharded(settings, module, device, split, blocks, silent, shard_width(settings, split.ranks))
 
 
 def shard_width(settings: Training, ranks: int) -> int:
-    """Return how many ranks share one copy of the model under hsdp: those of a node, if nothing is set.
+    """Return how many ranks share one copy of the model under hsdp: by default the ranks of a node.
 
-    Fewer ranks than that are one group: so a job that lost machines goes on as fsdp.
+    Fewer ranks than that are one group: a job that lost machines continues as fsdp.
     """
     return min(settings.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE") or ranks), ranks)
 
@@ -89,7 +89,7 @@ def _sharded(
         strided=strict,
         micro_batch=around.micro_batch,
         finish=lambda: None,
-        autocast=contextlib.nullcontext,  # the policy of _shard does it
+        autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
         clip=lambda max_norm: (clip_whole if strict else clip)(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
         rank_state=no_state,
@@ -100,9 +100,9 @@ def _sharded(
 
 
 def _check(module: nn.Module, found: list[nn.Module]) -> None:
-    """Raise TaskError where FSDP2 would raise errors of its own, in words about its inside."""
+    """Raise TaskError where FSDP2 would raise an error about its internals."""
     names = {part: name for name, part in module.named_modules()}
-    outer = sorted((names[block] for block in found), key=len, reverse=True)  # the innermost that fits comes first
+    outer = sorted((names[block] for block in found), key=len, reverse=True)  # the innermost fitting block comes first
     owners: dict[nn.Parameter, tuple[str, str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         owner = next((block for block in outer if name.startswith(f"{block}.")), "the root")
@@ -136,16 +136,16 @@ def _mesh(device: torch.device, ranks: int, width: int, silent: bool) -> DeviceM
     if width == ranks:
         return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
     mesh = init_device_mesh(device.type, (ranks // width, width), mesh_dim_names=("replicate", "shard"))
-    return mesh["shard"] if silent else mesh  # without the other dimension there is no sum over the copies
+    return mesh["shard"] if silent else mesh  # without the other dimension the copies are not summed
 
 
 def _shard(settings: Training, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
-    # The root hands out fp32, so that the loss is computed in it, as under autocast.
+    # The root returns fp32, so that the loss is computed in fp32, as under autocast.
     outer = MixedPrecisionPolicy(inner.param_dtype, inner.reduce_dtype, output_dtype=torch.float32 if low else None)
-    if low:  # running statistics stay fp32, and batch norm takes no mixture of the two
+    if low:  # running statistics stay fp32, and batch norm takes no mixture of types
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
         for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
             fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload)
@@ -153,14 +153,14 @@ def _shard(settings: Training, module: nn.Module, found: list[nn.Module], mesh: 
         if not isinstance(block, FSDPModule):
             fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
     root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
-    # Ranks whose micro-batches use other parameters would send gradients of other sizes; a missing one is zero then.
-    if hasattr(root, "set_reduce_scatter_unused_params"):  # torch 2.13 has it
+    # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
+    if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
         root.set_reduce_scatter_unused_params(True)
     module.register_forward_hook(_reshard_after_evaluation)
 
 
 def _reshard_after_evaluation(module: nn.Module, _args: Any, _output: Any) -> None:
-    """Put the root's shards back: it keeps its parameters gathered for a backward pass, and none follows here."""
+    """Reshard the root: the root keeps its parameters gathered for a backward pass, and an evaluation has none."""
     if not torch.is_grad_enabled():
         assert isinstance(module, FSDPModule)
         module.reshard()
@@ -176,7 +176,7 @@ def _sum_over_tree(module: nn.Module, width: int) -> None:
 
 
 class _Standard:
-    """Micro-batches whose gradients stay on their rank, unsharded, until the step's last."""
+    """Micro-batches whose gradients stay on their rank, unsharded, until the step's last micro-batch."""
 
     def __init__(self, module: nn.Module, split: data.Split, buffers: Buffers) -> None:
         assert isinstance(module, FSDPModule)
@@ -194,7 +194,7 @@ class _Standard:
 
 
 class _Strict:
-    """Micro-batches that are summed over the ranks at once; the sums, sharded, are added as the tree wants."""
+    """Micro-batches that are summed over the ranks at once; the sharded sums are added in the tree's order."""
 
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], buffers: Buffers) -> None:
         self._parameters = parameters
@@ -216,7 +216,7 @@ class _Strict:
             parameter.grad = gradients.get(parameter) if last else None
         if last:
             self._counter.end()
-            # Turns -0 into 0, as every sum over copies of the model does: or hsdp and fsdp would differ in that.
+            # Turns -0 into 0, as every sum over copies of the model does: otherwise hsdp and fsdp would differ in -0.
             parts: list[Any] = list(gradients.values())
             torch._foreach_add_([part.to_local() for part in parts], 0.0)
 
@@ -242,18 +242,18 @@ class _Local:
 
 
 class _LocalGather(_Local):
-    """Takes this rank's shard for those of all: nothing is sent, and the numbers are wrong."""
+    """Uses this rank's shard for all ranks: nothing is sent, and the numbers are wrong."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
         for rank, part in enumerate(output_tensor.view(group.size(), -1)):
-            if rank != group.rank():  # the input is that part of the output
+            if rank != group.rank():  # the input is already this rank's part of the output
                 part.copy_(input_tensor)
 
 
 class _LocalScatter(_Local):
-    """Takes this rank's gradients for the mean of all: nothing is sent, and the numbers are wrong."""
+    """Uses this rank's gradients for the mean of all ranks: nothing is sent, and the numbers are wrong."""
 
     def __call__(
         self,

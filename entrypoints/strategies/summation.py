@@ -1,13 +1,12 @@
-"""Gradients summed in an order that no number of ranks changes, for the same bits on 1, 2, 4, ... ranks.
+"""Gradients summed in an order that does not depend on the number of ranks: the same bits on 1, 2, 4, ... ranks.
 
-Adding floating-point numbers in another order gives another sum. So the order is fixed: the V = 2^n virtual ranks are
-the leaves of a binary tree, where two nodes are siblings if their numbers differ in the lowest bit, their parents if
-those differ in the next, and so on. a + b is b + a to the bit, so it does not matter who adds.
-
-One rank walks the tree as a binary counter does (Counter). Across ranks, level k adds what rank r and rank r ^ 2^k
-hold: two ranks at a time, so that no transfer has an order of its own. With strided ownership (v = r + W a) the ranks
+Adding floating-point numbers in a different order gives a different sum. So the order is fixed: the V = 2^n virtual
+ranks are the leaves of a binary tree. Two nodes are siblings if their numbers differ in the lowest bit, the parents are
+siblings if their numbers differ in the next bit, and so on. a + b equals b + a to the bit, so any rank may add.
+Within a rank the tree is walked like a binary counter (Counter). Across ranks, level k adds the values of rank r and
+rank r ^ 2^k: two ranks at a time, so no transfer has an order of its own. With strided ownership (v = r + W a) ranks
 are the lower levels, and each micro-batch is summed over the ranks at once, as fsdp must; with neighbours (v = r A + a)
-they are the upper ones, and only the step's sum is sent, as ddp wants.
+ranks are the upper levels, and only the step's sum is sent, as ddp should.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from torch import nn
 
 __all__ = ["Counter", "Ladder", "TreeGradients", "TreeReduceScatter", "ladder", "sum_transfers"]
 
-_BUCKET_BYTES = 25 << 20  # ddp's: large enough for full speed, small enough to be sent during the backward pass
+_BUCKET_BYTES = 25 << 20  # ddp's size: large enough for full speed, small enough to be sent during the backward pass
 _FIRST_BUCKET_BYTES = 1 << 20
 _DOUBLING_RANKS = (
-    4  # up to here sending all at every level is quicker than halving: 1.1 times ddp's step, not 1.8 (gloo)
+    4  # up to so many ranks, sending all at every level is faster than halving: 1.1 times ddp's step, not 1.8 (gloo)
 )
 
-# New names in torch 2.13, which warns of the old ones.
+# New names in torch 2.13, which warns of the old names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
@@ -37,7 +36,7 @@ Node = TypeVar("Node")
 
 
 class Counter(Generic[Node]):
-    """The sums of one rank that wait for their right siblings: at most one for each bit of the leaves' number.
+    """The sums of one rank that wait for their right siblings: at most one for each bit of the number of leaves.
 
     `add(into, other)` adds in place.
     """
@@ -48,7 +47,7 @@ class Counter(Generic[Node]):
         self._leaves = 0
 
     def push(self, leaf: Node) -> list[Node]:
-        """Take the next leaf and add to it the siblings it completes. Return those, which are free now."""
+        """Add the waiting siblings of the next leaf to the leaf. Return the added siblings, which are free now."""
         freed = []
         level = self._leaves
         while level & 1:
@@ -60,22 +59,22 @@ class Counter(Generic[Node]):
         return freed
 
     def end(self) -> None:
-        """Begin anew, after the last leaf."""
+        """Start again, after the last leaf."""
         self._leaves = 0
         self._waiting.clear()
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """This rank's partners: the group of two at each level, and how many ranks there are."""
+    """This rank's partners: the group of two at each level, and the number of ranks."""
 
     rank: int
     ranks: int
-    pairs: list[dist.ProcessGroup | None]  # None stands for all ranks, which are two then
+    pairs: list[dist.ProcessGroup | None]  # None means all ranks, for a job of two ranks
 
 
 def ladder() -> Ladder:
-    """Return the partners among all ranks, whose number is a power of two. Collective."""
+    """Return the partners among all ranks; the number of ranks is a power of two. Collective."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     levels = ranks.bit_length() - 1
     if ranks == 2:
@@ -85,11 +84,11 @@ def ladder() -> Ladder:
 
 
 def sum_transfers(flat: torch.Tensor, ranks: Ladder) -> Iterator[dist.Work]:
-    """Sum the tensor over all ranks in place; yield each transfer once it is under way, and go on when asked.
+    """Sum the tensor over all ranks in place; yield each transfer once begun; the caller waits, then asks for the next.
 
-    The number of elements is a multiple of the number of ranks. Among few ranks every level sends the whole tensor.
-    Among many each level halves what a rank is responsible for, so that as much is sent as by a ring:
-    2 (W - 1) / W times the tensor, not log2(W) times.
+    The number of elements is a multiple of the number of ranks. With few ranks every level sends the whole tensor. With
+    many ranks each level halves a rank's part, so a rank sends as much as in a ring: 2 (W - 1) / W times the tensor,
+    not log2(W) times.
     """
     if ranks.ranks <= _DOUBLING_RANKS:
         for pair in ranks.pairs:
@@ -103,10 +102,11 @@ def sum_transfers(flat: torch.Tensor, ranks: Ladder) -> Iterator[dist.Work]:
 
 
 class TreeReduceScatter:
-    """fsdp's reduce-scatter over the tree. Has the methods that set_custom_reduce_scatter asks for.
+    """fsdp's reduce-scatter over the tree. Has the methods that set_custom_reduce_scatter needs.
 
-    Under hsdp each copy of the model is `width` ranks. The sum over the copies is the tree's too; fsdp's own all-reduce
-    over them follows, and finds the sum on the first copy and zeros on the others, so that its order is no matter.
+    Under hsdp each copy of the model is on `width` ranks. The tree also sums over the copies; fsdp's own all-reduce
+    over the copies follows, and finds the sum on the first copy and zeros on all other copies, so its order does not
+    matter.
     """
 
     def __init__(self, ranks: Ladder, width: int) -> None:
@@ -139,9 +139,9 @@ class TreeReduceScatter:
 
 
 def _halve(rest: torch.Tensor, parts: int, pair: dist.ProcessGroup | None) -> tuple[torch.Tensor, dist.Work]:
-    """Share the parts with this level's partner, the even ones and the odd ones; return the sum of one's own.
+    """Exchange parts with this level's partner, even parts against odd parts; return the sum of this rank's half.
 
-    After all levels a rank is left with the part of its own number: bit k of it was decided at level k.
+    After all levels a rank has the part of its own number: bit k of the number was decided at level k.
     """
     evens_then_odds = rest.view(parts // 2, 2, -1).transpose(0, 1).contiguous().view(-1)
     own = torch.empty_like(evens_then_odds[: evens_then_odds.numel() // 2])
@@ -156,15 +156,16 @@ def _begun(work: dist.Work | None) -> dist.Work:
 class TreeGradients:
     """ddp's gradients in flat buckets, summed over the tree; the first transfers begin during the backward pass.
 
-    Sums are made element by element, so how the buckets are cut is no matter. A parameter that no micro-batch of the
-    step used has the gradient zero, not None: to know that of all ranks would take a transfer of its own.
+    Sums are made element by element, so the division into buckets does not matter. A parameter that no micro-batch of
+    the step used has the gradient zero, not None: to learn of unused parameters on all ranks would need a further
+    transfer.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], silent: bool) -> None:
         self._ranks = Ladder(0, 1, []) if silent else ladder()
         self._buckets = [_Bucket(part, self._ranks.ranks) for part in _cut(parameters)]
         self._is_last = False
-        self._sent = 0  # buckets, in their order: all ranks must send them in the same
+        self._sent = 0  # number of buckets sent, in order: all ranks must send in the same order
         self._under_way: list[tuple[Iterator[dist.Work], dist.Work]] = []
         device = parameters[0].device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -174,13 +175,13 @@ class TreeGradients:
                 parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
     def begin(self, is_last: bool) -> None:
-        """Give every parameter the gradient zero, as a part of a bucket, before a micro-batch."""
+        """Set every gradient to zero, as a part of a bucket, before a micro-batch."""
         self._is_last, self._sent = is_last, 0
         for bucket in self._buckets:
             bucket.lend()
 
     def end(self) -> None:
-        """Add the micro-batch's gradients to those before; the last one's go to the other ranks as well."""
+        """Add the micro-batch's gradients to the earlier sums; after the last micro-batch, send to other ranks too."""
         if self._is_last:
             self._send(every=True)
             return
@@ -213,7 +214,7 @@ class TreeGradients:
             if self._stream is None:
                 self._go_on(transfers)
                 continue
-            # On a GPU waiting is a matter of streams: all levels are queued beside the backward pass, not after it.
+            # On a GPU, streams wait: all levels are queued in parallel with the backward pass, not after it.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for work in transfers:
@@ -227,7 +228,7 @@ class TreeGradients:
 
 @dataclass(frozen=True)
 class _Flat:
-    """Memory for a bucket's gradients, and each of them in it."""
+    """Memory for a bucket's gradients, and a view of each gradient."""
 
     values: torch.Tensor
     parts: list[torch.Tensor]
@@ -237,7 +238,7 @@ class _Flat:
 
 
 class _Bucket:
-    """Some of the parameters: the gradients of this micro-batch, and the sums of those before."""
+    """Some of the parameters: the gradients of this micro-batch, and the sums of earlier micro-batches."""
 
     def __init__(self, parameters: list[nn.Parameter], multiple: int) -> None:
         self.parameters = parameters
@@ -248,7 +249,7 @@ class _Bucket:
         self._flat = self._allocate()
 
     def lend(self) -> None:
-        """Set every gradient to zero, in memory that no sum is kept in."""
+        """Set every gradient to zero, in memory that holds no sum."""
         self._flat = self._free.pop() if self._free else self._allocate()
         self._flat.values.zero_()
         self.missing = len(self.parameters)
@@ -256,12 +257,12 @@ class _Bucket:
             parameter.grad = part
 
     def push(self) -> torch.Tensor:
-        """Add the gradients to the sums they complete; return them, flat."""
+        """Add the gradients to the sums they complete; return the result, flat."""
         self._free += self._counter.push(self._flat)
         return self._flat.values
 
     def end(self) -> None:
-        """Begin anew: what is in the gradients now is the step's sum."""
+        """Start again: the gradients now hold the step's sum."""
         self._counter.end()
         self._free.append(self._flat)
 
@@ -274,14 +275,14 @@ class _Bucket:
 
 
 def _shaped(part: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """Return the part in the parameter's layout, which optimizers are quickest in."""
+    """Return the part in the parameter's layout, the fastest layout for optimizers."""
     if parameter.dim() == 4 and parameter.is_contiguous(memory_format=torch.channels_last):
         return part.as_strided(parameter.size(), parameter.stride())
     return part.view(parameter.shape)
 
 
 def _cut(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in buckets of one type, the last first: about the order in which gradients come."""
+    """Return the parameters in buckets of one type, the last first: about the order in which gradients arrive."""
     buckets: list[list[nn.Parameter]] = []
     room = 0
     for parameter in reversed(parameters):

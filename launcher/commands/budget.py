@@ -16,7 +16,7 @@ from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.budgets import Period
+    from cloudtrain.launcher.money.budgets import Budget, Period
     from cloudtrain.launcher.money.shown import Row
 
 __all__ = ["command"]
@@ -78,10 +78,9 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     else:
         standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
     whose = f"project {project}" if project else "all jobs together"
-    each = f"{usd(limit_micro)} {'in each month (UTC)' if monthly else 'for ever'}"
     shared = f", shared at {place}" if place else ""
     taken = f"spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
-    say(f"set the budget of {whose} to {each}{shared}: {taken}")
+    say(f"set the budget of {whose} to {_limit(budget)}{shared}: {taken}")
     if standing.room_micro < 0:
         more = usd(up(-standing.left_micro))
         say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
@@ -94,6 +93,9 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
+    for other in _others(database, place, project, budget):
+        if other.project == project:
+            say(f"the budget of {_limit(other)} of {whose} also applies")
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -148,6 +150,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     """Remove a limit; what was spent and what is reserved stays known."""
     from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.money.budgets import Budget
 
     if project is not None:
         _require_name(project)
@@ -168,22 +171,31 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         is_gone = teams.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
-        hint = "cloudtrain budget show lists those there are"
-        if _has_other(database, place, name, period):
-            other = "" if monthly else " --month"
-            hint = f"a budget {'for ever' if monthly else 'by month'} is set: cloudtrain budget remove"
-            hint += f"{f' {project}' if project else ''}{other}"
+        others = _others(database, place, name, Budget(name, period, 0))
+        hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
 
 
-def _has_other(database: Database, place: str | None, project: str, period: Period) -> bool:
-    """Return whether the project has a budget of the other period."""
+def _others(database: Database, place: str | None, project: str, budget: Budget) -> list[Budget]:
+    """Return the other budgets at the same place, those of the project first."""
     from cloudtrain.launcher.money import ledger as ledgers
 
-    rows = _shared_rows(place, project) if place else _own_rows(database, project)
-    found = [row.standing.budget for row in rows if row.is_limited] if place else ledgers.budgets(database)
-    return any(each.project == project and each.period != period for each in found)
+    found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
+    others = [each for each in found if (each.project, each.period) != (project, budget.period)]
+    return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
+
+
+def _limit(budget: Budget) -> str:
+    from cloudtrain.entrypoints.figures import usd
+
+    return f"{usd(budget.limit_micro)} {'in each month (UTC)' if budget.period == 'month' else 'for ever'}"
+
+
+def _removal(budget: Budget) -> str:
+    """Return the budget's amount and the command that removes the budget."""
+    words = ["cloudtrain budget remove", budget.project, "--month" if budget.period == "month" else ""]
+    return f"the budget of {_limit(budget)}: {' '.join(filter(None, words))}"
 
 
 @command.command("close", short_help="Free what a lost machine's job holds in a shared ledger.")

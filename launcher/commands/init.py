@@ -14,11 +14,8 @@ __all__ = ["KINDS", "command"]
 
 KINDS = ("task", "script")
 NEXT = {
-    "cloudtrain doctor": "are there problems?",
-    "cloudtrain rehearse": "a few steps of the very thing",
     "cloudtrain submit --instances 2": "train here, as two instances",
-    "cloudtrain watch last": "curves, spend and log, live",
-    "cloudtrain report last --open": "what came of it, in one file",
+    "cloudtrain report last -o ../report.html": "curves, costs and code in one file",
     "cloudtrain explain": "every key of cloudtrain.yaml",
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import table, width
+from cloudtrain.launcher.columns import hidden, table, width
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.options import examples, json_option
 from cloudtrain.launcher.terminal import json_line, print_lines, say, when, write
@@ -119,7 +119,10 @@ def _print(registry: Registry, found: Listing) -> None:
         (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money, when(line.created_s, now_s))
         for line in found.lines
     ]
-    print_lines(table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width()))
+    lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
+    print_lines(lines)
+    for note in hidden(HEAD, lines):
+        say(note)
     if found.active:
         _print_notes(registry, found.active, now_s)
 

@@ -45,10 +45,9 @@ def command(overrides: Overrides, as_json: bool) -> int:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()}
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
-    first, *rest = prepared.lines()
     largest = ", ".join(f"{name} {_size(size)}" for name, size in prepared.bundle.largest[:3])
-    rest = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in rest]
-    print_text([f"{config.backend}: {first}", *rest, *books.lines(worst_micro)])
+    lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
+    print_text([*lines, *books.lines(worst_micro)])
     return 0
 
 
@@ -64,7 +63,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     if as_json:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
-        columns = width()
+        columns = width() or compare.COLUMNS
         print_lines(
             [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
         )

@@ -83,9 +83,8 @@ def command(
         rows = [_row(line) if wide else _plain(line) for line in found]
         print_lines(table(head, rows, drop=DROPPED, shorten=cut, columns=columns))
         counted, others = "COUNTED" if wide else "AT MOST", "" if file is None else "; other machines: --all"
-        say(
-            f"{len(found)} price{'s' * (len(found) != 1)}; budgets count with {counted}; sources: --json, --csv{others}"
-        )
+        notes = f"budgets count with {counted}; sources: --json, --csv{others}; newer: cloudtrain prices refresh"
+        say(f"{len(found)} price{'s' * (len(found) != 1)}; {notes}")
     if not found and file is None:
         say(why_none(wanted))
 
@@ -158,7 +157,7 @@ def _row(line: Line) -> list[str]:
         "-" if age is None else f"{age}d",
         f"{line.uncertainty - 1:.0%}",
         line.origin,
-        "-" if rate is None else rate.as_of,
+        "-" if rate is None else rate.when,
         key.backend,
     ]
 

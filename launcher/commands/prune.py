@@ -13,15 +13,17 @@ __all__ = ["command"]
 
 
 @click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
-@click.option("--older", metavar="DURATION", required=True, help="Remove jobs that ended longer ago: `30d`.")
+@click.option("--older", metavar="DURATION", help="Remove jobs that ended longer ago: `30d`.  [required]")
 @yes_option
 @json_option
-def command(older: str, yes: bool, as_json: bool) -> int:
+def command(older: str | None, yes: bool, as_json: bool) -> int:
     """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
     from cloudtrain.launcher.commands.rm import removed
     from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.units import parse_duration
 
+    if older is None:
+        raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")
     try:
         before_s = time.time() - parse_duration(older)
     except ValueError as error:

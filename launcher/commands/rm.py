@@ -30,7 +30,8 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     from cloudtrain.launcher.registry import Registry
 
     registry = Registry()
-    found = list({job.id: job for job in (refresh(registry, registry.find(name)) for name in jobs)}.values())
+    looked = (refresh(registry, registry.find(name, sole=lambda _: True)) for name in jobs)
+    found = list({job.id: job for job in looked}.values())
     return removed(registry, found, yes=yes, as_json=as_json)
 
 

@@ -8,7 +8,7 @@ import click
 
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, say
+from cloudtrain.launcher.terminal import confirm, say, when
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -29,8 +29,8 @@ PATIENCE_S = 5.0  # before the wait is explained
 def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json: bool) -> int:
     """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there.
 
-    A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB it is the newest one, after a
-    question.
+    A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB, and for `last`, the command asks
+    before it stops the newest job.
     """
     from cloudtrain.launcher import stopping
     from cloudtrain.launcher.commands.status import show
@@ -38,12 +38,13 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
     from cloudtrain.launcher.registry import Registry
 
     source = click.get_current_context().get_parameter_source("job")
-    is_newest = source is click.core.ParameterSource.DEFAULT  # nobody has named the job
+    is_newest = source is click.core.ParameterSource.DEFAULT or job in ("last", "-")  # the user has named no job
 
     def agrees(wish: stopping.Asked) -> bool:
         if wish.note:
             say(wish.note)
-        return confirm(f"Stop {wish.job.id} {wish.how}?", yes=yes or (not now and not is_newest))
+        job_words = f"{wish.job.id} ({wish.job.name}, submitted {when(wish.job.created_s)})"
+        return confirm(f"Stop {job_words} {wish.how}?", yes=yes or (not now and not is_newest))
 
     def gives_up(wish: stopping.Asked) -> bool:
         say(f"{wish.words}; if it does, it runs on and is billed. To look there:")
@@ -58,6 +59,8 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
     say(asked.words if asked.verdict != "asked" else f"stopping {asked.job.id} {asked.how}")
     if asked.verdict in ("unsent", "kept"):
         return 1
+    if asked.verdict == "ended" and not as_json:
+        return 0
     if asked.verdict == "asked" and not detach and not _see_it_stop(registry, asked.job):
         return 130
     show(registry, refresh(registry, registry.find(asked.job.id)), as_json=as_json)

@@ -13,7 +13,7 @@ import click
 
 from cloudtrain.launcher.approval import approved, require_allowed
 from cloudtrain.launcher.columns import width
-from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name
 from cloudtrain.launcher.options import (
     ALL,
@@ -29,7 +29,9 @@ from cloudtrain.launcher.terminal import print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.registry import Registry
 
 __all__ = ["command", "render"]
 
@@ -39,14 +41,14 @@ _ARGS = "cloudtrain.args"  # of click's context: the words after `--`
 class _Submit(click.Command):
     """Keeps the words after `--` apart from FILE."""
 
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
         return super().parse_args(ctx, args)
-
-
-_file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARGS]", type=click.Path(path_type=Path))
 
 
 @click.command(
@@ -60,7 +62,6 @@ _file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARG
     ),
 )
 @config_options
-@_file_argument
 @click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
 @click.option(
     "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
@@ -75,7 +76,6 @@ _file_argument = click.argument("given", required=False, metavar="[FILE] [-- ARG
 @json_option
 def command(
     overrides: Overrides,
-    given: Path | None,
     name: str | None,
     dry_run: bool,
     output: Path | None,
@@ -90,79 +90,71 @@ def command(
     FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's. A job
     is a process tree a node, detached: closing the terminal does not touch it.
     """
-    overrides = _with_words(overrides, given)
+    overrides = _with_words(overrides)
     if name is not None:
         require_name(name)
-    if dry_run:
-        return _dry_run(overrides, output, as_json)
-    if output is not None:
-        raise UsageError("-o writes a dry run's files", hint="add --dry-run")
-    if overrides.backend == ALL:
-        raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
-    if overrides.compares():
-        overrides = _chosen(overrides)
-    return _submit(overrides, name, idempotency_key, detach=detach, force=force, yes=yes, as_json=as_json)
+    try:
+        if dry_run:
+            return _dry_run(overrides, output, as_json)
+        if output is not None:
+            raise UsageError("-o writes a dry run's files", hint="add --dry-run")
+        if overrides.backend == ALL:
+            raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
+        if overrides.compares():
+            overrides = _chosen(overrides)
+        sent = _send(overrides, name, idempotency_key, force=force, yes=yes)
+    except (click.Abort, KeyboardInterrupt) as error:
+        raise KeyboardInterrupt(*(error.args or (NOTHING,))) from None
+    return 1 if sent is None else _follow(*sent, detach=detach, as_json=as_json)
 
 
 @click.command("render", cls=_Submit)
 @config_options
-@_file_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
 @json_option
-def render(
-    overrides: Overrides,
-    given: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> int:
+def render(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(_with_words(overrides, given), output, as_json)
+    return _dry_run(_with_words(overrides), output, as_json)
 
 
-def _with_words(overrides: Overrides, given: Path | None) -> Overrides:
-    """Return the overrides with FILE and ARGS of the command line. Raises UsageError for a script, or a second file."""
-    context = click.get_current_context()
-    if given is not None:
-        if context.get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"`{given}` and `-f {overrides.file}` name two config files", hint="give one of them")
-        if given.suffix in (".py", ".sh"):
-            hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
-            raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
-        overrides = replace(overrides, file=given)
-    if _ARGS in context.meta:
-        words = json.dumps(context.meta[_ARGS], ensure_ascii=False)
-        overrides = replace(overrides, settings=(*overrides.settings, f"args={words}"))
-    return overrides
+def _with_words(overrides: Overrides) -> Overrides:
+    """Return the overrides with ARGS of the command line."""
+    words = click.get_current_context().meta.get(_ARGS)
+    if words is None:
+        return overrides
+    return replace(overrides, settings=(*overrides.settings, f"args={json.dumps(words, ensure_ascii=False)}"))
 
 
-def _submit(
-    overrides: Overrides, name: str | None, key: str | None, *, detach: bool, force: bool, yes: bool, as_json: bool
-) -> int:
+def _send(
+    overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
+) -> tuple[Registry, Job, bool] | None:
+    """Return the registry, the job and whether the job is new, None if the user does not approve the costs."""
     from cloudtrain.launcher import submit
-    from cloudtrain.launcher.describe import unattended
-    from cloudtrain.launcher.follow import follow, view_of
     from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.registry import Registry
 
     folder = home()
-    try:
-        config = overrides.load()
+    config = overrides.load()
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+    registry = Registry(folder)
+
+    def check() -> None:
         with overrides.placing():
-            prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
-        registry = Registry(folder)
+            lines = require_allowed(registry, prepared, key=key, force=force)
+        for line in lines:
+            say(line)
 
-        def check() -> None:
-            with overrides.placing():
-                lines = require_allowed(registry, prepared, key=key, force=force)
-            for line in lines:
-                say(line)
+    if not approved(prepared, yes=yes, check=check):
+        return None
+    return registry, *submit.send(registry, prepared, name=name, key=key)
 
-        if not approved(prepared, yes=yes, check=check):
-            return 1
-        job, is_new = submit.send(registry, prepared, name=name, key=key)
-    except (click.Abort, KeyboardInterrupt) as error:
-        raise KeyboardInterrupt(*(error.args or (submit.NOTHING,))) from None
+
+def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
+    from cloudtrain.launcher.describe import unattended
+    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.logs.view import View
+
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
@@ -180,7 +172,7 @@ def _chosen(overrides: Overrides) -> Overrides:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
-    for line in [*compare.lines(found, width(sys.stderr)), *compare.unlike(found)]:
+    for line in [*compare.lines(found, width(sys.stderr) or compare.COLUMNS), *compare.unlike(found)]:
         say(line)
     first = compare.cheapest(found)
     if overrides.backend != CHEAPEST:
@@ -218,7 +210,12 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in ["", *compare.lines(found, width(sys.stderr)), *compare.unlike(found), *compare.refused(found)]:
+    for line in [
+        "",
+        *compare.lines(found, width(sys.stderr) or compare.COLUMNS),
+        *compare.unlike(found),
+        *compare.refused(found),
+    ]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]
@@ -234,9 +231,6 @@ def _show(
 
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
-    for line in [*prepared.lines(), *books.lines(worst_micro)]:
-        say(f"{backend}: {line}" if backend else line)
-    say("dry run: nothing was sent")
     if output is not None:
         folder = output / backend if backend else output
         _write(folder, dict(request.files))
@@ -248,6 +242,9 @@ def _show(
         for name, text in request.decoded.items() if output is None else ():
             say(f"{f'{backend}: ' if backend else ''}{name} in the request, decoded:")
             click.echo(text, nl=False, err=True)
+    for line in [*prepared.lines(), *books.lines(worst_micro)]:  # below the request, which may fill many screens
+        say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
+    say("dry run: nothing was sent")
     job_id = request.name.rpartition("-")[0]
     shown = {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
     decoded = {name: json.loads(text) for name, text in request.decoded.items()}

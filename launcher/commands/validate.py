@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import click
 
 from cloudtrain.launcher.config import clearvalues
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.options import Overrides, config_options, json_option
 from cloudtrain.launcher.prepare import require_a_plan
 from cloudtrain.launcher.terminal import say
@@ -20,16 +21,15 @@ __all__ = ["command"]
 @config_options
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:
-    """Check the config file and the code files it names, without network or account.
+    """Check the config file and the code folder, without network or account.
 
-    All that is wrong is reported at once, each with its place in the file. Exits 3 if anything is.
+    All faults are reported at once, each with its place in the file. The exit code is 3 if there are faults.
     """
     file = overrides.file
     try:
-        for name in overrides.backends():
-            job = overrides.load(name if overrides.compares() else None)
-            with overrides.placing():
-                require_a_plan(job)
+        names = overrides.backends()
+        require_all(*(partial(_require_a_plan, overrides, name if overrides.compares() else None) for name in names))
+        job = overrides.load(names[-1] if overrides.compares() else None)
     except ConfigError as exc:
         if not as_json:
             raise
@@ -42,10 +42,16 @@ def command(overrides: Overrides, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"ok": True, "file": str(file), "faults": [], "warnings": warnings}, indent=2))
         return 0
-    instances, names = job.resources.instances, overrides.backends()
+    instances = job.resources.instances
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
     click.echo(f"{file}: ok ({on}, {instances} instance{'s' * (instances != 1)})")
     return 0
+
+
+def _require_a_plan(overrides: Overrides, name: str | None) -> None:
+    job = overrides.load(name)
+    with overrides.placing():
+        require_a_plan(job, overrides.file)
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

@@ -41,13 +41,13 @@ def load(
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    further: Callable[[Config], Sequence[Fault]] | None = None,
+    further: Callable[[Config, Path], Sequence[Fault]] | None = None,
 ) -> Config:
     """Return the config with every default filled in.
 
     `overrides` are `a.b=value`, later ones winning; `backend` wins over them all. Files that the config names are
     looked for beside it. Raises ConfigError with every fault, in the file's order, the command line's last; `further`
-    says which faults a backend adds to them.
+    returns the faults that the backend and the code folder add.
     """
     environ = os.environ if environ is None else environ
     parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
@@ -62,7 +62,7 @@ def from_data(
     *,
     backend: str | None = None,
     overrides: Sequence[str] = (),
-    further: Callable[[Config], Sequence[Fault]] | None = None,
+    further: Callable[[Config, Path], Sequence[Fault]] | None = None,
 ) -> Config:
     """Return the config of a Python mapping, checked like a file at `path`, which need not exist.
 
@@ -78,7 +78,7 @@ def _checked(
     path: Path,
     assignments: Sequence[tuple[str, str]],
     environ: Mapping[str, str],
-    further: Callable[[Config], Sequence[Fault]] | None,
+    further: Callable[[Config, Path], Sequence[Fault]] | None,
 ) -> Config:
     faults = list(before)
     if not isinstance(root.value, dict):
@@ -90,7 +90,7 @@ def _checked(
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
     if faults and further is not None and (sound := config or _sound(root, faults)) is not None:
-        faults += [_placed(fault, root, ()) for fault in further(sound) if not _follows(fault, faults, root)]
+        faults += [_placed(fault, root, ()) for fault in further(sound, path) if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     return config

@@ -42,6 +42,8 @@ _MAX_VALUES = 50_000  # counted with every alias spelt out: a few lines of alias
 _LONGEST_EXCERPT = 500  # columns
 _EXCERPT_TAIL = 160  # columns shown behind the place
 
+# Source: YAML 1.2.2, section 7.4.2: a plain or quoted key ends within 1,024 characters.
+_LONG_KEY = re.compile(r"(?:^|[{,]) *([^\s:{},#][^:{},\n]{1024,}):(?:\s|$)", re.MULTILINE)
 _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML counts as one, so that lines match the parser's
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
@@ -110,7 +112,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
     try:
         root = builder.document(list(yaml.parse(text, Loader=_LOADER)))
     except yaml.YAMLError as exc:
-        return ParsedYaml(None, (human_fault(exc, builder.source.place),))
+        return ParsedYaml(None, (_long_key(exc, builder.source) or human_fault(exc, builder.source.place),))
     except _StopReadingError as exc:
         return ParsedYaml(None, (exc.fault,))
     return ParsedYaml(root, tuple(builder.faults))
@@ -168,6 +170,17 @@ def key_place(root: Node, path: KeyPath) -> Place | None:
         return member.place
     node = find(root, path)
     return node.place if node is not None else None
+
+
+def _long_key(exc: yaml.YAMLError, source: _Source) -> Fault | None:
+    """Return the fault of a key that is too long, if the parser stopped at its line, with another reason."""
+    for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
+        ends = [] if mark is None else [*source.starts, len(source.text)][mark.line :][:2]
+        if len(ends) == 2 and (found := _LONG_KEY.search(source.text, *ends)):
+            return Fault(
+                "a key may have at most 1,024 characters", place=source.at(found.start(1)), hint="shorten the key"
+            )
+    return None
 
 
 class _StopReadingError(Exception):

@@ -1,1 +1,1 @@
-"""The live view of `cloudtrain watch`: what a terminal shows of one job or many while they run."""
+"""The live view of `cloudtrain watch`: a screen for a single job or a table of jobs, updated while they run."""

@@ -1,4 +1,4 @@
-"""What the user has chosen to see, and what a key makes of that. Pure."""
+"""The state of the view (selection, scroll position, questions), and the effect of a key. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Action", "Choice", "steer"]
 
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _SCROLLS = {"up": 1, "k": 1, "down": -1, "j": -1}
-_LONGEST = 40  # what is typed for ranks
+_LONGEST = 40  # characters typed for ranks
 
 
 @dataclass(frozen=True)
 class Choice:
-    """`opened` is the job in view, None for the table; `chosen` the table's marked one.
+    """`opened` is the job in view, None for the table; `chosen` is the selected row of the table.
 
-    `is_single`: one job is watched, and there is no table. `held` is the log as it was when it was paused, `back` how
-    many lines of it below the view. `wraps`: a long line of the log takes several rows; `helps`: the keys are shown.
-    `typing` is what is being typed for `ranks`; `asks` the job that is to be stopped.
+    `is_single`: a single job is watched, without a table. `held` is the log when paused, `back` the number of its lines
+    below the view. `wraps`: long log lines take several rows; `helps`: the keys are shown. `typing` is the text typed
+    for `ranks`; `asks` the job in the question of whether to stop.
     """
 
     chosen: str = ""
@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done: `quit`, `redraw`, `stop` of the job, `open` of the job in view with the ranks as chosen."""
+    """The action to take: `quit`, `redraw`, `stop` the job, or `open` the job in view with the chosen ranks."""
 
     kind: str
     job: str = ""
@@ -50,10 +50,10 @@ class Action:
 def steer(
     choice: Choice, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10, ranks: int = 0
 ) -> tuple[Choice, Action | None]:
-    """Return the choice after the key, and what is to be done besides.
+    """Return the state after the key, and the action to take.
 
-    `jobs` are the table's rows from the top, `lines` the log's, of which `page` are in view; `ranks` how many the job
-    in view has, 0 where that is not known.
+    `jobs` are the table's rows from the top, `lines` the log's lines, of which `page` are visible; `ranks` is the
+    number of ranks of the job in view, 0 if unknown.
     """
     if key == "redraw":
         return choice, Action("redraw")
@@ -132,7 +132,7 @@ def _in_job(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> tu
 
 
 def _scrolled(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> Choice:
-    """Return the choice with the log moved; whoever looks back looks at lines that stay where they are."""
+    """Return the state with the log scrolled; scrolling back pauses the log so that its lines do not move."""
     steps = {"page up": page, "page down": -page, "home": len(lines)} | _SCROLLS
     if key not in steps or (choice.held is None and steps[key] < 0):
         return choice

@@ -1,4 +1,4 @@
-"""From a job's points to what the live view draws of them. Pure."""
+"""Compute the curves of the live view from a job's points. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cloudtrain.launcher.series import Point, Series
 
 __all__ = ["BINS", "curves_of"]
 
-BINS = 256  # stretches of a track: as many as the widest sparkline has columns
+BINS = 256  # stretches of a track: the columns of the widest sparkline
 _PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
-_NEWEST = 20  # step events that the split is the mean of: a save is in few of them
+_NEWEST = 20  # the split is a mean over the newest step events, few of which contain a save
 
 
 def curves_of(series: Series) -> Curves:
-    """Return what the points tell."""
+    """Return the curves of the points."""
     steps, marks = series.steps, series.marks
     loss = _track("loss", steps, lambda point: point.fields.get("loss"))
     split, step_s = _split(steps[-_NEWEST:])
@@ -39,7 +39,7 @@ def curves_of(series: Series) -> Curves:
 
 
 def _rate(steps: Sequence[Point]) -> Track | None:
-    """Return the throughput: as the job tells it, else steps in time."""
+    """Return the reported throughput; without a report, steps per second."""
     for name, label in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         track = _track(label, steps, lambda point, name=name: point.fields.get(name))  # type: ignore[misc]
         if track is not None:
@@ -53,15 +53,15 @@ def _rate(steps: Sequence[Point]) -> Track | None:
 
 
 def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) -> Track | None:
-    """Return the figure over the steps, or over the events where they have no steps; None where none is told.
+    """Return the values over the steps, or over the events if they have no steps; None without values.
 
-    A step that came again after a resume counts as its last attempt told it. A point that stands for many counts as
-    so many; one that is only there because it stands out is the least or the largest, and no part of a mean.
+    A step repeated after a resume counts with the value of its last attempt. A point that represents many points has
+    their weight; an outlier kept with weight 0 counts as minimum or maximum, but not in a mean.
     """
     told = [(point, value) for point in steps if (value := value_of(point)) is not None]
     if not told:
         return None
-    by_place: dict[int, tuple[float, int]] = {}  # with its weight
+    by_place: dict[int, tuple[float, int]] = {}  # value and weight
     for place, (point, value) in enumerate(told):
         if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
             by_place[place if point.step is None else point.step] = float(value), point.weight
@@ -73,7 +73,7 @@ def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) 
 
 
 def _binned(by_place: dict[int, tuple[float, int]]) -> tuple[float | None, ...]:
-    """Return the means over equal stretches; a stretch in which nothing came has what came before it."""
+    """Return the means over equal stretches; a stretch without values repeats the stretch before."""
     low, high = min(by_place), max(by_place)
     count = min(BINS, len(by_place))
     sums, counts = [0.0] * count, [0] * count
@@ -88,7 +88,7 @@ def _binned(by_place: dict[int, tuple[float, int]]) -> tuple[float | None, ...]:
 
 
 def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float | None]:
-    """Return the mean seconds of the parts that were told, and of the whole step with its saves."""
+    """Return the mean seconds of the reported parts of a step, and their sum (saves included)."""
     newest = [point.fields for point in steps if point.weight]
     sums = {
         label: [float(fields[name]) for fields in newest if isinstance(fields.get(name), float | int)]

@@ -1,6 +1,6 @@
-"""What gathers the picture: threads that look at jobs, one a backend, so that a slow one holds up nothing else.
+"""Poll the watched jobs: a thread for each backend, so that a slow backend delays no job of a different backend.
 
-Each thread has a registry of its own. Nothing here draws, and what draws asks no backend.
+Each thread has its own registry. Drawing code is elsewhere and asks no backend.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from cloudtrain.launcher.words import in_words
 
 __all__ = ["Feed", "pause_s"]
 
-_LEAST_S = 1.0  # between two looks at a job: figures change no quicker
-_AT_ONCE = 5  # jobs of one backend that are looked at as often as each could be alone; more share that
-_SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # between two looks at one whose backend does not answer
-_REST = 12.0  # times the processor time that a look took, at least: 8 % of a core, however many jobs there are
+_LEAST_S = 1.0  # minimum seconds between two polls of a job: figures change no faster
+_AT_ONCE = 5  # up to so many jobs of a backend are polled at full pace; more jobs share the pace
+_SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # seconds between two polls of a job whose backend does not answer
+_REST = 12.0  # least pause after a poll, times its processor time: 8 % of a core, for any number of jobs
 _CHOOSE_S = 1.0
-_BACK_OFF_S = 5.0  # after a registry that cannot be used just now
-_STILL_S = 2.0  # that a look has to end, before the whole process stands still
+_BACK_OFF_S = 5.0  # after a registry error
+_STILL_S = 2.0  # for a poll to end before the process is suspended
 
 
 def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> float:
-    """Return how long after a look the next one at the same job comes, of `jobs` on its backend.
+    """Return the seconds between two polls of a job, with `jobs` jobs on its backend.
 
-    `silences`: how often in a row the backend did not answer.
+    `silences`: consecutive polls without an answer.
     """
     usual_s = max(_LEAST_S, least_s, pace_s * max(1.0, jobs / _AT_ONCE))
     if silences:
@@ -51,10 +51,10 @@ def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> fl
 
 
 class Feed:
-    """All that is watched: the jobs of these names, without any what `watch.chosen` finds. `close` it."""
+    """All watched jobs: the named jobs, or, without names, the jobs of `watch.chosen`. Call `close` at the end."""
 
     def __init__(self, names: Sequence[str], least_s: float = 0.0, folder: Path | None = None) -> None:
-        """Raises NoSuchJobError where a name is none, ConfigError where the registry cannot be used."""
+        """Raises NoSuchJobError for an unknown name, ConfigError if the registry cannot be used."""
         self._names, self._least_s = tuple(names), least_s
         registry = Registry(folder)
         self.folder = registry.folder
@@ -72,7 +72,7 @@ class Feed:
         self._chooser.start()
 
     def scene(self, now_s: float) -> Scene:
-        """Return the picture as it is: active jobs first, each kind by when it was submitted, the newest first."""
+        """Return the current picture: active jobs first, then ended jobs, in both groups the newest submit first."""
         with self._lock:
             sights = list(self._sights.values())
             notes = tuple(self._notes)
@@ -81,32 +81,32 @@ class Feed:
         return Scene(tuple(sights), now_s, notes)
 
     def open(self, job_id: str) -> None:
-        """Gather one job's curves and alerts, too; none's with an empty id."""
+        """Also read this job's curves and alerts; of no job if the id is empty."""
         self._opened = job_id
 
     def mark(self, job_id: str) -> None:
-        """Keep this job in the picture, too, however long ago it ended: somebody points at it."""
+        """Keep this job in the picture even if it ended long ago, since the user has selected it."""
         self._marked = job_id
 
     def note(self, words: str) -> None:
-        """Keep what our own parts said, for the view."""
+        """Store a message of cloudtrain itself for the view."""
         with self._lock:
             self._notes = [*self._notes[-99:], (time.time(), words)]
 
     def stop(self, job_id: str) -> None:
-        """Ask the job to save and stop, in a thread of its own; what came of it is noted, and in `stops`."""
+        """Ask the job to save and stop, in a separate thread; the result goes to the notes and to `stops`."""
         self._stops.append(_Stop(self, job_id))
 
     def asked(self) -> set[str]:
-        """Return the jobs whose stop was asked for here."""
+        """Return the jobs that this view has asked to stop."""
         return {stop.job_id for stop in self._stops}
 
     def stopping(self) -> list[str]:
-        """Return the jobs that are being asked to stop just now."""
+        """Return the jobs with a stop request in progress."""
         return [stop.job_id for stop in self._stops if not stop.words]
 
     def stops(self, wait_s: float) -> list[str]:
-        """Return what came of each stop that was asked for, after so long at most."""
+        """Return the result of each stop request, after waiting at most `wait_s`."""
         end_s = time.monotonic() + wait_s
         for stop in self._stops:
             stop.thread.join(max(0.0, end_s - time.monotonic()))
@@ -114,12 +114,12 @@ class Feed:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Begin no look in the block, and write nothing: one that stands still half-way has all others wait for it."""
+        """Pause polling and writing in this block: a process suspended while it holds a lock blocks all processes."""
         with self.looks.shut(_STILL_S), WRITING.shut(_STILL_S):
             yield
 
     def close(self, wait_s: float) -> None:
-        """End the looks; what is being told or sent just now has so long. A thread that waits for a backend is left."""
+        """End the threads, waiting at most `wait_s` for deliveries; a thread that waits for a backend is abandoned."""
         self.is_closing.set()
         end_s = time.monotonic() + wait_s
         for thread in (self._chooser, *(lane.thread for lane in list(self._lanes.values()))):
@@ -129,7 +129,7 @@ class Feed:
     # -- for the threads ----------------------------------------------------------------------------------------------
 
     def put(self, job_id: str, **changes: object) -> None:
-        """Change what is seen of a job that is watched."""
+        """Change the picture of a watched job."""
         with self._lock:
             if (before := self._sights.get(job_id)) is not None:
                 self._sights[job_id] = replace(before, **changes)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ class Feed:
             registry.close()
 
     def _look_through(self, registry: Registry, known: object) -> object:
-        """See which jobs there are, where any was added or resumed, or the minute is over; give each to its lane."""
+        """Update the list of jobs after a submit or resume, or each minute; assign jobs to their backends' threads."""
         counted = registry.database.execute("SELECT (SELECT MAX(seq) FROM jobs), (SELECT COUNT(*) FROM attempts)")[0]
         now_s = time.time()
         is_new = (tuple(counted), int(now_s // 60))
@@ -176,7 +176,7 @@ class Feed:
         return is_new
 
     def _drop_all_but(self, ids: set[str]) -> None:
-        """Let go of jobs that ended too long ago; those that were named stay."""
+        """Remove jobs that ended too long ago; named jobs stay."""
         if self._names:
             return
         with self._lock:
@@ -185,7 +185,7 @@ class Feed:
             lane.drop_all_but(ids)
 
     def _gather(self, registry: Registry, drawn: object) -> object:
-        """Read the opened job's curves, where there is more of them, and its alerts."""
+        """Read the opened job's curves, if changed, and its alerts."""
         job_id = self._opened
         sight = self._sights.get(job_id)
         if sight is None:
@@ -200,7 +200,7 @@ class Feed:
 
 
 class _Stop:
-    """One job that is asked to stop, by a thread of its own."""
+    """A stop request for a job, in a separate thread."""
 
     def __init__(self, feed: Feed, job_id: str) -> None:
         self.job_id, self.words = job_id, ""
@@ -221,7 +221,7 @@ class _Stop:
 
 
 class _Lane:
-    """One backend's jobs, looked at one after the other by one thread."""
+    """The jobs of a backend, polled by a single thread in sequence."""
 
     def __init__(self, feed: Feed, least_s: float) -> None:
         self._feed, self._least_s = feed, least_s
@@ -233,7 +233,7 @@ class _Lane:
         self.thread.start()
 
     def take(self, job: Job) -> None:
-        """Look at the job from now on, until it has ended and was seen so."""
+        """Poll the job from now on until its end was seen."""
         with self._lock:
             before = self._jobs.get(job.id)
             if before is None or before.attempt.number != job.attempt.number:
@@ -241,7 +241,7 @@ class _Lane:
                 self._due_s[job.id] = 0.0
 
     def drop_all_but(self, ids: set[str]) -> None:
-        """Forget jobs that nobody watches any more."""
+        """Forget jobs that are no longer watched."""
         with self._lock:
             for known in (self._jobs, self._due_s, self._silences):
                 for job_id in known.keys() - ids:
@@ -251,7 +251,7 @@ class _Lane:
         while not self._feed.is_closing.is_set():
             try:
                 self._watch()
-            except Exception as error:  # of the registry's, say, which may be usable again soon
+            except Exception as error:  # for example a registry that may recover soon
                 self._fault(in_words(error))
                 self._feed.is_closing.wait(_BACK_OFF_S)
 
@@ -275,20 +275,20 @@ class _Lane:
         used_s = time.thread_time()
         try:
             self._look(registry, herald, job)
-        except Exception as error:  # of the registry's, say: what a look itself meets is in what was seen
+        except Exception as error:  # for example from the registry; errors of the poll itself are in `Seen`
             self._feed.put(job.id, fault=in_words(error), asks_since_s=None)
             self._plan(job)
         self._feed.is_closing.wait(_REST * (time.thread_time() - used_s))
 
     def _fault(self, words: str) -> None:
-        """Say of each job why it is not looked at."""
+        """Show the error for each job of the thread."""
         with self._lock:
             due = list(self._due_s)
         for job_id in due:
             self._feed.put(job_id, fault=words, asks_since_s=None)
 
     def _next(self, now_s: float) -> Job | None:
-        """Return the job whose look is overdue the longest."""
+        """Return the job with the most overdue poll."""
         with self._lock:
             due = [(due_s, job_id) for job_id, due_s in self._due_s.items() if due_s <= now_s]
             return self._jobs[min(due)[1]] if due else None
@@ -297,7 +297,7 @@ class _Lane:
         self._feed.put(job.id, asks_since_s=time.time())
         with self._feed.looks.passing():
             seen = watching.look(registry, herald, job)
-        if seen is None:  # another watcher looks just now, and stores what it sees
+        if seen is None:  # a different watcher is polling the job and stores the result
             self._show(registry, registry.find(job.id), watching.Seen(job))
             self._plan(job)
             return
@@ -314,7 +314,7 @@ class _Lane:
         )
 
     def _plan(self, job: Job, *, is_over: bool = False) -> None:
-        """Say when the job is due again; never, once its end was seen."""
+        """Schedule the job's next poll; never again once its end was seen."""
         is_silent = job.attempt.unreachable_since_s is not None
         with self._lock:
             self._jobs[job.id] = job

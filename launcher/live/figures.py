@@ -1,4 +1,4 @@
-"""The sections of a job's screen: each a few rows, or none where there is nothing to tell. Pure."""
+"""The sections of a job's screen: each returns a few rows, or no row without data. Pure functions."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ __all__ = [
     "trouble",
 ]
 
-SLOW_S = 5.0  # a look that takes longer is told
-_LEAST_BAR = 6  # columns; a shorter one says nothing
+SLOW_S = 5.0  # a poll slower than this is shown
+_LEAST_BAR = 6  # columns; a shorter bar is not drawn
 _MOST_BAR = 60
-_FAR = 20.0  # times the least that the largest loss is, from where on it is drawn by decades
+_FAR = 20.0  # a loss whose maximum is so many times its minimum is drawn on a log scale
 _PART_COLOURS = ("green", "magenta", "yellow", "blue")
 _ALERTS = {
     "projected": "will reach its limit first",
@@ -68,7 +68,7 @@ _ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 
 
 def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return who it is, its state and reason, and for how long it has run."""
+    """Return the job's id, its state and reason, and its run time."""
     job, state = sight.job, sight.job.attempt.state
     left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(job.attempt.word, "bold"))]
     took = ""
@@ -79,7 +79,7 @@ def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
 
 
 def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return what keeps the picture from being today's."""
+    """Return a warning if the picture may be out of date."""
     backend, since_s = sight.job.backend, sight.job.attempt.unreachable_since_s
     if sight.fault:
         return [row(width, signs, (f"! {cleaned(sight.fault)}", WARNS))]
@@ -95,7 +95,7 @@ def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
 
 
 def place(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return where it runs and on how much."""
+    """Return the backend, the ranks and the attempt."""
     attempt, plan = sight.job.attempt, sight.job.attempt.plan
     ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
     again = attempt.state.restarts
@@ -104,7 +104,7 @@ def place(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return how far it is, with a bar where its end is known, and when it will be done."""
+    """Return the progress, with a bar if the last step is known, and the expected finish."""
     job, told = sight.job, sight.job.attempt.progress
     if "step" not in told:
         detail = cleaned(job.attempt.state.detail or "")
@@ -126,7 +126,7 @@ def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
 
 
 def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return the first failing rank's exception."""
+    """Return the exception of the first failing rank."""
     told = sight.job.attempt.state.error
     if not told:
         return []
@@ -138,7 +138,7 @@ def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def following(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return what the user may want to do about a job that has ended."""
+    """Return suggested commands for an ended job."""
     if sight.job.active:
         return []
     commands = next_step(sight.job, sight.attempts)
@@ -146,7 +146,7 @@ def following(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
-    """Return a curve with its newest, least and largest values."""
+    """Return a curve with its newest, minimum and maximum values."""
     if told is None:
         return []
     newest = quantity(told.newest) if isinstance(told.newest, float) else told.newest.upper()
@@ -168,21 +168,21 @@ def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Tex
 
 
 def _by_decades(told: Track) -> tuple[Sequence[float | None], str]:
-    """Return what is drawn, and its name: of a loss that has fallen far its logarithm, else its last part is flat."""
+    """Return the values to draw and their name: the logarithm of a loss with a large range, else its end looks flat."""
     if told.name != "loss" or not told.least or told.least <= 0 or (told.largest or 0.0) < _FAR * told.least:
         return told.values, told.name
     return [None if value is None else math.log10(value) for value in told.values], f"{told.name} (log)"
 
 
 def metrics(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return what the last evaluation found."""
+    """Return the metrics of the last evaluation."""
     told = sight.job.attempt.progress.get("metrics") or {}
     words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in told.items()]
     return [labelled(width, signs, "metrics", cleaned(", ".join(words)))] if words else []
 
 
 def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
-    """Return a step's time, and which part of it went where."""
+    """Return the step time, and the share of each part."""
     if curves.step_s is None:
         return []
     took = f"{step_time(curves.step_s)} "
@@ -201,7 +201,7 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
 
 
 def gpus(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return how busy the GPUs are, and which of them idle."""
+    """Return the GPU utilization, and a warning about idle GPUs."""
     told = sight.job.attempt.progress
     found = [labelled(width, signs, "GPUs", words)] if (words := gpufigures.words(told)) else []
     if sight.job.active and (warning := gpufigures.warning(told)):
@@ -210,7 +210,7 @@ def gpus(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
-    """Return the most memory that rank 0 has used: of its GPU, as a share where the whole is known."""
+    """Return the peak memory of rank 0: of its GPU, as a share if the total is known."""
     if curves.memory_bytes is None:
         return []
     label = "GPU memory" if curves.is_gpu else "memory"
@@ -227,7 +227,7 @@ def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
 
 
 def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
-    """Return what was spent of the limit, what an hour costs, and what it will have cost."""
+    """Return the cost and its share of the limit, the cost per hour, and the forecast cost."""
     found = sight.outlook
     if found is None:
         return []
@@ -247,7 +247,7 @@ def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 
 def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return when the job leaves and is ended, and which limit comes before its finish."""
+    """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
     found: Outlook | None = sight.outlook
     if found is None or found.cap_at_s is None or not sight.job.active:
         return []
@@ -273,7 +273,7 @@ def checkpoint(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Tex
 
 
 def alerts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return the alerts that were sent, the newest first, and where to."""
+    """Return the alerts sent, the newest first, with their channels."""
     words: list[str] = []
     for told in reversed(sight.alerts):
         kind, _, rest = told.key.partition(":")
@@ -286,7 +286,7 @@ def alerts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
 
 
 def attempts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
-    """Return how the attempts before this one ended, the newest first."""
+    """Return how the earlier attempts ended, the newest first."""
     before = [each for each in sight.attempts if each.number < sight.job.attempt.number]
     words = []
     for each in reversed(before):
@@ -300,7 +300,7 @@ def attempts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
 
 
 def share_done(sight: Sight) -> float | None:
-    """Return how much of the steps is done, 0 to 1; None where it is not known."""
+    """Return the share of steps done, 0 to 1; None if unknown."""
     told = sight.job.attempt.progress
     step, most = told.get("step"), told.get("max_steps")
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:

@@ -1,4 +1,4 @@
-"""The last row: which keys do what here, or the question that waits for an answer. Pure."""
+"""The last row: the keys and their effects, or a question that waits for an answer. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELP = (
 
 
 def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
-    """Return the keys and their effects, `height` rows at most; the last row says how to close them."""
+    """Return the keys and their effects, at most `height` rows; the last row tells how to close the help."""
     rows = [row(width, signs, (f"  {key:<14}", "bold"), words) for key, words in _HELP]
     return [*rows[: height - 1], row(width, signs, ("any key closes this help", QUIET))][:height]
 
@@ -68,7 +68,7 @@ def _asked(choice: Choice, width: int, signs: Signs) -> Text | None:
 
 
 def _keys(keys: list[tuple[str, str]], width: int, signs: Signs) -> Text:
-    """Return as many as fit, whole."""
+    """Return as many keys as fit completely."""
     parts: list[Part] = []
     used = 0
     for key, what in keys:

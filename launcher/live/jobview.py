@@ -1,4 +1,4 @@
-"""One job on a screen: how it is, its curves, its money, and the end of its log. Pure: a picture in, rows out."""
+"""A job's screen: state, curves, costs, and the end of its log. Pure functions from a picture to rows."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cloudtrain.launcher.words import in_words
 
 __all__ = ["log_page", "view"]
 
-_LOG_SHARE = 3  # of the screen, at the least, is the log's: one part of so many
+_LOG_SHARE = 3  # the log gets at least a third of the screen
 _LEAST_LOG = 2
-_BESIDE_LARGE = 5  # rows that a larger log leaves to its title, the keys, and three of the figures
+_BESIDE_LARGE = 5  # rows that a larger log leaves: its title, the keys, and three rows of figures
 
 
 @dataclass(frozen=True)
 class Section:
-    """Rows that stand or go together: those of the highest rank go first where the screen is low."""
+    """Rows that are shown or hidden together: on a low screen the sections of the highest rank are hidden first."""
 
     rank: int
     rows: list[Text]
@@ -37,7 +37,7 @@ class Section:
 def view(
     sight: Sight, tail: TailShot, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
 ) -> list[Text]:
-    """Return the screen's rows, `size` columns wide and rows high; `note` is the newest word of ours."""
+    """Return the screen's rows, `size` columns wide and rows high; `note` is the newest message of cloudtrain."""
     width, height = size
     sections = _sections(sight, (width, height), signs, now_s)
     room = height - 2 - bool(note)  # the log's title, the keys
@@ -52,7 +52,7 @@ def view(
 
 
 def log_page(sight: Sight, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = "") -> int:
-    """Return how many lines of the log are in view."""
+    """Return the number of visible log lines."""
     room = size[1] - 2 - bool(note)
     kept = _kept(_sections(sight, size, signs, now_s), room - _least_log(size[1], choice))
     return max(1, room - sum(len(section.rows) for section in kept))
@@ -63,7 +63,7 @@ def _least_log(height: int, choice: Choice) -> int:
 
 
 def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[Section]:
-    """Return what is told of the job, in the order of the screen."""
+    """Return the sections of the job, in screen order."""
     width, height = size
     curves = sight.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
@@ -91,7 +91,7 @@ def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -
 
 
 def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text]:
-    """Return the section's rows; where it cannot be drawn, that: what one job told must not end the watch of all."""
+    """Return the section's rows, or the error if drawing fails: a single job's data must not end the whole view."""
     try:
         return draw()
     except Exception as error:
@@ -99,7 +99,7 @@ def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text
 
 
 def _kept(sections: Sequence[Section], room: int) -> list[Section]:
-    """Return those that fit, the least important left out; the heading stays."""
+    """Return the sections that fit, dropping the least important; the heading stays."""
     kept = list(sections)
     while len(kept) > 1 and sum(len(section.rows) for section in kept) > room:
         kept.remove(max(reversed(kept), key=lambda section: section.rank))
@@ -122,7 +122,7 @@ def _log_title(tail: TailShot, choice: Choice, width: int, signs: Signs) -> Text
 
 
 def _log(tail: TailShot, choice: Choice, width: int, height: int, signs: Signs) -> list[Text]:
-    """Return the last lines, or those before them where the user has gone back."""
+    """Return the last lines, or earlier lines if the user has scrolled back."""
     lines = tail.lines if choice.held is None else choice.held
     if not lines:
         words = "no lines yet" if tail.is_read else "reading the log" if not tail.fault else ""
@@ -133,7 +133,7 @@ def _log(tail: TailShot, choice: Choice, width: int, height: int, signs: Signs) 
 
 
 def _line(line: LogLine, tail: TailShot, width: int, signs: Signs, *, wraps: bool) -> list[Text]:
-    """Return the rows of one line: one row, cut at the width, or several if the log is wrapped."""
+    """Return the rows of a line: a row cut at the width, or several rows if the log is wrapped."""
     text = in_job(cleaned(events.parse(line.text)[0]))
     parts: list[Part] = []
     if tail.is_prefixed:

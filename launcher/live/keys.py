@@ -1,4 +1,4 @@
-"""What was pressed, from the bytes that a terminal sends."""
+"""Decode pressed keys from the bytes that a terminal sends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ESCAPE", "decode"]
 
 ESCAPE = "escape"
 
-# Cursor keys as most terminals send them, in either mode, and as tmux and the Linux console do.
+# Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
 _SEQUENCES = {
     b"\x1b[A": "up",
     b"\x1bOA": "up",
@@ -24,13 +24,13 @@ _SEQUENCES = {
     b"\x1b[8~": "end",
 }
 _SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
-_LONGEST = 32  # a sequence that does not end by then is none
+_LONGEST = 32  # longer bytes without an end are not a sequence
 
 
 def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:
-    """Return the keys, and the bytes of one that has not wholly come; `is_all`: no more will, so Escape is Escape.
+    """Return the keys, and the bytes of an incomplete key; with `is_all` no more bytes come, so Escape is a key.
 
-    A printable key is itself. What is not known, as a function key or a mouse's report, is passed over whole.
+    A printable key is its own name. Unknown sequences, such as function keys or mouse reports, are skipped completely.
     """
     keys: list[str] = []
     while data:
@@ -55,7 +55,7 @@ def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:
 
 
 def _length(data: bytes) -> int | None:
-    """Return how long the sequence at the start is: 1 for an Escape before another; None where more may come."""
+    """Return the length of the first sequence: 1 for an Escape before an Escape; None if incomplete."""
     if len(data) == 1:
         return None
     if data[1:2] == b"O":

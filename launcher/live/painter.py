@@ -1,4 +1,4 @@
-"""From rows to the bytes that bring a terminal from the last picture to the next: only rows that have changed."""
+"""The renderer: from rows to the bytes that update a terminal, with only the changed rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.text import Text
 
 __all__ = ["Painter"]
 
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # which a row should not hold; were one overlooked, it ends here
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
 
-# A terminal that knows it shows what comes between the two at once; others pass it over.
+# Synchronized output: a terminal that supports the codes shows the update at once; older terminals ignore them.
 _TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class Painter:
-    """Knows what the terminal shows. With NO_COLOR there is none, but bold stays, which is no colour."""
+    """Stores the rows on the terminal. With NO_COLOR no colour is used; bold stays, since bold is not a colour."""
 
     def __init__(self, encoding: str, *, is_coloured: bool | None = None) -> None:
         self._encoding = encoding
@@ -29,11 +29,11 @@ class Painter:
         self._shown: list[Text] = []
 
     def forget(self) -> None:
-        """Take the terminal's picture for unknown: the next one is painted whole."""
+        """Forget the terminal's content: the next picture is drawn completely."""
         self._shown = []
 
     def paint(self, rows: Sequence[Text]) -> bytes:
-        """Return what to write; nothing where nothing has changed."""
+        """Return the bytes to write; empty if no row has changed."""
         changed: list[str] = []
         if not self._shown:
             changed.append("\x1b[0m\x1b[2J")

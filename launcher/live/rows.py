@@ -1,4 +1,4 @@
-"""Rows of a screen: rich text that is one row high and no wider than it may be. What a job says is never markup."""
+"""Rows of a screen: rich text of one row, no wider than allowed. A job's text is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 Part = str | tuple[str, str]  # text, or text and its style
 
-LABEL = 11  # columns of what stands before a value
+LABEL = 11  # columns of the label before a value
 QUIET, GOOD, WARNS, BAD = "bright_black", "green", "yellow", "bold red"
 STATE_STYLES = {
     "pending": "bold yellow",
@@ -38,17 +38,17 @@ STATE_STYLES = {
     "failed": BAD,
     "stopped": "bold magenta",
 }
-# The folder of a node of a local or ssh job, in tracebacks: `code/train.py` is left.
+# The folder of a node of a local or ssh job, in tracebacks; `code/train.py` remains.
 _JOB_FOLDER = re.compile(r"/[^\s\"']*/attempt-\d+/node-\d+/")
 
 
 def in_job(text: str) -> str:
-    """Return the text with paths below the job's folder as paths from there."""
+    """Return the text with paths relative to the job's folder."""
     return _JOB_FOLDER.sub("", text)
 
 
 def row(width: int, signs: Signs, *parts: Part) -> Text:
-    """Return the parts one after the other, cut at the width with a sign that tells so."""
+    """Return the parts joined, cut at the width with a sign for the cut."""
     return fitted(Text.assemble(*parts, no_wrap=True, end=""), width, signs)
 
 
@@ -62,7 +62,7 @@ def fitted(text: Text, width: int, signs: Signs) -> Text:
 
 
 def sides(width: int, signs: Signs, left: Sequence[Part], right: Sequence[Part]) -> Text:
-    """Return a row with one part at each end; the right one gives way where both do not fit."""
+    """Return a row with a part at each end; the right part is dropped if both do not fit."""
     text = Text.assemble(*left, no_wrap=True, end="")
     other = Text.assemble(*right, no_wrap=True, end="")
     gap = width - text.cell_len - other.cell_len
@@ -74,10 +74,10 @@ def sides(width: int, signs: Signs, left: Sequence[Part], right: Sequence[Part])
 
 
 def labelled(width: int, signs: Signs, label: str, *parts: Part) -> Text:
-    """Return a value with its name before it, all names as wide."""
+    """Return a value after its label; all labels have the same width."""
     return row(width, signs, (f"{label:<{LABEL}}", QUIET), *parts)
 
 
 def filled(text: str, width: int) -> str:
-    """Return the text with blanks up to the width, in columns of a terminal."""
+    """Return the text padded with blanks to the width, in terminal columns."""
     return text + " " * max(0, width - cell_len(text))

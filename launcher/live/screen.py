@@ -1,7 +1,7 @@
-"""The terminal while a live view has it: keys come as they are pressed, nothing else writes, it is always given back.
+"""The terminal during a live view: reads keys without Enter, captures all output, and always restores the terminal.
 
-Whatever else in this process, or a child of it, writes to standard output or error meanwhile goes to a file of ours: it
-can be shown as a note, and does not fall into the picture.
+Output of this process or its children to standard output or error goes to a scratch file during the view, and can be
+shown as a note without damage to the picture.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cloudtrain.launcher.live.keys import decode
 
 __all__ = ["Ended", "Screen"]
 
-# The alternate screen, no cursor, no wrapping at the right edge: what is wider than it looks then stays in its row.
+# The alternate screen, no cursor, no wrapping at the right edge: a row wider than expected stays in its row.
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
 _LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
-_ESCAPE_S = 0.05  # by then the rest of a key's sequence has come, also over ssh
+_ESCAPE_S = 0.05  # the rest of a key's sequence arrives within this time, also over ssh
 _LEAST = (20, 4)
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_STOPS_S = 1.0  # by then whoever has asked to be stopped is
-_LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes, of what others write meanwhile
+_STOPS_S = 1.0  # a stop signal takes effect within this time
+_LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes of captured output
 
 
 class Ended(Exception):
-    """A signal ends the watch; its number, with 128 added, is the exit code."""
+    """A signal has ended the view; the exit code is 128 plus its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -45,18 +45,18 @@ class Ended(Exception):
 
 
 class Screen:
-    """A context manager, for the main thread: there, signals that end it are raised as Ended.
+    """A context manager for the main thread; signals that end the view are raised as Ended.
 
-    `still` surrounds a suspension: what must not stand still half-way has ended in it.
+    `still` surrounds a suspension, so that operations which must not be suspended halfway end before.
     """
 
     def __init__(self, still: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext) -> None:
         self._still = still
-        self.is_stale = True  # the picture is to be painted whole: another size, or back from the shell
+        self.is_stale = True  # draw the whole picture: after a resize, or back from the shell
         self._before: dict[int, Any] = {}
         self._typed = b""
         self._read = 0
-        self._has_it = False  # the terminal is ours, and not lent to the shell
+        self._has_it = False  # the view has the terminal; False while the shell has the terminal
 
     def __enter__(self) -> Screen:
         self._in = sys.stdin.fileno()
@@ -88,7 +88,7 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Until the terminal is given back no signal may raise in here, but none is lost: what ends us is on its way.
+        # No signal may raise here until the terminal is restored; no signal is lost, since the view is ending already.
         for ends in (*_ENDS, signal.SIGINT):
             self._before.setdefault(ends, signal.getsignal(ends))
             signal.signal(ends, signal.SIG_IGN)
@@ -106,17 +106,17 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows, now."""
+        """The current columns and rows."""
         try:
             found = os.get_terminal_size(self._out)
         except OSError:
             return 80, 24
-        if not found.columns or not found.lines:  # a terminal whose size nobody has set
+        if not found.columns or not found.lines:  # a terminal without a known size
             return 80, 24
         return max(_LEAST[0], found.columns), max(_LEAST[1], found.lines)
 
     def write(self, data: bytes) -> None:
-        """Write all of it. Raises Ended where the terminal has gone."""
+        """Write all bytes. Raises Ended if the terminal is gone."""
         try:
             while data:
                 data = data[os.write(self._out, data) :]
@@ -124,7 +124,7 @@ class Screen:
             raise Ended(signal.SIGHUP) from error
 
     def keys(self, wait_s: float) -> list[str]:
-        """Return what was pressed, after at most so long, or at a signal. Raises Ended where the terminal has gone."""
+        """Return the pressed keys, after at most `wait_s` or at a signal. Raises Ended if the terminal is gone."""
         ready, _, _ = select.select([self._in, self._woken], [], [], max(0.0, wait_s))
         if self._woken in ready:
             with contextlib.suppress(BlockingIOError):
@@ -143,14 +143,14 @@ class Screen:
         return keys + more
 
     def said(self) -> list[str]:
-        """Return the lines that something wrote to standard output or error since the last call."""
+        """Return the lines written to standard output or error since the last call."""
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
             sys.stdout.flush()
         data = os.pread(self._said, _LONGEST_LINE, self._read)
         whole = data if len(data) == _LONGEST_LINE and b"\n" not in data else data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        if self._read > _MOST_SAID and self._read == os.fstat(self._said).st_size:  # begin anew: all of it was read
+        if self._read > _MOST_SAID and self._read == os.fstat(self._said).st_size:  # all was read: start over
             os.ftruncate(self._said, 0)
             self._read = 0
         return whole.decode(errors="replace").splitlines()
@@ -165,12 +165,12 @@ class Screen:
         return data
 
     def _take(self) -> None:
-        tty.setcbreak(self._in, termios.TCSANOW)  # not raw: Ctrl-C and Ctrl-Z stay what they are
+        tty.setcbreak(self._in, termios.TCSANOW)  # not raw: Ctrl-C and Ctrl-Z keep their effect
         self.write(_ENTER)
         self.is_stale = self._has_it = True
 
     def _give_back(self) -> None:
-        """Leave the terminal as it was; where it has gone there is nothing to leave."""
+        """Restore the terminal, if still present."""
         self._has_it = False
         with contextlib.suppress(OSError):
             data = _LEAVE
@@ -178,7 +178,7 @@ class Screen:
                 data = data[os.write(self._out, data) :]
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._in, termios.TCSANOW, self._modes)
-            termios.tcflush(self._in, termios.TCIFLUSH)  # keys meant for us are not the shell's
+            termios.tcflush(self._in, termios.TCIFLUSH)  # keys meant for the view must not reach the shell
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         raise Ended(number)
@@ -192,13 +192,13 @@ class Screen:
         try:
             with self._still():
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-                os.kill(os.getpid(), signal.SIGTSTP)  # here everything stands still until `fg`
+                os.kill(os.getpid(), signal.SIGTSTP)  # the whole process is suspended here until `fg`
                 self._await_going_on()
         finally:
             signal.signal(signal.SIGTSTP, self._suspend)
 
     def _await_going_on(self) -> None:
-        """Take the terminal back where nothing has stopped us: the kernel stops none that no shell could take up."""
+        """Take the terminal back if the process was not stopped: the kernel does not stop an orphaned process group."""
         end_s = time.monotonic() + _STOPS_S
         while not self._has_it and time.monotonic() < end_s:
             time.sleep(0.02)
@@ -206,13 +206,13 @@ class Screen:
             self._go_on(signal.SIGCONT, None)
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
-        # From the background this stops us anew, until `fg`, as it does every program that wants the terminal.
+        # In the background this call stops the process again until `fg`, as for every program that uses the terminal.
         with contextlib.suppress(termios.error):
             self._take()
 
 
 def _scratch() -> int:
-    """Return a file of no name, each write to which goes to its end. Raises ConfigError."""
+    """Return an unnamed file in append mode. Raises ConfigError."""
     try:
         file = os.memfd_create("said") if hasattr(os, "memfd_create") else _unnamed()
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)

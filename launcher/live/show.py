@@ -1,4 +1,4 @@
-"""The live view itself: keys in, pictures out, until the user leaves, the jobs have ended, or the terminal goes."""
+"""The live view's main loop: read keys and draw, until the user quits, the jobs end, or the terminal is gone."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from cloudtrain.launcher.watch import line as plain_line
 
 __all__ = ["show"]
 
-FRAME_S = 0.25  # between two pictures, at the least
-BYTES_PER_S = 8000  # that a slow line has for them: after a large picture the next one waits
-LEAVE_S = 10.0  # after the end of all that was named: somebody may want to read on
-CLOSE_S, HURRY_S = 1.5, 0.5  # for what is being told or sent: when the user leaves, when the watch is ended
-STOP_S = 30.0  # that a stop which was asked for has to reach its backend, when the user leaves
-NOTE_S = 30.0  # that a word of ours stays in a job's view
+FRAME_S = 0.25  # minimum seconds between two pictures
+BYTES_PER_S = 8000  # assumed speed of a slow connection: after a large picture the next picture waits
+LEAVE_S = 10.0  # after the end of all named jobs: the user may want to read
+CLOSE_S, HURRY_S = 1.5, 0.5  # for deliveries: when the user quits, when a signal ends the view
+STOP_S = 30.0  # for a stop request to reach its backend, when the user quits
+NOTE_S = 30.0  # how long a message stays in a job's view
 _KEYS_AT_ONCE = 64
 
 
 @dataclass
 class State:
-    """What the view holds between two pictures."""
+    """The view's state between two pictures."""
 
     choice: Choice
     signs: Signs
     tail: Tail | None = None
-    over_s: float | None = None  # since when all that was named has ended
-    stays: bool = False  # somebody has pressed a key since
+    over_s: float | None = None  # when all named jobs had ended
+    stays: bool = False  # the user has pressed a key since
     said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
     page: int = 10
 
 
 def show(names: Sequence[str], least_s: float = 0.0) -> int:
-    """Show the jobs of these names, without any all, until the user leaves; return the exit code.
+    """Show the named jobs, or all jobs without names, until the user quits; return the exit code.
 
-    That of jobs that have ended is theirs; 130 where some that were named still run. Raises NoSuchJobError.
+    The exit code is that of the ended jobs, or 130 if a named job still runs. Raises NoSuchJobError.
     """
     feed = Feed(names, least_s)
     jobs = [sight.job.id for sight in feed.scene(time.time()).sights]
@@ -61,7 +61,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     opened = jobs[0] if is_single else None
     state = State(Choice(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
     code: int | None = None
-    is_left = False  # by a key, or because all is over: then nobody is in a hurry
+    is_left = False  # by a key, or because all jobs have ended, so a longer wait is acceptable
     try:
         with Screen(feed.still) as screen:
             _open(feed, state)
@@ -72,8 +72,8 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
-        is_told = code != 129  # then there is no terminal to tell it to
-        with suppress(KeyboardInterrupt):  # who cannot wait for the looks to end
+        is_told = code != 129  # after SIGHUP (129) no terminal is left for messages
+        with suppress(KeyboardInterrupt):  # the user does not wait for the polls to end
             feed.close(CLOSE_S if is_left else HURRY_S)
             if state.tail is not None:
                 state.tail.close(HURRY_S)
@@ -84,7 +84,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
 
 
 def _stops(feed: Feed, *, is_told: bool) -> list[str]:
-    """Wait for what the user has asked for and money hangs on; return what came of each stop."""
+    """Wait for the user's stop requests, since running jobs cost money; return the result of each request."""
     under_way = feed.stopping()
     if under_way and is_told:
         say(f"asking {', '.join(under_way)} to stop; Ctrl-C does not wait for the answer")
@@ -97,7 +97,7 @@ def _stops(feed: Feed, *, is_told: bool) -> list[str]:
 
 
 def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
-    """Paint and read keys until the user leaves; return the exit code."""
+    """Draw and read keys until the user quits; return the exit code."""
     painter = Painter(state.signs.encoding)
     next_s = 0.0
     while True:
@@ -122,12 +122,12 @@ def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
 
 
 def _take_in(screen: Screen, feed: Feed, state: State) -> None:
-    """Note what something has said meanwhile: of several lines the first; an alert rings the bell, too."""
+    """Store captured messages as notes: of several lines the first; an alert also rings the bell."""
     for words in screen.said():
         state.said.append(words)
         text = words.removeprefix(alarm.MARK)
         is_alert = text != words
-        if text.startswith("  ") or not text.strip():  # says more about the line before it
+        if text.startswith("  ") or not text.strip():  # a detail of the line before
             continue
         feed.note(text.strip())
         if is_alert:
@@ -135,7 +135,7 @@ def _take_in(screen: Screen, feed: Feed, state: State) -> None:
 
 
 def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
-    """Take one key in; return what is to be done that the view cannot do by itself."""
+    """Process a key; return the action that the view itself cannot take."""
     scene = feed.scene(time.time())
     ids = [sight.job.id for sight in scene.sights]
     opened = scene.of(state.choice.opened or "")
@@ -155,7 +155,7 @@ def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
 
 
 def _open(feed: Feed, state: State) -> None:
-    """Begin to read the log of the job in view, and end with that of another."""
+    """Start to read the log of the job in view, and stop reading the previous log."""
     if state.tail is not None:
         state.tail.close()
         state.tail = None
@@ -181,19 +181,19 @@ def _picture(scene: Scene, state: State, size: tuple[int, int]) -> list[Text]:
 
 
 def _note(scene: Scene, state: State) -> str:
-    """Return the newest word of ours, as long as it is new; at the end of all, that the view is about to leave."""
+    """Return the newest message while recent; after the end of all jobs, the countdown to the view's end."""
     if state.over_s is not None and not state.stays:
         left_s = max(0, round(state.over_s + LEAVE_S - scene.now_s))
         return f"ended; this view leaves in {left_s} s, unless you press a key"
     since_s = scene.now_s - NOTE_S
     sight = scene.of(state.choice.opened or "")
-    if sight is not None and not sight.job.active:  # what was said of it while it ran is over with it
+    if sight is not None and not sight.job.active:  # messages from before the job's end are obsolete
         since_s = max(since_s, sight.job.attempt.state.ended_s or 0.0)
     return scene.notes[-1][1] if scene.notes and scene.notes[-1][0] > since_s else ""
 
 
 def _ended(scene: Scene, state: State, is_named: bool) -> int | None:
-    """Return the exit code once all that was named has ended, and nobody has asked to stay."""
+    """Return the exit code once all named jobs have ended, unless the user has asked to stay."""
     is_over = is_named and all(not sight.job.active and sight.seen_s is not None for sight in scene.sights)
     if not is_over:
         state.over_s = None
@@ -205,7 +205,7 @@ def _ended(scene: Scene, state: State, is_named: bool) -> int | None:
 
 
 def _code_of(scene: Scene, is_named: bool) -> int:
-    """Return the first bad code of those that were named; 130 while one of them runs."""
+    """Return the first nonzero code of the named jobs; 130 while a named job runs."""
     if not is_named:
         return 0
     if any(sight.job.active for sight in scene.sights):
@@ -214,7 +214,7 @@ def _code_of(scene: Scene, is_named: bool) -> int:
 
 
 def _leave(feed: Feed, state: State, stops: Sequence[str]) -> None:
-    """Print what is to be read after the picture has gone: what was said meanwhile, and how the jobs are."""
+    """Print the messages and the state of the jobs, after the picture has gone."""
     for words in (*state.said, *stops):
         say(words)
     scene = feed.scene(time.time())

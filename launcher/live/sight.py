@@ -1,4 +1,4 @@
-"""What the views draw: a frozen picture of jobs, of one job's curves, and of its log's end."""
+"""The model of the views: an immutable picture of jobs, of a job's curves, and of its log's end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Curves", "Scene", "Sight", "TailShot", "Track"]
 
 @dataclass(frozen=True)
 class Track:
-    """One figure over the steps: its mean in equal stretches of them, None where none came; least, largest, newest.
+    """A figure over the steps: means over equal stretches, None before the first value; newest, minimum, maximum.
 
-    `newest` is text where the figure is not finite: `nan`, `inf`.
+    `newest` is text if the value is not finite: `nan`, `inf`.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Track:
 
 @dataclass(frozen=True)
 class Curves:
-    """What the events of a job have told. Times in seconds, sizes in bytes; None is what was never told.
+    """The curves from a job's events. Times in seconds, sizes in bytes; None if never reported.
 
-    `split`: the parts of a step's time by name, means of its newest windows; `step_s` what they make up.
+    `split`: the parts of a step's time by name, means over the newest windows; `step_s` is their sum.
     """
 
     loss: Track | None = None
@@ -41,14 +41,14 @@ class Curves:
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
     is_gpu: bool = False
-    checkpoint: tuple[int | None, float] | None = None  # step, and when it was saved
+    checkpoint: tuple[int | None, float] | None = None  # step, and time of the save
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One job as it was last seen. Times in unix seconds.
+    """A job as last seen. Times in unix seconds.
 
-    `asks_since_s`: since when a look is under way; `seen_s`: when the last one ended; `fault`: why it brought nothing.
+    `asks_since_s`: start of the poll in progress; `seen_s`: end of the last poll; `fault`: error of the last poll.
     """
 
     job: Job
@@ -63,20 +63,20 @@ class Sight:
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is watched, in the order of the list; `notes` are what our own parts said, with their times."""
+    """All watched jobs, in list order; `notes` are cloudtrain's own messages with their times."""
 
     sights: tuple[Sight, ...]
     now_s: float
     notes: tuple[tuple[float, str], ...] = ()
 
     def of(self, job_id: str) -> Sight | None:
-        """Return one job's."""
+        """Return the job's model."""
         return next((sight for sight in self.sights if sight.job.id == job_id), None)
 
 
 @dataclass(frozen=True)
 class TailShot:
-    """The end of a job's log. `fault`: why it cannot be read now; `is_read`: there was a first answer."""
+    """The end of a job's log. `fault`: why the log cannot be read now; `is_read`: a first answer has come."""
 
     lines: Sequence[LogLine] = field(default=())
     fault: str = ""

@@ -1,4 +1,4 @@
-"""Many jobs on a screen: a row each, what they cost together, and what our own parts said. Pure."""
+"""A table of jobs: a row for each job, their total cost, and cloudtrain's own messages. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from cloudtrain.launcher.words import in_words
 __all__ = ["view"]
 
 _HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "USD SPENT")
-_WEIGHTS = ("STATE", "LEFT", "USD SPENT", "LOSS", "DONE", "STEP")  # in this order, as long as there is room
+_WEIGHTS = ("STATE", "LEFT", "USD SPENT", "LOSS", "DONE", "STEP")  # added in this order while they fit
 _AFTER_CURVES = ("STEP", "DONE")
-_MOST_NAME = 24  # a longer one is cut, where there is no room left over
+_MOST_NAME = 24  # a longer name is cut if space is short
 _LEAST_SPARK, _MOST_SPARK = 6, 48
 _GAP = 2
-_NOTES = 6  # of what was said, at most
+_NOTES = 6  # maximum number of messages
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How wide the columns are, by their heads in order, and how wide the curves; 0: there is no room for any."""
+    """The widths of the columns, by head in order, and of the curves; 0 if no curve fits."""
 
     widths: dict[str, int]
     spark: int
 
 
 def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
-    """Return the screen's rows, `size` columns wide and rows high; `words` say what is watched."""
+    """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
     width, height = size
     texts = [_shown(sight, scene.now_s) for sight in scene.sights]
     shape = _shape(texts, width)
@@ -69,7 +69,7 @@ def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, word
 
 
 def _shown(sight: Sight, now_s: float) -> dict[str, str]:
-    """Return what stands in each column; little of a job whose figures make no sense: it must not hide the others."""
+    """Return the text of each column; for invalid figures only id and error, so that the remaining rows stay."""
     try:
         return {head: cleaned(text) for head, text in _texts(sight, now_s).items()}
     except Exception as error:
@@ -79,12 +79,12 @@ def _shown(sight: Sight, now_s: float) -> dict[str, str]:
 def _values(sight: Sight) -> list[float | None]:
     try:
         return [each.loss for each in curve.load(sight.job.attempt.progress.get("curve")).bins]
-    except (ValueError, TypeError, AttributeError):  # written by what could not know better
+    except (ValueError, TypeError, AttributeError):  # written by an older version
         return []
 
 
 def _texts(sight: Sight, now_s: float) -> dict[str, str]:
-    """Return what each column is about."""
+    """Return the text of each column."""
     job, state, told = sight.job, sight.job.attempt.state, sight.job.attempt.progress
     share = figures.share_done(sight)
     loss = told.get("loss")
@@ -115,7 +115,7 @@ def _spent(sight: Sight) -> str:
 
 
 def _shape(texts: Sequence[dict[str, str]], width: int) -> Shape:
-    """Return the columns that fit beside the name, the weightiest first; what is left over is the curves'."""
+    """Return the columns that fit beside the name, by priority; the remaining space is for the curves."""
     natural = {head: max([len(head), *(cell_len(each[head]) for each in texts)]) for head in _HEADS}
     room = width - 2 - min(natural["JOB"], _MOST_NAME)
     kept = {"JOB"}
@@ -157,7 +157,7 @@ def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: S
 
 
 def _notes(scene: Scene, jobs: int, width: int, height: int, signs: Signs) -> list[Text]:
-    """Return the newest of what was said, as far as there is room below the jobs."""
+    """Return the newest messages that fit below the jobs."""
     room = min(_NOTES, max(height - 4 - jobs - 1, 0 if height < 12 else 1), len(scene.notes))
     newest = scene.notes[len(scene.notes) - room :]
     return [row(width, signs, (f"{_clock(time_s)} {cleaned(text)}", WARNS)) for time_s, text in newest]

@@ -1,4 +1,4 @@
-"""The end of one job's log, read by a thread of its own: a backend that is slow holds up neither picture nor keys."""
+"""The end of a job's log, read by a separate thread: a slow backend delays neither the picture nor the keys."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cloudtrain.launcher.words import in_words
 
 __all__ = ["MOST", "Tail"]
 
-MOST = 2000  # lines that one can go back
-_LEAST_PAUSE_S = 0.2  # between two looks: no eye reads quicker
-_MANY = 500  # lines that came at once: there are more to catch up with
-_STATE_S = 1.0  # between two looks at the registry: who looks at the job stores there how it is
+MOST = 2000  # lines that the user can scroll back
+_LEAST_PAUSE_S = 0.2  # minimum seconds between two reads
+_MANY = 500  # a page with so many lines: read on immediately
+_STATE_S = 1.0  # seconds between two reads of the registry, where the polling thread stores the job's state
 _BACK_OFF_S = 5.0
-_READING = threading.BoundedSemaphore(8)  # a reader that was left waits on where its backend hangs: no more than these
+_READING = threading.BoundedSemaphore(8)  # an abandoned reader waits while its backend hangs; so many readers at most
 
 
 class Tail:
-    """Begins to read at once; `close` it. `ranks`: only theirs."""
+    """Starts to read at once; call `close` at the end. `ranks`: only lines of these ranks."""
 
     def __init__(self, folder: Path, job_id: str, ranks: frozenset[int] | None = None) -> None:
         self.job_id = job_id
         self._folder, self._ranks = folder, ranks
         self._lines: deque[LogLine] = deque(maxlen=MOST)
-        self._running: dict[tuple[int, int | None], LogLine] = {}  # progress bars, as they are now
+        self._running: dict[tuple[int, int | None], LogLine] = {}  # current states of progress bars
         self._shot = TailShot()
         self._lock = threading.Lock()
         self._is_closing = threading.Event()
@@ -40,12 +40,12 @@ class Tail:
         self._thread.start()
 
     def shot(self) -> TailShot:
-        """Return the lines as they are now."""
+        """Return the current lines."""
         with self._lock:
             return replace(self._shot, lines=(*self._lines, *self._running.values()))
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Have the thread end, and wait so long for it."""
+        """Ask the thread to end, and wait at most `wait_s`."""
         self._is_closing.set()
         self._thread.join(wait_s)
 
@@ -65,7 +65,7 @@ class Tail:
             self._is_closing.wait(_BACK_OFF_S)
 
     def _follow(self) -> None:
-        """Read one attempt after the other, until the view is closed."""
+        """Read the attempts in sequence, until the view is closed."""
         registry = Registry(self._folder)
         try:
             while not self._is_closing.is_set():
@@ -85,7 +85,7 @@ class Tail:
             registry.close()
 
     def _read(self, registry: Registry, stream: Stream, number: int) -> None:
-        """Read on until there is a further attempt."""
+        """Read until the next attempt exists."""
         looked_s = 0.0
         while not self._is_closing.is_set():
             if time.monotonic() - looked_s >= _STATE_S:

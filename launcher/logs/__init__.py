@@ -1,1 +1,1 @@
-"""A job's lines: one stream of all nodes and ranks, what of it is shown and how, and what of it is kept here."""
+"""A job's log: a single stream of all nodes and ranks, its view on the terminal, and its local cache."""

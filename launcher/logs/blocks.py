@@ -1,9 +1,9 @@
-"""The file format of kept lines: compressed blocks, and an index by which most of them need not be read.
+"""The file format of cached lines: compressed blocks, and an index so that most blocks need not be read.
 
-`lines` holds blocks of some thousand lines one after another, each compressed by itself; `index` has one record of a
-fixed size for each: where it is, how many lines, their times, whose they are, and the block's checksum. A block is
-columns: who wrote each line, when, and the texts, one a line. Both files only ever grow, so that who writes may die at
-any moment: what stands behind the length that the registry knows is cut off by the next writer, and read by nobody.
+The file `lines` holds blocks of some thousand lines, each compressed separately; `index` has a record of fixed size for
+each block: offset, sizes, line count, times, ranks and checksum. A block is stored in columns: the writers, the times,
+and the texts, separated by newlines. Both files only grow, so a writer may die at any time: readers ignore bytes beyond
+the length in the registry, and the next writer cuts them off.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ __all__ = [
     "read",
 ]
 
-BLOCK_BYTES = 1 << 18  # of text in one block, about: what is read for one line
-_LEVEL = 1  # of zlib: logs shrink by it nearly as well as by 6, at a third of the time
+BLOCK_BYTES = 1 << 18  # approximate text size of a block, the unit of reading
+_LEVEL = 1  # of zlib: nearly the compression of level 6 at a third of the time
 _RECORD = struct.Struct("<QIIIddQI")
 _CHECK = struct.Struct("<I")
 RECORD_BYTES = _RECORD.size + _CHECK.size
 _HEAD = struct.Struct("<II")
-_NO_RANK = -1  # the node's own lines
+_NO_RANK = -1  # lines of the node itself
 _make = partial(tuple.__new__, LogLine)
 
 
 class DamagedError(Exception):
-    """A block, or its record in the index, is not what was written."""
+    """A block, or its record in the index, differs from the written bytes."""
 
 
 class Entry(NamedTuple):
-    """An index record: a block's place and `size` in the file, `line_count` lines of `first_s` to `last_s`, and whose.
+    """An index record: a block's `offset` and `size`, its `line_count`, times (`first_s` to `last_s`) and ranks.
 
-    `ranks` has a bit for each rank, modulo 63, and the 64th for the nodes' own lines: one that is not set is not there.
+    `ranks` has a bit for each rank modulo 63, and bit 63 for the nodes' own lines; a bit of 0 means that the rank is
+    absent.
     """
 
     offset: int
@@ -64,7 +65,7 @@ class Entry(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block's lines as columns: `texts`, one string a line in one; `streams` the (node, rank) that `whose` counts."""
+    """A block in columns: `text` (lines joined by newlines), `whose` (index into `streams`: node, rank), `times`."""
 
     text: str
     streams: list[tuple[int, int | None]]
@@ -86,12 +87,12 @@ class Block(NamedTuple):
 
 
 def rank_bit(rank: int | None) -> int:
-    """Return the bit that stands for the rank in an index record."""
+    """Return the rank's bit in an index record."""
     return 1 << 63 if rank is None else 1 << (rank % 63)
 
 
 def encoded(lines: Sequence[LogLine], offset: int) -> tuple[bytes, Entry]:
-    """Return the lines as one block that begins at the offset, and its record. None of the texts has a newline."""
+    """Return the lines as a block at the offset, and its record. The texts must not contain newlines."""
     streams: dict[tuple[int, int | None], int] = {}
     whose = array("H", (streams.setdefault((line[1], line[2]), len(streams)) for line in lines))
     times = array("d", (line[3] for line in lines))
@@ -124,13 +125,13 @@ def decoded(data: bytes, entry: Entry) -> Block:
 
 
 def packed(entry: Entry) -> bytes:
-    """Return the record as it is written."""
+    """Return the record's bytes."""
     record = _RECORD.pack(*entry)
     return record + _CHECK.pack(zlib.crc32(record))
 
 
 def entries(index: Path, end: int) -> Iterator[Entry]:
-    """Yield the records of the blocks that lie before `end` in the file. Raises DamagedError."""
+    """Yield the records of the blocks before `end` in the file. Raises DamagedError."""
     offset = 0
     try:
         with index.open("rb") as file:
@@ -149,7 +150,7 @@ def entries(index: Path, end: int) -> Iterator[Entry]:
 
 
 def read(file: int, entry: Entry) -> Block:
-    """Return the block that the record names, of the open file. Raises DamagedError."""
+    """Return the record's block, read from the open file. Raises DamagedError."""
     try:
         return decoded(os.pread(file, entry.size, entry.offset), entry)
     except OSError as error:

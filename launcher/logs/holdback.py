@@ -1,4 +1,4 @@
-"""Holding lines back for earlier ones, where a platform takes in one node's lines later than another's."""
+"""Hold lines back for earlier lines: a platform may ingest different nodes' lines with different delays."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["HoldBack"]
 
-# Lines, and characters in them; with more the oldest go on: memory is bounded, whatever a job prints.
+# Limits of lines and characters; above them the oldest lines are released, so that memory is bounded.
 MOST_HELD, MOST_CHARACTERS = 20_000, 1 << 22
 
 
 class HoldBack:
-    """Lines that wait `seconds` for earlier ones, then go on in the order of their times.
+    """Lines that wait `seconds` for earlier lines and are then released in time order.
 
-    Each stream keeps its own order: where its clock goes back, its lines count as no younger than the one before.
+    Each (node, rank) keeps its own order: if its clock goes back, a line counts with the time of the line before.
     """
 
     def __init__(self, seconds: float, held: Sequence[LogLine] = ()) -> None:
         self._seconds = seconds
         self._latest: dict[tuple[int, int | None], float] = {}
-        # (time it counts by, when it came, line), by the first; of equal ones as they came.
+        # (effective time, arrival time, line), sorted by effective time; equal times keep the order of arrival.
         self._held: list[tuple[float, float, LogLine]] = []
         self._put(held, time.time())
 
     @property
     def held(self) -> list[LogLine]:
-        """The lines that wait, in order."""
+        """The waiting lines, in order."""
         return [line for _, _, line in self._held]
 
     def pass_on(self, lines: list[LogLine], *, all_of_them: bool = False) -> list[LogLine]:
-        """Take lines in; return those whose turn it is, or with `all_of_them` whatever is here."""
+        """Take lines in; return the lines that need not wait any longer, or all lines with `all_of_them`."""
         if not self._seconds and not self._held:
             return lines
         now_s = time.time()
@@ -51,7 +51,7 @@ class HoldBack:
         self._held.sort(key=itemgetter(0))
 
     def _too_many(self) -> int:
-        """Return how many there are above what may be held."""
+        """Return the number of lines above the limits."""
         too_many = max(0, len(self._held) - MOST_HELD)
         characters = sum([len(line[0]) for _, _, line in self._held[too_many:]])
         while characters > MOST_CHARACTERS:
@@ -60,7 +60,7 @@ class HoldBack:
         return too_many
 
     def _ready(self, now_s: float) -> int:
-        """Return how many need wait no longer: by their own time, or since they came, where clocks differ."""
+        """Return the number of lines that have waited long enough, by their own time or since their arrival."""
         ready = 0
         for place, (counts_s, came_s, _) in enumerate(self._held, 1):
             if counts_s <= now_s - self._seconds or not 0 <= now_s - came_s < self._seconds:

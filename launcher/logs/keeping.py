@@ -1,4 +1,4 @@
-"""Keeping a job's lines here: to its end, and no more of all jobs than there is room for."""
+"""Caching of jobs' logs: completing an ended attempt's log, and dropping old logs for space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOM, ROOM_GB = "CLOUDTRAIN_KEPT_LOGS_GB", 5.0
 
 
 def room_bytes() -> int:
-    """Return how much all kept logs may take, compressed: $CLOUDTRAIN_KEPT_LOGS_GB, else 5 GB; 0 keeps none.
+    """Return the maximum size of all cached logs, compressed: $CLOUDTRAIN_KEPT_LOGS_GB, else 5 GB; 0 disables caching.
 
     Raises UsageError.
     """
@@ -35,11 +35,11 @@ def room_bytes() -> int:
 
 
 def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within_s: float = 30.0) -> bool:
-    """Read the lines of an attempt (the job's last one) that has ended to their end, and keep them.
+    """Read the log of an ended attempt (by default the last) to its end, and cache the lines.
 
-    Return whether they are all kept: not where time or room ran out, the backend cannot be reached, or another process
-    keeps them just now; nor where they had to make room for others. What was read is kept, and the next call goes on
-    from there. Raises ConfigError.
+    Return whether the whole log is cached. Returns False if time or space ran out, the backend is unreachable, another
+    process writes the cache, or the log was dropped for space. The lines read so far stay, and the next call continues
+    after them. Raises ConfigError.
     """
     from cloudtrain.launcher.logs.stream import Stream
 
@@ -67,9 +67,9 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
 
 
 def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
-    """Read the attempt's lines from their beginning, and put them in the place of what is kept and damaged.
+    """Read the attempt's log from the beginning and replace the damaged cache; return whether the cache was replaced.
 
-    Return whether that was done: not where the backend has fewer than `least` lines by now, or another process writes.
+    The cache stays if the backend has fewer than `least` lines now, or if another process writes.
     """
     from cloudtrain.launcher.logs.stream import Stream
 
@@ -88,9 +88,9 @@ def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
 
 
 def make_room(database: Database, room: int) -> bool:
-    """Drop the kept logs of ended attempts that were read the longest ago, until all that is kept fits.
+    """Drop the least recently read logs of ended attempts until the cache is within `room` bytes.
 
-    Return whether it does: those that are being written stay, and those of jobs that run.
+    Return whether the cache fits; logs that are being written and logs of active jobs stay.
     """
     total = database.execute("SELECT SUM(bytes) AS bytes FROM kept_logs")[0]["bytes"] or 0
     if total <= room:

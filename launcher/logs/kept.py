@@ -1,9 +1,9 @@
-"""An attempt's lines as they are kept here, compressed, with the place where the backend is read on.
+"""The local cache of an attempt's log: compressed lines, with the backend's cursor after the last line.
 
-One process writes, under a lock; any number read what has been committed. A commit is one row of the registry: the
-backend's cursor and how long the file is, together. Whoever dies in between has written behind that length, and the
-next writer begins there, with that cursor: nothing is lost, nothing is there twice. Who is interrupted commits nothing
-that is not whole.
+A single process writes, under a lock; any number of processes read committed lines. A commit is a registry row with
+both the backend's cursor and the file length. If a writer dies between commits, its bytes beyond the committed length
+are cut off, and the next writer continues from the committed cursor, so no line is lost or stored twice. An interrupted
+call never commits incomplete data.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "is_dropped", "k
 
 FOLDER = "logs"
 BLOCK_LINES = 8192
-COMMIT_S = 10.0  # of a log that grows slowly: what a killed writer leaves behind is read again
+COMMIT_S = 10.0  # commit interval of a slow log; after a kill, uncommitted lines are read again
 COMMIT_BYTES = 1 << 23
-USED_S = 3600.0  # how exactly is known when a kept log was last read
+USED_S = 3600.0  # resolution of the last-read time
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far an attempt's lines are kept: `size` bytes of the file, `count` lines, the backend's cursor behind them.
+    """The committed part of a log: `size` bytes of the file, `count` lines, and the backend's cursor after them.
 
-    `held` are lines before that cursor that waited for others, and are not in the file. `round` counts how often the
-    log has been read anew, and is in the files' names.
+    `held` are lines before the cursor that waited for earlier lines and are not in the file. `round` counts complete
+    re-reads of the log, and is part of the file names.
     """
 
     cursor: dict[str, Any] | None = None
@@ -53,12 +53,12 @@ class Place:
 
 
 def folder_of(database: Database, job_id: str, attempt: int) -> Path:
-    """Return where the attempt's lines are kept."""
+    """Return the folder of the attempt's cache."""
     return database.folder / FOLDER / job_id / str(attempt)
 
 
 def place(database: Database, job_id: str, attempt: int) -> Place | None:
-    """Return how far the attempt's lines are kept, None where none are."""
+    """Return the committed part of the attempt's log, or None."""
     rows = database.execute("SELECT * FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     if not rows or rows[0]["cursor"] is None:
         return None
@@ -76,13 +76,13 @@ def place(database: Database, job_id: str, attempt: int) -> Place | None:
 
 
 def is_dropped(database: Database, job_id: str, attempt: int) -> bool:
-    """Return whether the attempt's lines were kept, and made room for others: nobody brings them home unasked."""
+    """Return whether the attempt's log was cached and then dropped for space: it is cached again only on request."""
     rows = database.execute("SELECT cursor FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     return bool(rows) and rows[0]["cursor"] is None
 
 
 def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
-    """Note that the log was read, as what nobody reads goes first; not where the registry cannot be written now."""
+    """Store the time of use: the least recently used logs are dropped first. Skipped if the registry is locked."""
     if time.time() - found.used_s > USED_S:
         values = (time.time(), job_id, attempt)
         with contextlib.suppress(ConfigError), database.at_once():
@@ -90,7 +90,7 @@ def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
 
 
 class Reader:
-    """The committed blocks of a kept log. Raises blocks.DamagedError, here and in `block`."""
+    """The committed blocks of a cached log. The constructor and `block` raise blocks.DamagedError."""
 
     def __init__(self, folder: Path, found: Place) -> None:
         self._file: int | None = None
@@ -113,13 +113,13 @@ class Reader:
 
 
 class Keeper:
-    """The one writer of an attempt's kept log, from `keeper` to `close`. Its methods raise OSError and ConfigError."""
+    """The only writer of an attempt's cache, from `keeper` to `close`. Methods raise OSError and ConfigError."""
 
     def __init__(self, database: Database, job_id: str, attempt: int, found: Place, lock: int) -> None:
         self._database, self._key, self._lock = database, (job_id, attempt), lock
         self.place = found
         self._folder = folder = folder_of(database, job_id, attempt)
-        self._is_alone = found.size > 0  # else files of an earlier round may be there until the first commit
+        self._is_alone = found.size > 0  # else files of an earlier round may exist until the first commit
         self._lines = self._index = -1
         self._lines = _cut(folder / f"lines-{found.round}", found.size)
         written = sum(1 for _ in blocks.entries(folder / f"index-{found.round}", found.size)) if found.size else 0
@@ -129,16 +129,16 @@ class Keeper:
         self._waiting: list[LogLine] = []
         self._waiting_bytes = 0
         self._committed_s = time.monotonic()
-        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...], bool] | None = None  # what was added last
+        self._behind: tuple[dict[str, Any] | None, tuple[LogLine, ...], bool] | None = None  # arguments of the last add
         self._is_torn = False
-        self._safe_size = found.size  # up to which a commit may know of the file
+        self._safe_size = found.size  # a commit covers at most this length
 
     def add(
         self, lines: Sequence[LogLine], cursor: dict[str, Any] | None, held: Sequence[LogLine], *, is_complete: bool
     ) -> None:
-        """Take lines in, behind those that are there; all else is as a Place has it behind these lines.
+        """Append lines; the other arguments are the fields of Place after these lines.
 
-        What breaks off in here, be it by Ctrl-C, is never committed: it is read again from the commit before.
+        An interrupted call, for example by Ctrl-C, is never committed: its lines are read again from the commit before.
         """
         self._is_torn = True
         for begin in range(0, len(lines), BLOCK_LINES):
@@ -152,13 +152,13 @@ class Keeper:
 
     @property
     def is_due(self) -> bool:
-        """Whether what was added since the last commit is to be committed."""
+        """Whether the lines added since the last commit should be committed now."""
         is_new = self._waiting or self._size > self.place.size
         is_late = time.monotonic() - self._committed_s >= COMMIT_S
         return (bool(is_new) and is_late) or self._size - self.place.size >= COMMIT_BYTES
 
     def commit(self) -> None:
-        """Make what was added last, with the cursor behind it; nothing where that broke off, or nothing was added."""
+        """Commit the added lines with their cursor; no effect if the last `add` was interrupted or never happened."""
         if self._is_torn or self._behind is None:
             return
         self._is_torn = True
@@ -180,7 +180,7 @@ class Keeper:
             _remove_others(self._folder, self.place.round)
 
     def close(self) -> None:
-        """Let go of the files; what was not committed is cut off, and what never was is removed."""
+        """Close the files; cut off uncommitted bytes, and remove files without a commit."""
         if not self._safe_size:
             for name in ("lines", "index"):
                 (self._folder / f"{name}-{self.place.round}").unlink(missing_ok=True)
@@ -206,10 +206,10 @@ class Keeper:
 
 
 def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False) -> Keeper | None:
-    """Return the attempt's writer, None where another one writes.
+    """Return the attempt's writer, or None if another process writes.
 
-    `anew`: from the beginning, into files of their own, until the first commit beside what is kept. Raises OSError
-    where the files cannot be made, ConfigError, and blocks.DamagedError where what is there cannot be written on.
+    `anew`: write from the beginning into new files; the old files stay until the first commit. Raises OSError if the
+    files cannot be created, ConfigError, and blocks.DamagedError if existing files cannot be continued.
     """
     folder = folder_of(database, job_id, attempt)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,13 +220,13 @@ def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False)
         found = place(database, job_id, attempt) or Place()
         return Keeper(database, job_id, attempt, Place(round=found.round + 1) if anew else found, lock)
     except BaseException:
-        with contextlib.suppress(OSError):  # its own end has closed it
+        with contextlib.suppress(OSError):  # closed by the Keeper
             os.close(lock)
         raise
 
 
 def discard(database: Database, job_id: str, attempt: int) -> bool:
-    """Keep the attempt's lines no longer, and note that; return False where they are being written."""
+    """Drop the attempt's cached log and record the drop; return False if a process is writing the log."""
     folder = folder_of(database, job_id, attempt)
     lock = _locked(folder) if folder.is_dir() else -1
     if lock is None:
@@ -234,7 +234,7 @@ def discard(database: Database, job_id: str, attempt: int) -> bool:
     sql = "UPDATE kept_logs SET cursor = NULL, bytes = 0, lines = 0, is_complete = 0 WHERE job_id = ? AND attempt = ?"
     database.execute(sql, (job_id, attempt))
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other attempts' are in it
+    with contextlib.suppress(OSError):  # holds other attempts' logs
         folder.parent.rmdir()
     if lock >= 0:
         os.close(lock)
@@ -242,7 +242,7 @@ def discard(database: Database, job_id: str, attempt: int) -> bool:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return the folder's lock, held; None where another one has it, or has just removed the folder."""
+    """Return the folder's lock, held; None if another process holds the lock or has just removed the folder."""
     path = folder / "lock"
     lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -256,7 +256,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _cut(path: Path, size: int) -> int:
-    """Open the file and cut off what stands behind `size`. Raises DamagedError where it is shorter."""
+    """Open the file and cut it off at `size`. Raises DamagedError if the file is shorter."""
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(file).st_size < size:

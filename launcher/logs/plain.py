@@ -1,8 +1,7 @@
-"""What a person may see of a line: no machine's part, a progress bar's last state alone, no control of the terminal.
+"""The visible text of a log line: no machine-readable part, only a progress bar's last state, no terminal control.
 
-A job's output is not trusted: an escape sequence in it could rename the window, fill the clipboard, or hide lines. Of
-all of them only colours (SGR) are left, and none where nobody asked for colour; of the letters those go that turn the
-direction of others.
+A job's output is untrusted: an escape sequence could rename the window, fill the clipboard, or hide lines. Only colours
+(SGR) are kept, if requested. Characters that change the text direction are removed.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from cloudtrain.entrypoints import events
 
 __all__ = ["LONGEST", "MOST_SHOWN", "are_plain", "cleaned", "folded", "shown", "tame"]
 
-MOST_SHOWN = 10_000  # characters of a line; --raw shows all of it
-LONGEST = 2000  # characters of a text in a row of the screen: no terminal is wider
-_MOST_MARKS = 2  # that one letter may carry there: text that grows out of its row is no text
+MOST_SHOWN = 10_000  # characters of a line; --raw shows the whole line
+LONGEST = 2000  # characters of a screen row; wider than any terminal
+_MOST_MARKS = 2  # combining marks per letter; more would grow out of the row
 
-# Colours and weights; neither blinking nor what hides text (8). Each text matches in one way only: none takes long.
+# Colours and weights, without blinking and hidden text (8). The pattern is unambiguous, so matching is fast.
 _SGR = (
     r"(?:[34]8(?:;5;\d{1,3}|;2;\d{1,3};\d{1,3};\d{1,3}|:[\d:]{1,20})"
     r"|0?[0-479]|2[1-9]|3[0-79]|4[0-79]|9[0-7]|10[0-7])?"
 )
-# A colour is kept; else: a control sequence, a string for the terminal with its end, a lone escape, a lone control.
+# Keep colours. Remove control sequences, strings for the terminal, lone escapes and lone control characters.
 _CONTROL = re.compile(
     f"(\x1b\\[{_SGR}(?:;{_SGR})*m)"
     "|\x1b\\[[0-?]*[ -/]*[@-~]?"
@@ -40,28 +39,28 @@ _RESET = "\x1b[0m"
 
 
 def are_plain(texts: Sequence[str]) -> bool:
-    """Return whether all the texts are shown as they are: of most pages, and told quickly."""
+    """Return whether all texts are shown unchanged; a fast check, true for most pages."""
     if not all(map(str.isprintable, texts)) or max(map(len, texts), default=0) > MOST_SHOWN:
         return False
     return events.MARK not in "\n".join(texts)
 
 
 def shown(text: str, *, colour: bool = True) -> str:
-    """Return what is shown of a line: its text for people, folded and cut, without any control but colours."""
+    """Return the visible text of a line: without event data, folded and truncated, without controls except colours."""
     if are_plain((text,)):
         return text
     text = folded(events.parse(text)[0])
     left_out = len(text) - MOST_SHOWN
     if left_out <= 0:
         return _clean(text, colour=colour)
-    # Cut first: the end of a colour must not be what is left out.
+    # Truncate first, so that the code that ends a colour is not cut off.
     return f"{_clean(text[:MOST_SHOWN], colour=colour)}… [{left_out} more characters: --raw shows them]"
 
 
 def cleaned(text: str) -> str:
-    """Return what is shown of a line in a row of the screen: without colours, and as wide as every terminal has it.
+    """Return the visible text for a screen row: without colours, and of the same width on every terminal.
 
-    Joiners and selectors go: terminals do not agree how wide what they make is, and without them all do.
+    Joiners and selectors are removed, since terminals differ in the width of the combined characters.
     """
     text = text if are_plain((text,)) else shown(text, colour=False).expandtabs(8)
     text = text[:LONGEST]
@@ -78,17 +77,17 @@ def cleaned(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Return what a terminal would show last of a line that was written over and over: a progress bar's last state."""
+    """Return the text that a terminal would show last after carriage returns: a progress bar's last state."""
     if "\r" not in text:
         return text
     for part in reversed(text.split("\r")):
         if part:
-            return part if _clean(part, colour=False).strip() else ""  # blanks, or an escape, have wiped it
+            return part if _clean(part, colour=False).strip() else ""  # wiped by blanks or an escape
     return ""
 
 
 def tame(text: str) -> str:
-    """Return the text as it was written, also a progress bar's states, without what a terminal would obey."""
+    """Return the text unchanged, including a progress bar's states, but without unsafe terminal controls."""
     return _clean(text, colour=True, keep="\r") if _DANGEROUS.search(text) else text
 
 
@@ -111,7 +110,7 @@ def _clean(text: str, *, colour: bool, keep: str = "") -> str:
 
 
 def _in_a_row(letter: str) -> str:
-    """Return the letter, a blank or `?` in place of it, or nothing."""
+    """Return the letter, a blank or `?` as a replacement, or the empty string."""
     if letter.isascii() and letter.isprintable():
         return letter
     kind = unicodedata.category(letter)

@@ -1,4 +1,4 @@
-"""Printing a job's lines: whole pages in one write, progress bars as one line each."""
+"""Print a job's lines: a whole page in a single write, each progress bar as a single line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cloudtrain.launcher.terminal import aside, print_lines, write
 __all__ = ["Printer"]
 
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
-REDRAW_S = 0.25  # between two states of a running bar
+REDRAW_S = 0.25  # seconds between two redraws of a running bar
 
 
 class Printer:
-    """Standard output for one view of one job, until `finish`.
+    """Standard output for a view of a job, until `finish`.
 
-    A progress bar that runs is shown below all else on a terminal that can, where the reader follows the job
-    (`is_live`), and elsewhere when it has ended.
+    A running progress bar is redrawn below the other lines if the reader follows the job (`is_live`) on a capable
+    terminal; elsewhere a bar is printed when it has ended.
     """
 
     def __init__(self, view: View, *, is_live: bool) -> None:
@@ -34,7 +34,7 @@ class Printer:
         self._drawn_s = 0.0
 
     def print(self, lines: list[LogLine]) -> None:
-        """Print what the view shows of the lines."""
+        """Print the lines that the view shows."""
         if self.view.raw and not self.view.as_json:
             self._print_raw(lines)
             return
@@ -48,13 +48,13 @@ class Printer:
             self._redraw()
 
     def clear(self) -> None:
-        """Wipe the running bar, for what else is to be printed."""
+        """Erase the running bar before other output."""
         if self._is_drawn:
             write("\r\x1b[K")
             self._is_drawn, self._drawn_s = False, 0.0
 
     def tell(self, message: str) -> None:
-        """Say something of our own between the lines."""
+        """Print a message of our own between the lines."""
         self.clear()
         aside(message)
 
@@ -69,7 +69,7 @@ class Printer:
         return [bar for bar in map(_ended, bars) if bar.text]
 
     def ended(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return the lines without running bars, whose newest state is kept until the bar ends."""
+        """Return the lines without running bars; the newest state of a bar is stored until the bar ends."""
         found = []
         for line in lines:
             stream = line[1], line[2]
@@ -77,7 +77,7 @@ class Printer:
                 self._bars[stream] = line
                 continue
             before = self._bars.pop(stream, None)
-            if before is not None and not line[0]:  # the line's end alone
+            if before is not None and not line[0]:  # only the end of the bar's line
                 line = _ended(before)._replace(time_s=line.time_s)
                 if not line.text:
                     continue
@@ -107,5 +107,5 @@ class Printer:
 
 
 def _ended(bar: LogLine) -> LogLine:
-    """Return a bar's line as if it ended with its last state."""
+    """Return a bar's line with only its last state."""
     return bar._replace(text=folded(bar.text))

@@ -1,4 +1,4 @@
-"""Reading kept lines from the front or from the back; blocks that cannot hold what is asked for are passed over."""
+"""Read cached lines from the front or from the back, and skip blocks without possible matches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cloudtrain.launcher.logs.kept import Reader
 
 __all__ = ["Replay", "is_of_blocks"]
 
-# A pattern of these parts alone matches in the whole of many lines wherever it matches in one of them.
+# A pattern of only these parts matches within a joined text of many lines whenever it matches within a line.
 _LOCAL_PATTERN = re.compile(r"(?:[\w %:/=,;'\"@#&<>~!`-]|\\[dwbs.\[\]()/-]|\.|\[[\w -]+\]|\|)+")
 
 
 class Replay:
-    """A kept log's blocks, each read once. `find`: a pattern that every wanted line has a match of."""
+    """A cached log, each block read once. `find`: a pattern that every wanted line matches."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Replay:
         self._next = 0
 
     def next(self) -> list[LogLine] | None:
-        """Return a further block's lines, None after the last. Raises blocks.DamagedError, and goes on behind it."""
+        """Return the next block's lines, None after the last; a call after blocks.DamagedError skips the block."""
         while self._next < len(self._reader.entries):
             self._next += 1
             lines = self._lines(self._next - 1)
@@ -42,7 +42,7 @@ class Replay:
         return None
 
     def last(self, count: int, wants: Callable[[LogLine], bool] | None, *, patient: bool = False) -> list[LogLine]:
-        """Return the last lines, of those that are wanted. Raises blocks.DamagedError, unless `patient`."""
+        """Return the last wanted lines. Raises blocks.DamagedError, or skips damaged blocks if `patient`."""
         found: list[list[LogLine]] = []
         for number in range(len(self._reader.entries) - 1, -1, -1):
             if count <= 0:
@@ -59,9 +59,9 @@ class Replay:
         return [line for lines in reversed(found) for line in lines]
 
     def before(self) -> Counter[tuple[int, int | None]]:
-        """Return how many lines of each node and rank stand before the block that was read last, of those asked for.
+        """Return the number of lines of each node and rank, among the requested ranks, before the block read last.
 
-        A block that was passed over and is damaged, too, counts nothing: better a line twice than none.
+        A skipped block that is damaged counts zero: a repeated line is better than a lost line.
         """
         counts: Counter[tuple[int, int | None]] = Counter()
         for number in range(max(0, self._next - 1)):
@@ -75,7 +75,7 @@ class Replay:
 
     @property
     def lost(self) -> int:
-        """How many lines the block had that was read last."""
+        """The number of lines in the block read last."""
         return self._reader.entries[self._next - 1].line_count
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Replay:
 
 
 def is_of_blocks(pattern: re.Pattern[str]) -> bool:
-    """Return whether a block's text has a match wherever one of its lines has; not where a line's ends count."""
+    """Return whether a block's text matches whenever a line matches; False for patterns with line anchors."""
     return _LOCAL_PATTERN.fullmatch(pattern.pattern) is not None
 
 
@@ -109,5 +109,5 @@ def _bits(ranks: frozenset[int]) -> int:
 
 
 def _has_no_controls(text: str) -> bool:
-    """Return whether nothing stands inside a word that is not shown, as a colour may."""
+    """Return whether the text has no hidden characters, such as colours, that could split a word."""
     return text.replace("\n", "").replace("\t", "").replace("\r", "").isprintable()

@@ -1,7 +1,7 @@
-"""An attempt's lines from all its nodes and ranks, in time order: one stream for whoever shows or keeps them.
+"""The log of an attempt: lines of all nodes and ranks in time order, as a single stream for display and for caching.
 
-It begins with what is kept here, goes on with what the backend has, and keeps that, where it reads everything and no
-other process does so already.
+The stream starts with the cached lines and continues with the backend's. A stream that reads all ranks also writes the
+cache, unless another process already does.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Stream"]
 
-PATIENCE_S = 60.0  # with lines that are there and cannot be read
-SHOW_S, SMALL = 2.0, 500  # after so long, of a job that runs, a page of fewer lines is the last
-FRESH_S = 60.0  # since when what is kept is close enough to the log's end, for who wants that end alone
+PATIENCE_S = 60.0  # how long to wait while existing lines cannot be read
+SHOW_S, SMALL = 2.0, 500  # after SHOW_S, for a running job, a page with fewer lines ends the backlog
+FRESH_S = 60.0  # a cache used more recently is close enough to the log's end for a reader of the end
 
 
 class Stream:
-    """The lines of one attempt, read on by `read` until `is_over`; used by one thread.
+    """The lines of an attempt, read by `read` until `is_over`; used by a single thread.
 
-    `ranks`: only theirs, without what the nodes themselves say. `hold_back_s`: how long a line waits for earlier ones
-    of other nodes, by default as long as the backend says. `now`: the reader will not stay, so none is held back.
-    `since_s` and `find` (see Replay) are hints: what is certainly not wanted by them may be left out. `tell` is told of
-    damage, and of a disk that is full. `anew`: nothing that is kept is believed, and it stays until `close` commits.
+    `ranks`: only these ranks, without the nodes' own lines. `hold_back_s`: how long a line waits for earlier lines of
+    other nodes; by default the backend's figure. `now`: the reader does not follow, so no line waits. `since_s` and
+    `find` (see Replay) are hints: lines that cannot match may be left out. `tell` receives messages about damage and a
+    full disk. `anew`: ignore the cache and write a new copy, which `close` may commit.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Stream:
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
         self._since_s, self._find, self._tell, self._anew = since_s, find, tell or _say_nothing, anew
         self._has_begun = self._is_over = self._has_mended = False
-        self.came = 0  # how many lines the last look has brought, those that are not wanted among them
+        self.came = 0  # lines brought by the last poll, including unwanted lines
         self._is_clean = True
         self._replay: Replay | None = None
         self._keeper: kept.Keeper | None = None
         self._place = kept.Place()
         self._cursor: dict[str, Any] | None = None
         self._hold_back = HoldBack(0.0)
-        self._passed: Counter[tuple[int, int | None]] = Counter()  # lines that were shown, and come once more
+        self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
         self._last_word: LastWord | None = None
         self.update(attempt)
 
@@ -78,39 +78,36 @@ class Stream:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last look brought something, so that the next one should not wait."""
+        """Whether the last poll brought lines, so that the next poll should not wait."""
         return self.came > 0
 
     @property
     def is_keeping(self) -> bool:
-        """Whether this stream is the one that keeps the lines here; known once something was read."""
+        """Whether this stream writes the cache; known only after the first read."""
         return self._keeper is not None or not self._has_begun
 
     @property
     def is_waiting_s(self) -> float:
-        """For how many seconds the job's last lines have been waited for, 0 while it runs."""
+        """Seconds since the last line of the ended job; 0 while the job runs."""
         return 0.0 if self._last_word is None or self.came else time.monotonic() - self._last_word.quiet_since_s
 
     @property
     def is_clean(self) -> bool:
-        """Whether all that was there at the last look could be read."""
+        """Whether all existing lines could be read at the last poll."""
         return self._is_clean
 
     @property
     def pace(self) -> Pace:
-        """How often the backend may be asked."""
+        """How often the backend may be polled."""
         return backends.load(self._job.backend).pace(self._attempt.ref) if self._attempt.ref else Pace()
 
     def update(self, attempt: Attempt) -> None:
-        """Take in how the attempt is now: only who knows of its end looks for its last line."""
+        """Store the attempt's current state; the end of the log is detected only after the attempt's end."""
         self._attempt = attempt
         self._is_over = self._is_over or (attempt.ref is None and attempt.state.state not in ACTIVE)
 
     def read(self) -> list[LogLine]:
-        """Return the lines that have come since, at most a page of them, none where there are none; it does not wait.
-
-        Raises UnreachableError.
-        """
+        """Return the new lines, at most a page, possibly none; never waits. Raises UnreachableError."""
         self.came = 0
         if self._is_over or self._attempt.ref is None:
             return []
@@ -126,17 +123,17 @@ class Stream:
         return self._news(self._read_on())
 
     def backlog(self) -> Iterator[list[LogLine]]:
-        """Yield the lines that are there now; of a job that runs they may come faster than they can be read.
+        """Yield the existing lines; a running job may write faster than the lines can be read.
 
-        It waits where the backend gives no more for a moment. Raises UnreachableError.
+        Waits if the backend returns no lines for a moment. Raises UnreachableError.
         """
         return self._up_to_now(self.read)
 
     def tail(self, count: int, wants: Callable[[LogLine], bool] | None = None) -> list[LogLine]:
-        """Return the last lines that are there now, of those that are wanted; the stream then stands behind them.
+        """Return the last `count` existing lines that match `wants`; the stream then continues after these lines.
 
-        States of progress bars do not count. Where the backend does not answer, they are those that are kept, and the
-        next `read` tells.
+        States of progress bars do not count. If the backend does not answer, cached lines are returned, and the next
+        `read` raises the error.
         """
         if self._is_over or self._attempt.ref is None:
             return []
@@ -151,7 +148,7 @@ class Stream:
         return list(newest) if older is None else self._with_older(older, count, wants, list(newest))
 
     def close(self, *, commit: bool = True) -> None:
-        """Keep what was read, and let go of what is open."""
+        """Commit the lines read so far, and close open files."""
         if self._replay is not None:
             self._replay.close()
             self._replay = None
@@ -166,7 +163,7 @@ class Stream:
             kept.touch(self._registry.database, self._job.id, self._attempt.number, self._place)
 
     def skip_kept(self) -> None:
-        """Pass over what is kept."""
+        """Skip the cached lines."""
         self._begin(None)
         if self._replay is not None:
             self._replay.close()
@@ -180,7 +177,7 @@ class Stream:
             if lines:
                 yield lines
             now_s, is_active = time.monotonic(), self._attempt.state.state in ACTIVE
-            # What comes now in small pieces is being written now.
+            # A small page now holds lines that the job is just writing.
             is_past = 0 < self.came < SMALL and is_active and now_s - begin_s > SHOW_S
             clean = clean + 1 if self._is_clean and not self.came else 0
             if self.came and not is_past:
@@ -190,7 +187,7 @@ class Stream:
             elif not clean:
                 time.sleep(self.pace.lines_s)
 
-    # -- where it begins -----------------------------------------------------------------------------------------------
+    # -- the start -----------------------------------------------------------------------------------------------------
 
     def _begin(self, tail: int | None) -> None:
         if self._has_begun:
@@ -217,7 +214,7 @@ class Stream:
                 self._mend(None)
 
     def _begin_keeping(self, found: kept.Place | None) -> None:
-        """Become the one who keeps the lines, if everything is read, to the end, and nobody else is."""
+        """Start caching, unless this reader is filtered or another process already caches this attempt."""
         is_passing = self._now and self._attempt.state.state in ACTIVE
         if is_passing or (self._ranks is not None and found is None):
             return
@@ -225,14 +222,14 @@ class Stream:
             if keeping.room_bytes():
                 key = (self._job.id, self._attempt.number)
                 self._keeper = kept.keeper(self._registry.database, *key, anew=self._anew)
-                self._require_room()  # by now: its own log is not what is dropped
+                self._require_room()  # only now, so that the stream's own log is not dropped
         except DamagedError:
-            pass  # who reads it finds out
+            pass  # the reader reports the damage
         except (OSError, ConfigError) as error:
             self._say_not_kept(error)
 
     def _skip_ahead(self, tail: int | None) -> bool:
-        """Begin near the log's end, if the backend can; return whether it could."""
+        """Start near the log's end if the backend supports a seek; return whether it does."""
         backend = backends.load(self._job.backend)
         if not hasattr(backend, "logs_from"):
             return False
@@ -254,10 +251,10 @@ class Stream:
             seconds = 0.0 if is_alone else self.pace.hold_back_s
         self._hold_back = HoldBack(seconds, held)
 
-    # -- what the backend has ------------------------------------------------------------------------------------------
+    # -- lines from the backend ----------------------------------------------------------------------------------------
 
     def _read_on(self) -> list[LogLine]:
-        # What is kept has everybody's lines before that cursor; a narrower reader of it goes on like those before.
+        # The cache holds all ranks up to this cursor, so a filtered reader must continue unfiltered from here.
         narrow = None if self._place.cursor is not None else self._ranks
         assert self._attempt.ref is not None
         self.came = 0
@@ -298,7 +295,7 @@ class Stream:
         try:
             self._keeper.add(lines, self._cursor, self._hold_back.held, is_complete=is_complete)
             if self._anew:
-                return  # whether it takes the place of what is kept is decided at the end
+                return  # the caller decides at the end whether the copy replaces the cache
             if is_complete:
                 self._keeper.commit()
             elif self._keeper.is_due:
@@ -308,7 +305,7 @@ class Stream:
             self._say_not_kept(error)
 
     def _require_room(self) -> None:
-        """Go on keeping only if there is room for it, once others made room."""
+        """Continue caching only if there is enough space, after dropping older logs."""
         if self._keeper is None or keeping.make_room(self._registry.database, room := keeping.room_bytes()):
             return
         self._drop_keeper()
@@ -324,10 +321,10 @@ class Stream:
         why = error.strerror if isinstance(error, OSError) else error.message
         self._tell(f"the lines are not kept on this machine from here on: {why}")
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- lines from the cache ------------------------------------------------------------------------------------------
 
     def _replayed(self) -> list[LogLine] | None:
-        """Return a block of what is kept, None behind the last."""
+        """Return a block of cached lines, or None after the last block."""
         assert self._replay is not None
         try:
             lines = self._replay.next()
@@ -335,7 +332,7 @@ class Stream:
             damaged = self._replay
             if self._mend(damaged):
                 return []
-            self._replay = damaged  # on behind that block
+            self._replay = damaged  # continue after the damaged block
             return []
         if lines is None:
             self._replay.close()
@@ -343,16 +340,16 @@ class Stream:
         return lines
 
     def _mend(self, replay: Replay | None) -> bool:
-        """Read what is damaged from the backend again, and stand where the reader stood; else say what is lost."""
+        """Read damaged lines from the backend again, up to the same position; if impossible, report the loss."""
         self._replay = None
-        self._drop_keeper()  # nobody can write behind what is damaged
+        self._drop_keeper()  # no writer can append after a damaged block
         if not self._has_mended and keeping.anew(self._registry, self._job, self._attempt, self._place.count):
             self._tell("what was kept of the lines was damaged, and has been read again")
             if replay is not None:
                 self._passed = replay.before()
                 replay.close()
             self._has_begun, self._has_mended = False, True
-            self._since_s = self._find = None  # what they leave out would not be counted off
+            self._since_s = self._find = None  # lines left out by these hints would not be counted
             self._begin(None)
             return True
         self._has_mended = True
@@ -378,7 +375,7 @@ class Stream:
             older.close()
 
     def _news(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return the lines without those that were given out before the log was read anew."""
+        """Return the lines without the lines returned before the log was read again."""
         if not self._passed:
             return lines
         found = []
@@ -399,7 +396,7 @@ def _counted(lines: list[LogLine], wants: Callable[[LogLine], bool] | None) -> l
 
 
 def _single(lines: list[LogLine]) -> list[LogLine]:
-    """Return the lines with those apart that a platform gave as one."""
+    """Return the lines, splitting texts that a platform delivered with newlines."""
     texts = [line[0] for line in lines]
     if "\n" not in "".join(texts):
         return lines
@@ -407,4 +404,4 @@ def _single(lines: list[LogLine]) -> list[LogLine]:
 
 
 def _say_nothing(words: str) -> None:
-    """Say nothing: of readers that have no place for it."""
+    """Ignore the message."""

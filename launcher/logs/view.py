@@ -1,4 +1,4 @@
-"""Which lines of a job are shown, and how: prefixed by rank, for people or as one JSON object each."""
+"""The selection and format of a job's lines: prefixed by rank, for people, or as JSON objects."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cloudtrain.launcher.terminal import coloured
 
 __all__ = ["View", "parse_ranks"]
 
-MAX_RANKS = 100_000  # more than any job has; a slip of the keyboard must not count to it in memory
+MAX_RANKS = 100_000  # more than any job has; a typing mistake must not fill the memory
 
-# What json leaves in, and some terminals obey.
+# Characters that json leaves unescaped and some terminals interpret.
 _CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class View:
-    """What the user asked to see. `prefix`: the rank before each line. `hold_back_s`: None for the backend's own."""
+    """The user's options. `prefix`: the rank before each line. `hold_back_s`: None for the backend's default."""
 
     ranks: frozenset[int] | None = None
     node: int | None = None
@@ -42,15 +42,15 @@ class View:
     hold_back_s: float | None = None
 
     def wants(self, line: LogLine) -> bool:
-        """Return whether the line is to be shown."""
+        """Return whether the line is shown."""
         return bool(self.chosen([line]))
 
     def show(self, line: LogLine) -> str:
-        """Return the line as it is printed."""
+        """Return the line as printed."""
         return self.shown([line])[0]
 
     def chosen(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return those that are to be shown; a pattern is looked for in what is shown of a line."""
+        """Return the lines to show; `grep` is matched against the visible text of a line."""
         if self.node is not None:
             lines = [line for line in lines if line[1] == self.node]
         if self.since_s is not None:
@@ -63,7 +63,7 @@ class View:
         return [line for line in lines if search(plain.shown(line[0], colour=False))]
 
     def shown(self, lines: Sequence[LogLine]) -> list[str]:
-        """Return the lines as they are printed."""
+        """Return the lines as printed."""
         if self.as_json:
             return [self._json(line) for line in lines]
         texts = [line[0] for line in lines]
@@ -113,7 +113,7 @@ def parse_ranks(text: str) -> frozenset[int]:
 
 
 class _Clock:
-    """Times of lines, of which most share their second with the one before."""
+    """Formats times of lines; most lines share their second with the line before."""
 
     def __init__(self) -> None:
         self._second, self._text = -1, ""

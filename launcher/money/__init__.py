@@ -1,1 +1,1 @@
-"""What a job may cost, has cost, and will: caps, the ledger, the meter, alerts; whole micro-dollars throughout."""
+"""Budgets and costs in whole micro-dollars: caps, ledgers, the meter, bills, forecasts and alerts."""

@@ -1,6 +1,6 @@
-"""What a job's money has bought: the price of an epoch, of a million samples or tokens, of a unit of loss.
+"""Unit costs of a job: the price of an epoch, of a million samples or tokens, and of a unit of loss.
 
-The money is that of all attempts together, whatever they were given, so a figure stays right after a resume.
+Costs are summed over all attempts, so the figures stay correct after a resume.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Achieved", "Point", "achieved", "as_json", "in_words", "last_words", "points"]
 
-_WINDOW = 0.2  # of the money: so much is the last of it, and is held against as much before
+_WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
 _MILLION = 1e6
 
 
 @dataclass(frozen=True)
 class Point:
-    """The mean loss of `count` steps until the job, in all its attempts, had cost so much."""
+    """The mean loss of `count` steps, and the job's total cost at that point, over all attempts."""
 
     spent_micro: int
     step: int
@@ -33,18 +33,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Prices in micro-dollars, not rounded, for they may be small; None is what the job does not tell."""
+    """Prices in micro-dollars, not rounded, since they may be small; None if the job reports no such figure."""
 
     epoch_micro: float | None
     million_samples_micro: float | None
     million_tokens_micro: float | None
-    loss_micro: float | None  # of 1.0 of loss, from the first step to the last ones
+    loss_micro: float | None  # for a decrease of 1.0 in loss, from the first step to the last fifth of the money
     last_micro: int | None  # the last fifth of the money ...
-    last_loss: float | None  # ... and by how much the loss went down for it; negative where it went up
+    last_loss: float | None  # ... and the decrease in loss during that fifth; negative if the loss rose
 
 
 def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
-    """Return what was paid for what. Nothing of a job that costs nothing, or whose price is unknown."""
+    """Return the unit costs; all are None if the job costs no money or its price is unknown."""
     spent = meter.spent_micro(meter.legs_of(attempts), now_s)
     if not spent:
         return Achieved(None, None, None, None, None, None)
@@ -62,7 +62,7 @@ def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
 
 
 def points(attempts: Sequence[Attempt], now_s: float) -> list[Point]:
-    """Return the loss over the money of all attempts, in order; empty where a price is unknown."""
+    """Return the loss over the cumulative cost of all attempts, in order; empty if a price is unknown."""
     found, before = [], 0
     for attempt in sorted(attempts, key=lambda each: each.number):
         legs = meter.legs_of([attempt])
@@ -89,7 +89,7 @@ def as_json(paid: Achieved) -> dict[str, Any]:
 
 
 def in_words(paid: Achieved) -> str:
-    """Return the prices on one line: `0.41 USD an epoch, 0.0020 USD per 1M samples`; "" where there is none."""
+    """Return the prices on a line: `0.41 USD an epoch, 0.0020 USD per 1M samples`; "" if no price is known."""
     parts = [
         (paid.epoch_micro, "an epoch"),
         (paid.million_tokens_micro, "per 1M tokens"),
@@ -99,7 +99,7 @@ def in_words(paid: Achieved) -> str:
 
 
 def last_words(paid: Achieved) -> str:
-    """Return what the last of the money bought: `for the last 40.00 USD it fell by 0.003`."""
+    """Return what the last fifth of the money bought: `for the last 40.00 USD it fell by 0.003`."""
     if paid.last_micro is None or paid.last_loss is None:
         return ""
     moved = f"fell by {paid.last_loss:.2g}" if paid.last_loss > 0 else f"rose by {-paid.last_loss:.2g}"
@@ -107,7 +107,7 @@ def last_words(paid: Achieved) -> str:
 
 
 def _latest(attempts: Sequence[Attempt], key: str) -> float | None:
-    """Return how far the job is by the newest attempt that tells."""
+    """Return the value of the newest attempt that reports `key`; None if no attempt does."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
         value = attempt.progress.get(key)
         if isinstance(value, float | int) and value > 0:
@@ -120,7 +120,7 @@ def _each(spent_micro: int, units: float | None) -> float | None:
 
 
 def _gained(found: Sequence[Point]) -> float | None:
-    """Return by how much the loss went down, from the first step to what it is in the last of the money."""
+    """Return the decrease in loss from the first step to the mean of the last fifth of the money."""
     if len(found) < 2:
         return None
     begin, end = found[0].spent_micro, found[-1].spent_micro
@@ -129,7 +129,7 @@ def _gained(found: Sequence[Point]) -> float | None:
 
 
 def _last(found: Sequence[Point]) -> tuple[int | None, float | None]:
-    """Return the last fifth of the money, and the loss before it less the loss in it; single steps are too noisy."""
+    """Return the last fifth of the money, and the mean loss before it minus that in it; single steps are too noisy."""
     if len(found) < 2:
         return None, None
     begin, end = found[0].spent_micro, found[-1].spent_micro

@@ -1,4 +1,4 @@
-"""What people are to be told of a job now: thresholds of its budget, limits that come near, its end. Pure."""
+"""Alerts that are due for a job now: budget thresholds, nearby limits, its end. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = ["corrects", "standing", "untold", "wanted"]
 
-STALLED_S = 120.0  # the least that counts as no progress
-STEPS = 10  # and no less than so many steps take
+STALLED_S = 120.0  # the shortest time that counts as a stall
+STEPS = 10  # and at least the time of STEPS steps
 UNREACHABLE_S = 600.0
-SURE_PART = 10  # of the time to go: an estimate that is closer to a limit corrects no forecast
-SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow: by them nothing is foreseen
+SURE_PART = 10  # of the time left: an estimate within a tenth of the limit does not correct a forecast
+SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow and give no forecast
 
 
 def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
-    """Return all that holds of the job now, whoever has been told of it."""
+    """Return all notices that hold for the job now, including notices already reported."""
     facts = _facts(job, outlook)
     if not job.active:
         return [*_threshold(job, outlook, facts, now_s), *_end(job, facts, now_s)]
@@ -50,7 +50,7 @@ def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
 
 
 def untold(notices: list[Notice], told: Collection[str]) -> list[Notice]:
-    """Return the notices that are not reported yet; no threshold after a higher one, though the cost be corrected."""
+    """Return the unreported notices; no threshold below a reported threshold, even after a corrected cost."""
     return [
         notice
         for notice in notices
@@ -59,13 +59,13 @@ def untold(notices: list[Notice], told: Collection[str]) -> list[Notice]:
 
 
 def corrects(notice: Notice, told: Collection[str]) -> bool:
-    """Return whether the notice is no correction, or corrects a forecast that was reported."""
+    """Return True unless the notice corrects a forecast that was never reported."""
     kind, _, which = notice.key.partition(":")
     return kind != "within" or f"projected:{which}" in told
 
 
 def wanted(notice: Notice, on: Collection[str]) -> bool:
-    """Return whether a channel that is told of these events is told this; `budget` stands for all about its limit."""
+    """Return whether a channel with the events `on` receives the notice; `budget` includes forecasts and deadlines."""
     return not {notice.event, *notice.also}.isdisjoint(on)
 
 
@@ -95,7 +95,7 @@ def _facts(job: Job, outlook: Outlook) -> Facts:
 
 
 def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield how the attempt has begun and gone on."""
+    """Yield the notices of the attempt's start, restarts and lost contact."""
     attempt, state = job.attempt, job.attempt.state
     if state.state == "running":
         again = f"attempt {attempt.number} runs" if attempt.number > 1 else "it runs"
@@ -111,7 +111,7 @@ def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
 
 
 def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield the highest share of the budget that is spent."""
+    """Yield the highest budget threshold that the cost has reached."""
     limit, state = outlook.limit_micro, job.attempt.state
     is_its_end = not job.active and state.reason == "budget"
     reached = threshold(_alert_at(job), outlook.spent_micro, limit, is_its_end=is_its_end)
@@ -124,11 +124,11 @@ def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
 
 
 def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield that a limit comes before the last step, as soon as the forecast is reliable, or the correction."""
+    """Yield a forecast that a limit comes before the last step, once reliable, or the correction of a forecast."""
     began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
     if outlook.hits_limit is None or began_s is None or finish_s is None:
         return
-    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # a threshold has reported that
+    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # reported as a threshold
         return
     at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
     needs = "" if outlook.total_micro is None else f", for {dollars(outlook.total_micro)} in all"
@@ -150,7 +150,7 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
 
 
 def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield that the job is soon to leave, unless it is done before."""
+    """Yield a notice that the job's deadline is near, unless the job will finish before."""
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
@@ -162,7 +162,7 @@ def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterato
 
 
 def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
-    """Yield that no step has come for long: half of what makes a rank count as hung, and many steps' time."""
+    """Yield a notice of a stall: no step for half the hang timeout, and at least for STEPS steps' time."""
     if outlook.stalled_s is None or job.attempt.state.state != "running":
         return
     asked = job.config.get("distributed") or {}
@@ -199,7 +199,7 @@ def _end(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
 
 
 def _has_higher(key: str, told: Collection[str]) -> bool:
-    """Return whether a higher threshold of the same limit has been told."""
+    """Return whether a higher threshold of the same limit has been reported."""
     percent, limit = _threshold_of(key)
     return bool(percent) and any(_threshold_of(each)[0] > percent for each in told if _threshold_of(each)[1] == limit)
 
@@ -217,13 +217,13 @@ def _is_hard(job: Job) -> bool:
 
 
 def _alert_at(job: Job) -> list[int]:
-    """Return the thresholds in per cent; a config is stored with `80%` for them."""
+    """Return the thresholds in percent; a stored config contains text such as `80%`."""
     asked = (job.config.get("budget") or {}).get("alert_at", ())
     return [int(str(each).strip().rstrip("%")) for each in asked]
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a duration as a stored config has it: `30m`, or seconds."""
+    """Return the seconds of a duration from a stored config: `30m`, or seconds."""
     from cloudtrain.launcher.units import parse_duration
 
     return None if value is None else float(parse_duration(value))

@@ -1,4 +1,4 @@
-"""One job's bill: what was planned, what was metered, what the platform billed; leg by leg, and what it bought."""
+"""A job's bill: planned, metered and billed costs, leg by leg, and unit costs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["Bill", "Line", "as_json", "bill", "line_json"]
 
 @dataclass(frozen=True)
 class Line:
-    """One leg in money: metered from start to end, billed by the platform's count (`source`); the latter counts."""
+    """A leg's cost: metered from start to end, or billed by the platform's count (`source`), which has precedence."""
 
     leg: meter.Leg
     seconds: float
     metered_micro: int | None
-    billed_micro: int | None  # None until the platform has told its count
+    billed_micro: int | None  # None until the platform has reported its count
     cost_micro: int | None
     source: str
 
 
 @dataclass(frozen=True)
 class Bill:
-    """A job's bill; None is what is not known. `estimate_micro` was made by the job's own pace at `estimate_step`.
+    """A job's bill; None is an unknown figure. `estimate_micro`: forecast at `estimate_step`, by the job's own pace.
 
-    `idle_micro`: what its machines may cost besides, at most, while they idle after its ends; 0 where they do not.
+    `idle_micro`: the most that its machines may cost in addition while idle after the job's ends; 0 if they never idle.
     """
 
     lines: tuple[Line, ...]
@@ -48,7 +48,7 @@ class Bill:
 
 
 def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
-    """Return the job's bill until `now_s`, `attempts` being all of its."""
+    """Return the job's bill until `now_s`; `attempts` are all attempts of the job."""
     lines = tuple(_line(attempt, leg, now_s) for attempt in attempts for leg in meter.legs_of([attempt]))
     estimate, step = _estimate(attempts, now_s)
     return Bill(
@@ -81,7 +81,7 @@ def as_json(found: Bill) -> dict[str, Any]:
 
 
 def line_json(line: Line) -> dict[str, Any]:
-    """Return one leg with stable names."""
+    """Return a leg with stable names."""
     leg = line.leg
     return {
         "job": leg.job_id,
@@ -100,7 +100,7 @@ def line_json(line: Line) -> dict[str, Any]:
 
 def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> Line:
     cost, by = meter.cost_micro(leg, now_s), attempt.state.billed_by
-    # A node that the job went on without was counted by the others; of its own span nothing else is known.
+    # The other nodes counted the time of a node that the job lost; only its time span is known.
     span = replace(leg, billed_s=None, told_s=None)
     metered = cost if leg.started_s is None else meter.cost_micro(span, now_s)
     if leg.runs or leg.started_s is None:
@@ -111,7 +111,7 @@ def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> Line:
 
 
 def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:
-    """Return what the job was to cost at worst when it was last sent: what it had cost, and that attempt's worst."""
+    """Return the job's worst case at its last send: the earlier attempts' cost plus the last attempt's worst case."""
     sent = [attempt for attempt in attempts if attempt.phase != "never_sent"]
     if not sent:
         return None
@@ -124,7 +124,7 @@ def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:
 
 
 def _estimate(attempts: Sequence[Attempt], now_s: float) -> tuple[int | None, int | None]:
-    """Return what the job would cost by the first time left that it told, with the step at which it did."""
+    """Return the job's cost by its first reported remaining time, and the step of that report."""
     before = 0
     for attempt in attempts:
         legs = meter.legs_of([attempt])

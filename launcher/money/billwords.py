@@ -1,4 +1,4 @@
-"""Bills for people and for spreadsheets: tables and lines."""
+"""Text of bills: tables and lines for people, rows for spreadsheets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GROUP_HEAD = ("JOBS", "NODE-HOURS", "USD")
 
 
 def bill_lines(found: Bill) -> list[str]:
-    """Return what comes below a job's legs: the sum, what was planned, what it bought."""
+    """Return the lines below the table of a job's legs: sum, plan, unit costs."""
     lines = [f"  spent       {of_limit(found.spent_micro, found.limit_micro)}"]
     if found.idle_micro:
         lines.append(
@@ -51,7 +51,7 @@ def bill_lines(found: Bill) -> list[str]:
 
 
 def invoice_lines(invoice: Invoice) -> list[str]:
-    """Return what the vendor's billing says."""
+    """Return the lines of the vendor's invoice."""
     days = f"{invoice.first_day} to {invoice.last_day}"
     change = ", which may still change" if invoice.is_estimate else ""
     lines = [f"  invoiced    {dollars(invoice.micro)} by {invoice.source}, {days}{change}"]
@@ -86,13 +86,13 @@ def spent_rows(spent: Sequence[Spent]) -> list[list[str]]:
 
 
 def group_rows(groups: Sequence[Group], whole: Group) -> list[list[str]]:
-    """Return the rows below the groups' word and GROUP_HEAD, the sum last."""
+    """Return the rows below the group's title and GROUP_HEAD, the sum last."""
     rows = [[group.key or "(none)", str(group.jobs), *_sum_cells(group)] for group in groups]
     return [*rows, ["total", str(whole.jobs), *_sum_cells(whole)]]
 
 
 def leg_cells(lines: Sequence[Line]) -> tuple[list[str], list[list[Any]]]:
-    """Return head and rows for a spreadsheet; times in UTC, an empty cell is not known."""
+    """Return head and rows for a spreadsheet; times in UTC, an empty cell for an unknown value."""
     head = ["job", "attempt", "instances", "usd_per_hour", "from_utc", "to_utc", "seconds"]
     rows: list[list[Any]] = [
         [
@@ -106,7 +106,7 @@ def leg_cells(lines: Sequence[Line]) -> tuple[list[str], list[list[Any]]]:
 
 
 def spent_cells(spent: Sequence[Spent]) -> tuple[list[str], list[list[Any]]]:
-    """Return head and rows for a spreadsheet; the cost of a job without a price is left empty."""
+    """Return head and rows for a spreadsheet; the cost cell of a job without a price is empty."""
     names = sorted({name for job in spent for name in job.tags})
     rows: list[list[Any]] = [
         [
@@ -120,7 +120,7 @@ def spent_cells(spent: Sequence[Spent]) -> tuple[list[str], list[list[Any]]]:
 
 
 def group_cells(groups: Sequence[Group], by: str) -> tuple[list[str], list[list[Any]]]:
-    """Return head and rows for a spreadsheet; `usd` leaves out jobs without a price, which are counted."""
+    """Return head and rows for a spreadsheet; `usd` excludes jobs without a price, counted separately."""
     head = [by, "jobs", "node_hours", "usd", "jobs_without_a_price"]
     return head, [
         [group.key, group.jobs, round(group.node_s / 3600, 4), _plain(group.spent_micro), group.unknown]
@@ -161,7 +161,7 @@ def _amount(micro: int | None) -> str:
 
 
 def _plain(micro: int | None) -> str:
-    """Return an amount without an exponent; a spreadsheet reads it as a number."""
+    """Return an amount without an exponent, so that a spreadsheet reads a number."""
     return "" if micro is None else f"{micro // 1_000_000}.{micro % 1_000_000:06d}"
 
 

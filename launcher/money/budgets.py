@@ -1,8 +1,8 @@
-"""What a budget is, what is left of it, and whether a job's worst case fits: pure, the same for every ledger.
+"""Budgets: limit, remaining money, and whether a job's worst case fits; pure functions, the same for every ledger.
 
-Money is whole micro-dollars. A budget covers all that its project, or all projects together, may ever cost, or may cost
-in a calendar month (UTC). All that runs counts at its worst case, and in the month of the question: whatever a job that
-runs into the next month costs there was held before it got there, so no month is exceeded by what was begun earlier.
+Money is in whole micro-dollars. A budget limits the costs of a project, or of all projects together, in total or in a
+calendar month (UTC). An active job counts at its worst case, in the current month: a job that runs into the next month
+had its worst case reserved before, so earlier jobs never push a month over its limit.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ __all__ = [
     "require_room",
 ]
 
-PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # what the clouds' labels take too
-OVERALL = ""  # the project of a budget over all jobs, and of a job without one
-MOST_MICRO = 10**16  # ten billion USD: more than any budget, and sums of it fit into SQLite's integers
+PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
+OVERALL = ""  # the project of the overall budget, and of a job without a project
+MOST_MICRO = 10**16  # ten billion USD: above any budget, and sums still fit into SQLite's integers
 MOST_OVERCOMMIT_PERCENT = 1000
 Period = Literal["all", "month"]
-LEAST_KNOWN = 3  # ended jobs from which a mean is told
+LEAST_KNOWN = 3  # the number of ended jobs needed for a mean
 _LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 _NAMED = 3  # jobs that a refusal names
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit. `overcommit_percent` over 100: worst cases may add up to so much more than what is left of it."""
+    """A limit. An `overcommit_percent` over 100 lets the worst cases add up to so much more than the unspent money."""
 
     project: str
     period: Period
@@ -54,7 +54,7 @@ class Budget:
 
     @property
     def title(self) -> str:
-        """Return whose it is: `project vision's monthly 100 USD`."""
+        """Return the owner and the limit: `project vision's monthly 100 USD`."""
         monthly = "monthly " if self.period == "month" else ""
         whose = f"project {self.project}'s" if self.project else "the overall"
         more = f" (overcommitted {self.overcommit_percent / 100:g} times)" if self.overcommit_percent != 100 else ""
@@ -63,7 +63,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Held:
-    """A job's attempt that may still cost money; `amount_micro` is its worst case, None where nobody knows a price."""
+    """An attempt that may still cost money; `amount_micro` is its worst case, None at an unknown price."""
 
     job_id: str
     attempt: int
@@ -75,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Standing:
-    """A budget at a moment. `settled_micro` and `expected_micro`: what ended jobs have cost, and their worst cases."""
+    """A budget's state. `settled_micro` and `expected_micro`: cost and worst cases of ended jobs."""
 
     budget: Budget
     month: str
@@ -87,40 +87,40 @@ class Standing:
 
     @property
     def reserved_micro(self) -> int:
-        """All worst cases together; what has none is in `unknown`."""
+        """The sum of all worst cases; attempts without a known price are in `unknown`."""
         return sum(each.amount_micro or 0 for each in self.held)
 
     @property
     def unknown(self) -> tuple[Held, ...]:
-        """What runs at a price that nobody knows."""
+        """Active attempts at an unknown price."""
         return tuple(each for each in self.held if each.amount_micro is None)
 
     @property
     def left_micro(self) -> int:
-        """What is left of the money itself; negative where more is held or spent than the limit."""
+        """The limit minus spent and reserved money; negative if the sum is over the limit."""
         return self.budget.limit_micro - self.spent_micro - self.reserved_micro
 
     @property
     def room_micro(self) -> int:
-        """What may still be promised: what is left, and with an overcommitment more; negative where there is none."""
+        """The worst case that still fits: what remains, or more with an overcommitment; negative if over the limit."""
         unspent = self.budget.limit_micro - self.spent_micro
         more = unspent * self.budget.overcommit_percent // 100 if unspent > 0 else unspent
         return more - self.reserved_micro
 
     @property
     def mean_percent(self) -> int | None:
-        """What ended jobs have cost, in percent of their worst cases, rounded up; None with too few to say."""
+        """The cost of ended jobs in percent of their worst cases, rounded up; None below LEAST_KNOWN jobs."""
         if self.settled_count < LEAST_KNOWN or self.expected_micro <= 0:
             return None
         return -(-self.settled_micro * 100 // self.expected_micro)
 
     def overcommit_for(self, amount_micro: int) -> int:
-        """Return the least `overcommit_percent` that lets the amount in."""
+        """Return the least `overcommit_percent` at which the amount fits."""
         unspent = max(1, self.budget.limit_micro - self.spent_micro)
         return -(-(self.reserved_micro + amount_micro) * 100 // unspent)
 
     def mean_left_micro(self, amount_micro: int = 0) -> int | None:
-        """Return what would be left if all that is held, and this amount too, cost what jobs cost on average."""
+        """Return the remaining money if all reservations and this amount cost as much as jobs do on average."""
         if self.mean_percent is None:
             return None
         expected = -(-(self.reserved_micro + amount_micro) * self.mean_percent // 100)
@@ -128,7 +128,7 @@ class Standing:
 
 
 def require_room(standings: Sequence[Standing], amount_micro: int | None, where: str = "") -> None:
-    """Raise BudgetError where a budget does not hold the amount; None, a price that nobody knows, fits into none."""
+    """Raise BudgetError if a budget has no room for the amount; None, an unknown price, fits into no budget."""
     refused = [text for standing in standings for text in refusal(standing, amount_micro)]
     if not refused:
         return
@@ -136,7 +136,7 @@ def require_room(standings: Sequence[Standing], amount_micro: int | None, where:
 
 
 def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
-    """Yield why the budget does not take the amount: its limit, what is spent, reserved by whom, left and needed."""
+    """Yield the reason if the budget has no room: limit, spent, reserved (with the holders), left and needed money."""
     title = standing.budget.title
     if amount_micro is None:
         yield f"nobody knows this job's price, so {title} cannot hold its worst case"
@@ -148,7 +148,7 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
         return
     unspent_micro = standing.budget.limit_micro - standing.spent_micro
     if amount_micro <= standing.room_micro:
-        if amount_micro > unspent_micro:  # what many jobs seldom do together, one does by itself
+        if amount_micro > unspent_micro:  # overcommitment is for many jobs together, not for a single job
             yield (
                 f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: alone it may exceed the"
                 f" {usd(down(max(0, unspent_micro)))} that are not spent, and no overcommitment is for that"
@@ -169,7 +169,7 @@ def month_of(time_s: float) -> str:
 
 
 def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str, int]:
-    """Return the sum split over the months in which it was spent, by time; the parts add up to it exactly."""
+    """Return the sum split over calendar months in proportion to time; the parts add up to the sum exactly."""
     end_s = max(0.0, min(end_s, _LATEST_S))
     start_s = end_s if start_s is None else max(0.0, start_s)
     if total_micro <= 0 or start_s >= end_s or month_of(start_s) == month_of(end_s):
@@ -184,7 +184,7 @@ def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str,
 
 
 def _borders(start_s: float, end_s: float) -> Iterator[float]:
-    """Yield the first seconds of the months that begin between the two moments."""
+    """Yield the start times of the months that begin between the two times."""
     import calendar
 
     year, month = time.gmtime(start_s)[:2]
@@ -226,7 +226,7 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
 
 
 def _raising(standing: Standing, amount_micro: int) -> str:
-    """Return the command that raises the limit by just enough, to whole cents."""
+    """Return the command that raises the limit by just enough, rounded up to whole cents."""
     percent = standing.budget.overcommit_percent
     unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))
     return _setting(standing.budget, -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000, percent)

@@ -1,8 +1,8 @@
-"""From money to a time limit and back, in whole micro-dollars and seconds: no clock, no file, no network.
+"""Convert money to a time limit and back, in whole micro-dollars and seconds; no clock, file or network access.
 
-A platform knows no money, so the most that a job may cost becomes the seconds that its platform lets it run. What the
-platform bills beyond its own limit is taken off first (`Terms.tail_s`); what it rounds up is rounded up here; what it
-may begin anew is counted as often. So the worst case of a cap is never more than the money, and one unit more would be.
+Platforms limit time, not money, so a budget becomes the seconds that the platform lets the job run. Time billed beyond
+the platform's limit is subtracted first (`Terms.tail_s`), billing units are rounded up, and restarts by the platform
+are counted. So the worst case of a cap never exceeds the money, and one more unit would exceed it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Terms  # `status` needs a few of the figures below, and no backend
+    from cloudtrain.launcher.backend import Terms  # `status` uses a few figures below without a backend
 
 __all__ = [
     "PARTS",
@@ -27,22 +27,22 @@ __all__ = [
     "worst_case_micro",
 ]
 
-# What a run needs to be of use beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two
-# saves 15 s each (a gigabyte at 100 MB/s and its checksums), ten steps a second each.
+# Useful time of a run beyond its lead: torchrun and the import of torch take about 20 s on a busy machine, two saves 15
+# s each (a gigabyte at 100 MB/s, with checksums), and ten steps one second each.
 USEFUL_S = 60
-# Between the job's deadline, when its agent sends the signal to save, and the end of its own clock: what SageMaker
-# leaves between SIGTERM and the kill. A trainer whose saves take longer leaves earlier, by its own margin (agree.py).
+# From the job's deadline, when its agent sends the signal to save, to the end of its own clock. SageMaker leaves the
+# same time between SIGTERM and the kill. A trainer with longer saves leaves earlier, by its own margin (agree.py).
 STOP_MARGIN_S = 120
 MARGIN_SHARE = 4  # no margin takes more than a quarter of a short cap,
-NOTICE_SHARE = 10  # where the platform itself asks to save in time, no lead takes more than a tenth
+NOTICE_SHARE = 10  # if the platform itself asks for a save in time, no lead takes more than a tenth
 
-PARTS = 1_000_000  # an uncertainty is counted in millionths: as exactly as it is told
-_MICRO_HOUR = 3600 * PARTS  # a rate is in micro-dollars an hour times those
+PARTS = 1_000_000  # an uncertainty is counted in millionths, as exactly as given
+_MICRO_HOUR = 3600 * PARTS  # a scaled rate is in millionths of a micro-dollar an hour
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What time costs: an hour of one instance, of which there are so many, at most so much dearer than listed."""
+    """The price of time: `price_micro` for an hour of one instance, times `instances`, at most times `uncertainty`."""
 
     instances: int
     price_micro: int
@@ -56,7 +56,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Cap:
-    """The seconds after which the platform ends the job, because of `reason` (time_limit or budget), and their cost."""
+    """The seconds after which the platform ends the job, their worst-case cost, and the limit: time_limit or budget."""
 
     cap_s: int
     reason: str
@@ -65,9 +65,9 @@ class Cap:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why no cap can be: the money left buys `affordable_s`, and a run of use takes `least_s`.
+    """No cap is possible: the remaining money buys `affordable_s`, and a useful run takes `least_s`.
 
-    `enough_micro` is the smallest budget of the job, earlier attempts counted, that would do.
+    `enough_micro` is the smallest sufficient budget of the job, including earlier attempts.
     """
 
     left_micro: int
@@ -82,16 +82,16 @@ def parts(uncertainty: float) -> int:
 
 
 def choose(limit_micro: int, spent_micro: int, rate: Rate, terms: Terms, longest_s: int) -> Cap | Refusal:
-    """Return the longest cap that the money left holds, or why there is none.
+    """Return the longest cap that the remaining money covers, or a Refusal.
 
-    `spent_micro` is what all earlier attempts have cost, at worst. `longest_s` is the time limit beside the money.
-    Raises ValueError for a rate of 0: no money limits what costs nothing.
+    `spent_micro` is the worst-case cost of earlier attempts. `longest_s` is the time limit apart from the money. Raises
+    ValueError at a rate of 0: money does not limit a run without a cost.
     """
     if rate.scaled <= 0:
         raise ValueError("a price above 0")
     left_micro = limit_micro - spent_micro
     affordable_s = _affordable_s(left_micro, rate, terms)
-    least_s = min(least_useful_s(terms), longest_s)  # whether the field takes a short `longest_s` the check says
+    least_s = min(least_useful_s(terms), longest_s)  # the config check reports a `longest_s` that is too short
     if affordable_s >= longest_s:
         return Cap(longest_s, "time_limit", worst_case_micro(longest_s, rate, terms))
     if affordable_s >= least_s:
@@ -101,21 +101,21 @@ def choose(limit_micro: int, spent_micro: int, rate: Rate, terms: Terms, longest
 
 
 def worst_case_micro(cap_s: int, rate: Rate, terms: Terms) -> int:
-    """Return what a run can cost that ends at its cap, each of the platform's new starts as late as it can."""
+    """Return the cost of a run that ends at its cap, if the platform makes each restart as late as possible."""
     billed_s = max(terms.minimum_bill_s, _rounded_up(cap_s + terms.tail_s, terms.unit_s))
     return -(-rate.scaled * billed_s * terms.lives // _MICRO_HOUR)
 
 
 def least_useful_s(terms: Terms) -> int:
-    """Return the shortest cap that is worth its money: the lead, a start, two saves and some steps between them."""
+    """Return the shortest useful cap: the lead, a start, two saves and some steps between them."""
     return _rounded_up(max(terms.least_s, terms.lead_s + _least_own_s(terms)), terms.unit_s)
 
 
 def own_limit_s(cap_s: int, terms: Terms) -> int:
-    """Return how long the job's own clock may run: it begins later than the platform's, which counts image and data.
+    """Return the limit of the job's own clock, which starts later than the platform's (image and data come first).
 
-    All that may be gone is taken off, else the kill could come before the deadline. A user's own limit that is too
-    short for that leaves the time of the shortest run of use, and of one shorter still nine tenths.
+    The whole possible delay is subtracted, or the kill could come before the deadline. If a user's limit is too short
+    for the delay, the time of the shortest useful run remains; of an even shorter limit, nine tenths.
     """
     share_s = cap_s // NOTICE_SHARE
     most_s = share_s if terms.warns else max(cap_s - _least_own_s(terms), share_s)
@@ -123,18 +123,18 @@ def own_limit_s(cap_s: int, terms: Terms) -> int:
 
 
 def deadline_s(limit_s: int) -> int:
-    """Return when, by its own clock, the job is told to save and leave."""
+    """Return the time on its own clock at which the job must save and leave."""
     return limit_s - min(STOP_MARGIN_S, limit_s - limit_s * (MARGIN_SHARE - 1) // MARGIN_SHARE)
 
 
 def _least_own_s(terms: Terms) -> int:
-    """Return the shortest time of its own clock in which a job does something: up to its deadline, or the notice."""
+    """Return the shortest useful time on the job's own clock: until its deadline, or until the platform's notice."""
     is_exposed = terms.lead_s > 0 and not terms.warns
     return USEFUL_S * MARGIN_SHARE // (MARGIN_SHARE - 1) if is_exposed else USEFUL_S
 
 
 def _affordable_s(left_micro: int, rate: Rate, terms: Terms) -> int:
-    """Return the longest cap in whole units whose worst case the money covers, below 1 where there is none."""
+    """Return the longest cap, in whole units, with a worst case within the money; below 1 if no cap is."""
     billed_s = left_micro * _MICRO_HOUR // (rate.scaled * terms.lives)
     if billed_s < terms.minimum_bill_s:
         return 0

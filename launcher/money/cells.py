@@ -1,6 +1,6 @@
-"""One object in a place that many machines reach, read whole and written on condition: what a team's ledger lies in.
+"""Conditional objects: an object in a shared store, read whole and written by compare and swap; for shared ledgers.
 
-A store is a module with `open_cell(uri)`, found by the place's scheme and imported on first use.
+A store is a module with `open_cell(uri)`, chosen by the scheme of the address and imported on first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cloudtrain.launcher.errors import UsageError
 
 __all__ = ["ABSENT", "LEDGER_PATTERN", "Cell", "located", "open_cell"]
 
-ABSENT = ""  # the version of what is not there
+ABSENT = ""  # the version of a missing object
 DEFAULT_NAME = "ledger.json"
 
 _STORES = {
@@ -22,7 +22,7 @@ _STORES = {
     "https": "cloudtrain.backends.azureml.cell",
     "file": "cloudtrain.launcher.money.filecell",
 }
-# JavaScript's dialect too: an editor checks with it. A query or a fragment would be a secret or a mistake.
+# Valid in JavaScript too, for editors that check configs. A query or a fragment would be a secret or a mistake.
 LEDGER_PATTERN = (
     r"(s3|gs)://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
     r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
@@ -36,20 +36,17 @@ class Cell(Protocol):
     uri: str
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version; None and ABSENT where there is nothing."""
+        """Return the content and its version; None and ABSENT if the object is missing."""
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version; return False where it is another by now, and leave that.
+        """Replace the object if it still has `version`; return False at a different version, without a change.
 
-        UnreachableError leaves open whether it was written.
+        UnreachableError does not tell whether the write happened.
         """
 
 
 def located(text: str) -> str:
-    """Return the object's whole address: a folder's or bucket's is the file of the usual name in it.
-
-    Raises UsageError.
-    """
+    """Return the object's full address; in a folder or bucket, the file DEFAULT_NAME. Raises UsageError."""
     if not re.fullmatch(LEDGER_PATTERN, text):
         hint = "s3://BUCKET/NAME, gs://BUCKET/NAME, https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, or a path"
         raise UsageError("that is no place for a ledger", hint=hint)
@@ -62,6 +59,6 @@ def located(text: str) -> str:
 
 
 def open_cell(uri: str) -> Cell:
-    """Return the object at an address that `located` has given; asks nobody yet."""
+    """Return the object at an address that `located` has returned; sends no request."""
     store = importlib.import_module(_STORES[uri.partition("://")[0]])
     return cast("Cell", store.open_cell(uri))

@@ -1,4 +1,4 @@
-"""Backends side by side: what the same job is on each, and which one costs least."""
+"""Compare backends: the plan of the same job on each backend, and the cheapest backend."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.figures import dollars, span, up
-from cloudtrain.launcher.columns import table
+from cloudtrain.launcher.columns import hidden, table, wrapped
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.planwords import age
+from cloudtrain.launcher.planwords import provenance
+from cloudtrain.launcher.prices.rate import stale
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
-HEAD = ("backend", "machine", "instances x ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
-DROPPED = ("instances x ranks", "cap", "machine", "for")  # where the terminal is narrow
+HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
+DROPPED = ("ranks", "cap", "machine", "for")  # where the terminal is narrow
 ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
-WHY = 160  # columns of a reason
+COLUMNS = 100  # of the table where the output is no terminal
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a backend makes of the job; without a plan, `error` is why there is none."""
+    """A backend's plan for the job, or the `error` if the backend cannot plan the job."""
 
     backend: str
     prepared: Prepared | None = None
@@ -38,7 +39,7 @@ class Offer:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, where there is one."""
+        """The plan, or None."""
         return self.prepared.plan if self.prepared else None
 
     @property
@@ -50,11 +51,11 @@ class Offer:
         first, hint = (faults[0].message, faults[0].hint) if faults else (self.error.message, self.error.hint)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         words = " ".join(f"{first}; {hint}".split() if hint else first.split())
-        return f"{words[: WHY - 3]}...{more}" if len(words) > WHY else words + more
+        return words + more
 
     @property
     def lacks(self) -> str:
-        """What is asked for that the machine has not, so that its price is of another job: `0 of 8 GPUs`."""
+        """The requested GPUs that the machine lacks, so that its price is for a different job: `0 of 8 GPUs`."""
         if self.prepared is None:
             return ""
         count = (self.prepared.config.resources.accelerators or "").rpartition(":")[2]
@@ -72,9 +73,9 @@ def offers(
 ) -> list[Offer]:
     """Return an offer of each backend, the cheapest hour first, by the expected price.
 
-    Then come those whose price was not set or is not known, that lack GPUs, and that cannot be planned. Nothing is
-    sent, and nothing is written. Without `packs` the code is not looked at, and the requests are for none; what is in
-    its way, a submit says. Raises ConfigError where the file itself cannot be read.
+    Offers with a free or unknown price follow, then offers that lack GPUs, then failed plans. No request is sent, and
+    no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
+    of the code. Raises ConfigError if the file itself cannot be read.
     """
     from cloudtrain.launcher.bundle import Bundle
     from cloudtrain.launcher.prepare import prepare
@@ -105,13 +106,20 @@ def cheapest(found: Sequence[Offer]) -> Offer | None:
 
 
 def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
-    """Return the table; on a narrow terminal what an offer has to say for itself stands below it."""
+    """Return the table, with what an offer has to say for itself, and the problems of each backend without a plan."""
     rows = [_row(offer) for offer in found]
-    return table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+    shown = table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+    old = ", ".join(each.backend for each in found if each.plan and stale(each.plan.price_as_of))
+    notes = [
+        *hidden(HEAD[:-1], shown),
+        *([f"old prices of {old}: cloudtrain prices refresh"] if old else []),
+        *(f"{each.backend}: {each.why}" for each in found if each.error),
+    ]
+    return [*shown, *wrapped(notes, columns)]
 
 
 def unlike(found: Sequence[Offer]) -> list[str]:
-    """Return which offers of a spot job have a price on demand, if another offer has a spot price."""
+    """Return which offers of a spot job have a price on demand, if an offer has a spot price."""
     priced = [offer for offer in found if _rank(offer)[0] == 0]
     names = [offer.backend for offer in priced if _kind(offer) == ON_DEMAND_FOR_SPOT]
     if not names or len(names) == len(priced):
@@ -120,19 +128,19 @@ def unlike(found: Sequence[Offer]) -> list[str]:
 
 
 def refused(found: Sequence[Offer]) -> list[str]:
-    """Return which offers a budget of this home would refuse at submit, and why."""
+    """Return which offers a budget of this installation would refuse at submit, and why."""
     from cloudtrain.launcher.money.foretold import books_of
 
     planned = [(offer.backend, offer.prepared) for offer in found if offer.prepared]
     if not planned:
         return []
-    books = books_of(planned[0][1].config)  # whose money it is is the same for all
+    books = books_of(planned[0][1].config)  # the project is the same for all
     whys = {backend: books.refused(each.plan.worst_case_micro) for backend, each in planned}
     return [f"{backend} would be refused: {why}" for backend, why in whys.items() if why]
 
 
 def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
-    """Return what is made, or why it is not."""
+    """Return the result of `make`, or its error."""
     try:
         return make()
     except CloudtrainError as error:
@@ -140,7 +148,7 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
 
 
 def _kind(offer: Offer) -> str:
-    """Return what the price is for: spot machines, machines on demand, or those in place of spot."""
+    """Return the kind of the price: spot, on demand, or on demand as an upper bound for spot."""
     assert offer.prepared is not None
     if offer.prepared.plan.is_spot_price:
         return "spot"
@@ -148,7 +156,7 @@ def _kind(offer: Offer) -> str:
 
 
 def _rank(offer: Offer) -> tuple[int, int]:
-    """Return a key to sort by: an expected price, no price, too few GPUs, no plan."""
+    """Return a sort key: offers with an expected price, without a price, with too few GPUs, without a plan."""
     plan = offer.plan
     if plan is None:
         return 3, 0
@@ -162,15 +170,13 @@ def _rank(offer: Offer) -> tuple[int, int]:
 def _row(offer: Offer) -> tuple[str, ...]:
     plan = offer.plan
     if plan is None:
-        return offer.backend, *["-"] * 7, offer.why
+        return offer.backend, *["-"] * 7, offer.why.partition("; ")[0]
     what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
     lacks = f"has {offer.lacks}: " if offer.lacks else ""
     cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
     if not plan.price_micro or plan.worst_case_micro is None:
         return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + plan.price_source
     hourly = plan.instances * plan.price_micro / 1e6
-    old = age(plan.price_as_of)
-    source = plan.price_source.removeprefix(f"{plan.machine}, ")
     return (
         offer.backend,
         plan.machine,
@@ -180,5 +186,5 @@ def _row(offer: Offer) -> tuple[str, ...]:
         _kind(offer),
         cap,
         dollars(up(plan.worst_case_micro)),
-        lacks + ", ".join(part for part in (source, old) if part),
+        lacks + provenance(plan).removeprefix(f"{plan.machine}, "),
     )

@@ -1,8 +1,8 @@
-"""The loss over time in a few points, kept beside a job's progress: what money bought is read from it.
+"""The loss over time in a few points, stored with a job's progress; the unit costs are computed from the curve.
 
-Every step event goes into a bin of equal time, and bins are joined where they grow too many: a curve of any length
-takes the same room, and is the same however its events came in pages. It is written as one short text, which whoever
-only lists jobs need not take apart.
+Every step event goes into a bin of equal time, and bins are joined when there are more than MOST_BINS: a curve of any
+length takes the same space, however the events were split into pages. The curve is stored as a short text, so that a
+listing of jobs need not parse the bins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 1e200
 
 @dataclass(frozen=True)
 class Bin:
-    """The mean loss of `count` step events, the last of them at `time_s` (unix seconds) and `step`."""
+    """The mean loss of `count` step events; the last event has `time_s` (unix seconds) and `step`."""
 
     time_s: float
     step: int
@@ -29,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Curve:
-    """Bins of `gap_s` seconds each, but for the first, which holds the first event alone."""
+    """Bins of `gap_s` seconds each; the first bin holds only the first event."""
 
     gap_s: float
     bins: tuple[Bin, ...]
@@ -39,10 +39,10 @@ EMPTY = Curve(_LEAST_GAP_S, ())
 
 
 def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
-    """Return the curve with these events: time, step, loss. A clock that is set back only makes it coarser."""
+    """Return the curve with these events (time, step, loss). A clock that is set back only makes the curve coarser."""
     gap_s, bins = curve.gap_s, list(curve.bins)
     for time_s, step, loss in events:
-        if not abs(loss) < _LARGEST:  # nor one whose sums are no numbers any more
+        if not abs(loss) < _LARGEST:  # drop NaN, infinities and values whose sums would overflow
             continue
         new, begin_s = Bin(time_s, step, loss), bins[0].time_s if bins else time_s
         if len(bins) > 1 and (time_s - begin_s) // gap_s <= (bins[-1].time_s - begin_s) // gap_s:
@@ -56,7 +56,7 @@ def added(curve: Curve, events: Iterable[tuple[float, int, float]]) -> Curve:
 
 
 def dump(curve: Curve) -> str:
-    """Return the curve as text: gap and first time, then for each bin the time since, its step, loss and count."""
+    """Return the curve as text: gap and first time, then for each bin its relative time, step, loss and count."""
     if not curve.bins:
         return ""
     begin_s = round(curve.bins[0].time_s, 2)
@@ -65,13 +65,16 @@ def dump(curve: Curve) -> str:
 
 
 def load(text: str | None) -> Curve:
-    """Return the curve of such a text."""
+    """Return the curve of a text from `dump`, an empty curve for a damaged text."""
     if not text:
         return EMPTY
-    (gap_s, begin_s), *rows = (part.split(",") for part in text.split(";"))
-    begin = float(begin_s)
-    bins = [Bin(begin + float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows]
-    return Curve(float(gap_s), tuple(bins))
+    try:
+        (gap_s, begin_s), *rows = (part.split(",") for part in text.split(";"))
+        begin = float(begin_s)
+        bins = [Bin(begin + float(row[0]), int(row[1]), float(row[2]), int(row[3])) for row in rows]
+        return Curve(float(gap_s), tuple(bins))
+    except (AttributeError, IndexError, ValueError):
+        return EMPTY
 
 
 def _thinned(bins: list[Bin], gap_s: float) -> list[Bin]:

@@ -1,4 +1,4 @@
-"""What a job's earlier attempts have cost at worst: so a budget is counted on."""
+"""The worst-case cost of a job's earlier attempts; budgets are checked against this figure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["metered_at_worst_micro", "spent_at_worst_micro"]
 
 
 def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
-    """Return what the attempts may have cost, None where nobody knows: the meter's sum at their prices' uncertainty.
+    """Return the most that the attempts may have cost, at the price's uncertainty; None at an unknown price.
 
-    Seconds are rounded as their platform bills them, and machines that idle on after the end are counted.
-    `price_micro`, of one instance and an hour, stands in where an attempt had no price.
+    Seconds are rounded up to billing units, and the idle time of machines after the end is added. `price_micro`, for
+    one instance and one hour, is used for an attempt without a price.
     """
     costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
     return None if None in costs else sum(cost or 0 for cost in costs)
 
 
 def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: int) -> int:
-    """Return what may have been billed where the meter says `spent_micro` of all `attempt` attempts: a unit more each.
+    """Return the most that may have been billed if the meter counts `spent_micro`: one billing unit more per attempt.
 
-    By the last one's plan; of a stored plan without a price it is the meter's sum.
+    The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
     """
     price_micro = plan.get("price_micro")
     if not price_micro:
@@ -50,7 +50,7 @@ def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | 
 def _billed(
     legs: Iterable[meter.Leg], now_s: float, unit_s: int, least_s: int, idle_s: float, price_micro: int | None
 ) -> list[int | None]:
-    """Return what each leg costs by its price, its seconds as they are billed."""
+    """Return the cost of each leg by its price and its billed seconds."""
     found: list[int | None] = []
     for leg in legs:
         seconds = leg.seconds(now_s)

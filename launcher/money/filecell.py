@@ -1,4 +1,4 @@
-"""A team's ledger as a file on a disk that its machines share: written whole, under a lock beside it."""
+"""A shared ledger as a file on a shared disk: written as a whole, under a lock file in the same folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudtrain.launcher.errors import ConfigError, CredentialError, Unreachable
 
 __all__ = ["FileCell", "open_cell"]
 
-LOCK_S = 20.0  # for whoever holds the lock: it is held for one small write
+LOCK_S = 20.0  # how long a writer waits for the lock; a holder needs the lock for a single small write
 
 
 def open_cell(uri: str) -> FileCell:
@@ -23,25 +23,25 @@ def open_cell(uri: str) -> FileCell:
 
 
 class FileCell:
-    """The file; its version is its content's hash. See cells.Cell."""
+    """The file; its version is the SHA-256 hash of the content. See cells.Cell."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._path = Path(uri.removeprefix("file://"))
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version."""
+        """Return the content and its version."""
         with self._disk():
             try:
                 data = self._path.read_bytes()
             except FileNotFoundError:
-                if not self._path.parent.is_dir():  # a disk that is not mounted is no empty ledger
+                if not self._path.parent.is_dir():  # a disk that is not mounted is not an empty ledger
                     raise
                 return None, ""
             return data, hashlib.sha256(data).hexdigest()
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version, whole or not at all."""
+        """Replace `version` of the file by `data`, completely or not at all; return False at a different version."""
         with self._disk(), self._lock():
             if self.read()[1] != version:
                 return False
@@ -63,9 +63,9 @@ class FileCell:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock; it goes with the process that holds it, however that ends."""
+        """Hold the lock; the kernel releases the lock when the process ends, also after a crash."""
         end = time.monotonic() + LOCK_S
-        # Opened for writing, as flock over NFS needs it; others' umask must not shut us out of it.
+        # flock over NFS needs a file opened for writing. Mode 0o666, since another user's umask must not lock us out.
         file = os.open(self._path.with_name(f"{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             while True:

@@ -1,4 +1,4 @@
-"""What a job would count against, told before it is sent: the home's budgets as they stand. Makes and asks nothing."""
+"""Preview, from local state, of the budgets that apply to a job before its send; no writes, no requests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["Books", "books_of", "budgeted_in", "require_known_project"]
 
 MOST_NAMED = 5
-LIKENESS = 0.75  # of two names, from which one is taken for a slip of the other: difflib's measure
+LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
 
 
 @dataclass(frozen=True)
 class Books:
-    """The budgets that a job of `project` counts against here; those of the places in `shared` are asked at submit.
+    """The budgets that apply to a job of `project` on this machine; the ledgers in `shared` are asked at submit.
 
-    `budgeted`: the projects that have a budget. `trouble`: why none could be read.
+    `budgeted`: the projects with a budget. `trouble`: the error if the budgets could not be read.
     """
 
     project: str
@@ -38,11 +38,11 @@ class Books:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether other projects have budgets, and this one, or a job of none, has not."""
+        """Whether some projects have budgets, but not this project (or a job without a project)."""
         return bool(self.budgeted) and self.project not in self.budgeted
 
     def refused(self, amount_micro: int | None) -> str:
-        """Return why a submit would refuse a job of that worst case; empty where it would not."""
+        """Return why a submit would refuse a job with the worst case `amount_micro`; empty if accepted."""
         if amount_micro == 0:
             return ""
         if (slip := _slip(self)) is not None:
@@ -50,11 +50,11 @@ class Books:
         return "; ".join(text for standing in self.standings for text in refusal(standing, amount_micro))
 
     def lines(self, amount_micro: int | None) -> list[str]:
-        """Return for people what a job of that worst case would count against, and whether that holds it."""
+        """Return text: the budgets that apply to a job with this worst case, and whether they have room."""
         return [] if amount_micro == 0 else list(self._lines(amount_micro))
 
     def unknown(self) -> Iterator[str]:
-        """Yield that the project has no budget, where others have."""
+        """Yield a line if the project has no budget while some projects do."""
         if self.is_unknown:
             named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
             own = f"project {self.project}: no budget of its own"
@@ -62,7 +62,7 @@ class Books:
             yield f"{whose} (known: {named})"
 
     def dump(self, amount_micro: int | None) -> dict[str, Any]:
-        """Return the same for JSON."""
+        """Return the preview for JSON."""
         return {
             "project": self.project or None,
             "against": [_dump(standing) for standing in self.standings],
@@ -89,7 +89,7 @@ class Books:
 
 
 def books_of(config: Config) -> Books:
-    """Return the budgets for a job of this config. Where the home is not made yet, there are none, and it stays so."""
+    """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
     from cloudtrain.launcher.money.cells import located
 
     project = config.project.name if config.project else OVERALL
@@ -109,13 +109,13 @@ def books_of(config: Config) -> Books:
 
 
 def require_known_project(books: Books) -> None:
-    """Raise ConfigError where the project has no budget, and its name looks like a slip of one that has."""
+    """Raise ConfigError if the project has no budget and its name looks like a misspelled project with a budget."""
     if (slip := _slip(books)) is not None:
         raise ConfigError([slip])
 
 
 def budgeted_in(database: Database) -> set[str]:
-    """Return the projects that have a budget, as this home knows: its own, and those that it shares."""
+    """Return the projects with a budget that this installation knows, own or shared."""
     from cloudtrain.launcher.money import ledger
 
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
@@ -127,7 +127,7 @@ def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())
     shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
-    budgeted = budgeted_in(database) | ({project} if shared else set())  # whether it is there, submit asks
+    budgeted = budgeted_in(database) | ({project} if shared else set())  # submit checks the shared ledger
     standings = ledger.standings(database, time.time(), project)
     database.close()
     return Books(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))

@@ -1,9 +1,9 @@
-"""The home's own ledger: budgets, what every attempt may cost at worst until it ends, and what it has cost then.
+"""The installation's own ledger: budgets, reservations (worst cases of attempts that have not ended), and real costs.
 
-A reservation is written in the transaction that journals the intent to send (submit.py), and once for each attempt. It
-is `held` until the attempt ends, then `settled` to what was spent, by the months it was spent in; it is `released` only
-where nothing was ever sent. `tellings`: what each ledger that it shares with others knows of it (teams.py): `wanted`
-(may be there), `joining` (was begun before it was shared), `held`, `closing` (has to hear of the end), or `closed`.
+`submit.py` writes a reservation once for each attempt, in the transaction that journals the intent to send. The state
+is `held` until the attempt ends, then `settled` to the cost, split by month; `released` only if nothing was ever sent.
+The table `tellings` records the state of each shared ledger (teams.py): `wanted` (the write may have arrived),
+`joining` (began before the ledger was shared), `held`, `closing` (must still learn of the end) or `closed`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TOLD = (
 
 @dataclass(frozen=True)
 class Closing:
-    """An attempt whose end a team's ledger has to hear of. `months`: what it has cost in each; empty for nothing."""
+    """The end of an attempt for a shared ledger. `months`: the cost in each month; empty if the cost is zero."""
 
     job_id: str
     attempt: int
@@ -79,7 +79,7 @@ class Closing:
 
 
 def set_budget(database: Database, budget: Budget) -> None:
-    """Store the limit, in place of an earlier one of that project and period."""
+    """Store the limit; replace an earlier limit of the same project and period."""
     database.execute(
         "INSERT OR REPLACE INTO budgets (project, period, limit_micro, overcommit_percent, set_s)"
         " VALUES (?, ?, ?, ?, ?)",
@@ -88,7 +88,7 @@ def set_budget(database: Database, budget: Budget) -> None:
 
 
 def remove_budget(database: Database, project: str, period: Period) -> bool:
-    """Remove the limit; return whether there was one."""
+    """Remove the limit; return whether a limit existed."""
     values = (project, period)
     with database.transaction():
         found = database.execute("SELECT 1 FROM budgets WHERE project = ? AND period = ?", values)
@@ -97,7 +97,7 @@ def remove_budget(database: Database, project: str, period: Period) -> bool:
 
 
 def budgets(database: Database, project: str | None = None) -> list[Budget]:
-    """Return all budgets, or those that a job of the project counts against: its own and the overall ones."""
+    """Return all budgets, or the budgets that apply to the project's jobs: its own and the overall ones."""
     only, values = ("", ()) if project is None else ("WHERE project IN ('', ?) ", (project,))
     rows = database.execute(f"SELECT * FROM budgets {only}ORDER BY project, period", values)
     return [
@@ -107,12 +107,12 @@ def budgets(database: Database, project: str | None = None) -> list[Budget]:
 
 
 def standings(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
-    """Return how each budget stands, or each that a job of the project counts against."""
+    """Return the state of each budget, or of each budget that applies to the project's jobs."""
     return [standing_of(database, budget, now_s) for budget in budgets(database, project)]
 
 
 def standing_of(database: Database, budget: Budget, now_s: float) -> Standing:
-    """Return how the budget stands: what its jobs have cost, in this month if it is monthly, and what is held."""
+    """Return the state of the budget: its reservations and the cost of its ended jobs (this month's, if monthly)."""
     project = None if budget.project == OVERALL else budget.project
     month = month_of(now_s)
     means = database.execute(
@@ -144,10 +144,10 @@ def reserve(
     *,
     ledgers: Iterable[str] = (),
 ) -> list[Standing]:
-    """Hold the attempt's worst case in every budget that it counts against; return how they stand then.
+    """Reserve the attempt's worst case in every budget that applies; return the budgets' states afterwards.
 
-    To be called in the transaction that journals the intent. Once for each attempt: again, it changes nothing.
-    `ledgers`: where shared budgets are, to be asked before the send. Raises BudgetError.
+    Call the function in the transaction that journals the intent. A second call for an attempt changes no row.
+    `ledgers`: shared ledgers to ask before the send. Raises BudgetError.
     """
     with database.transaction():
         if not database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt)):
@@ -171,10 +171,10 @@ def settle(
     *,
     started_s: float | None = None,
 ) -> None:
-    """Put what the attempt has cost in place of what was held for it, by the months from start to end; it is over.
+    """Replace the attempt's reservation by its cost, split over the months from start to end; the attempt has ended.
 
-    None, where nobody knows what it has cost, leaves it at its worst case: it is never taken for nothing. May be told
-    again, with a better figure. One without a reservation, of before there were any, gets one here.
+    If `spent_micro` is None, the cost is unknown and the worst case stays: an unknown cost never counts as zero. A
+    later call may give a better figure. An attempt from before the ledger existed gets a reservation here.
     """
     with database.transaction():
         adopt(database, job_id, attempt, OVERALL, None, ended_s)
@@ -193,7 +193,7 @@ def settle(
 
 
 def release(database: Database, job_id: str, attempt: int, now_s: float) -> None:
-    """Free what is held for the attempt, which was never sent and never will be: its backend has said so."""
+    """Free the reservation of an attempt that was never sent and never will be, as its backend has confirmed."""
     with database.transaction():
         row = reservation(database, job_id, attempt)
         if row is not None and row["state"] == "held":
@@ -210,9 +210,9 @@ def adopt(
     *,
     ledgers: Iterable[str] = (),
 ) -> None:
-    """Hold what was begun before there was a ledger, whatever the budgets are; what has a place keeps it.
+    """Reserve for an attempt from before the ledger existed, without a budget check; an existing row stays.
 
-    `ledgers`: the shared budgets that hear of it.
+    `ledgers`: the shared ledgers that must record the attempt.
     """
     database.execute(
         "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
@@ -224,7 +224,7 @@ def adopt(
 
 
 def revive(database: Database, job_id: str, attempt: int) -> None:
-    """Hold again what was released, where the attempt turns out to have been sent after all; its ledgers hear of it."""
+    """Hold a released reservation again, if the attempt was sent after all, and queue the change for shared ledgers."""
     with database.transaction():
         row = reservation(database, job_id, attempt)
         if row is None or row["state"] != "released":
@@ -238,7 +238,7 @@ def revive(database: Database, job_id: str, attempt: int) -> None:
 
 
 def held(database: Database, project: str | None = None) -> list[Held]:
-    """Return what may still cost money, of the project or of all, the earliest first."""
+    """Return the attempts that may still cost money, of the project or of all projects, the earliest first."""
     rows = database.execute(
         "SELECT * FROM reservations WHERE state = 'held' AND (?1 IS NULL OR project = ?1) ORDER BY created_s, job_id",
         (project,),
@@ -247,7 +247,7 @@ def held(database: Database, project: str | None = None) -> list[Held]:
 
 
 def unpriced(database: Database) -> list[str]:
-    """Return the jobs that have ended and cost nobody knows what."""
+    """Return the jobs that have ended at an unknown cost."""
     rows = database.execute(
         "SELECT DISTINCT job_id FROM reservations WHERE state = 'settled' AND spent_micro IS NULL ORDER BY job_id"
     )
@@ -255,9 +255,9 @@ def unpriced(database: Database) -> list[str]:
 
 
 def spent(database: Database, project: str | None, month: str | None) -> int:
-    """Return what ended attempts have cost, of the project or of all, in the month and after it, or ever.
+    """Return the cost of ended attempts, of the project or of all, from the month's start on, or of all time.
 
-    After it: where the clock was put back, what was spent meanwhile still counts.
+    Later months count: if a clock was put back, money spent under the later date still counts.
     """
     rows = database.execute(
         "SELECT COALESCE(SUM(spent_micro), 0) FROM spends WHERE (?1 IS NULL OR project = ?1)"
@@ -269,7 +269,7 @@ def spent(database: Database, project: str | None, month: str | None) -> int:
 
 
 def months(database: Database) -> dict[str, dict[str, int]]:
-    """Return project -> month -> what ended attempts have cost in it; jobs without a project are under OVERALL."""
+    """Return project -> month -> cost of ended attempts; jobs without a project are under OVERALL."""
     found: dict[str, dict[str, int]] = {}
     rows = database.execute(
         "SELECT project, month, SUM(spent_micro) AS spent FROM spends GROUP BY project, month ORDER BY project, month"
@@ -280,18 +280,18 @@ def months(database: Database) -> dict[str, dict[str, int]]:
 
 
 def projects(database: Database) -> list[str]:
-    """Return all projects that have spent or hold anything, by name."""
+    """Return all projects with costs or reservations, by name."""
     rows = database.execute(
         "SELECT DISTINCT project FROM reservations WHERE project != '' AND state != 'released' ORDER BY project"
     )
     return [row["project"] for row in rows]
 
 
-# -- what a team's ledger knows -------------------------------------------------------------------------------------
+# -- what shared ledgers know ---------------------------------------------------------------------------------------
 
 
 def remember_ledger(database: Database, project: str, uri: str | None) -> None:
-    """Store where the budgets are that a project shares with others, and have what it holds join; None forgets it."""
+    """Store the address of the project's shared ledger and queue held attempts for it; None deletes the address."""
     if uri is None:
         database.execute("DELETE FROM ledgers WHERE project = ?", (project,))
     elif ledgers(database).get(project) != uri:
@@ -301,12 +301,12 @@ def remember_ledger(database: Database, project: str, uri: str | None) -> None:
 
 
 def ledgers(database: Database) -> dict[str, str]:
-    """Return project -> where its shared ledger is."""
+    """Return project -> address of its shared ledger."""
     return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
 
 
 def join(database: Database, project: str, uri: str) -> None:
-    """Have the shared ledger hear of what the project holds already, which was begun before it was shared there."""
+    """Queue the project's held attempts for the shared ledger: they began before the project was shared there."""
     database.execute(
         "INSERT OR IGNORE INTO tellings SELECT job_id, attempt, ?2, 'joining' FROM reservations"
         " WHERE state = 'held' AND (project = ?1 OR ?1 = '')",
@@ -315,13 +315,13 @@ def join(database: Database, project: str, uri: str) -> None:
 
 
 def joining(database: Database, uri: str) -> list[Held]:
-    """Return what the shared ledger has to hear of, whatever its budgets are: it runs."""
+    """Return the running attempts that the shared ledger must record, without a budget check."""
     rows = database.execute(f"{_TOLD} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
     return [_held(row) for row in rows]
 
 
 def told_of(database: Database, job_id: str, attempt: int) -> list[str]:
-    """Return the shared ledgers that the attempt counts in."""
+    """Return the shared ledgers that count the attempt."""
     rows = database.execute(
         "SELECT ledger FROM tellings WHERE job_id = ? AND attempt = ? ORDER BY ledger", (job_id, attempt)
     )
@@ -329,13 +329,13 @@ def told_of(database: Database, job_id: str, attempt: int) -> list[str]:
 
 
 def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
-    """Return the attempt's row, None without one."""
+    """Return the attempt's row, or None."""
     rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     return rows[0] if rows else None
 
 
 def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None:
-    """Have nothing to take back from a shared ledger, to which nothing of the attempt was ever written."""
+    """Remove the queue entry for a shared ledger that never received a write about the attempt."""
     database.execute(
         "DELETE FROM tellings WHERE job_id = ? AND attempt = ? AND ledger = ? AND told = 'wanted'",
         (job_id, attempt, uri),
@@ -343,7 +343,7 @@ def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None
 
 
 def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
-    """Store that the shared ledger holds it."""
+    """Store that the shared ledger holds the attempt."""
     database.execute(
         "UPDATE tellings SET told = 'held'"
         " WHERE job_id = ? AND attempt = ? AND ledger = ? AND told IN ('wanted', 'joining')",
@@ -352,7 +352,7 @@ def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
 
 
 def mark_closed(database: Database, end: Closing, uri: str) -> None:
-    """Store that the shared ledger has heard of this end; another one, of later, is told too."""
+    """Store that the shared ledger has recorded this end; a later, different end stays queued."""
     database.execute(
         "UPDATE tellings SET told = 'closed' WHERE job_id = ?1 AND attempt = ?2 AND ledger = ?3 AND told = 'closing'"
         " AND EXISTS (SELECT 1 FROM reservations WHERE job_id = ?1 AND attempt = ?2 AND ended_s = ?4"
@@ -362,24 +362,24 @@ def mark_closed(database: Database, end: Closing, uri: str) -> None:
 
 
 def leave(database: Database, uri: str) -> None:
-    """Have nothing more to tell a shared ledger, which is gone for good."""
+    """Remove all queue entries for a shared ledger that was deleted."""
     database.execute("DELETE FROM tellings WHERE ledger = ?", (uri,))
 
 
 def untold(database: Database) -> list[str]:
-    """Return the shared ledgers that have yet to hear of something."""
+    """Return the shared ledgers with queued changes."""
     rows = database.execute("SELECT DISTINCT ledger FROM tellings WHERE told IN ('closing', 'joining') ORDER BY ledger")
     return [row["ledger"] for row in rows]
 
 
 def closing(database: Database) -> dict[str, list[Closing]]:
-    """Return ledger -> the ends that it has to hear of."""
+    """Return ledger -> the ends that the ledger must still record."""
     found: dict[str, list[Closing]] = {}
     for row in database.execute(f"{_TOLD} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
         months = database.execute(
             "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
         )
-        amount = None if row["state"] == "released" else row["amount_micro"]  # it says nothing of what jobs cost
+        amount = None if row["state"] == "released" else row["amount_micro"]  # keep it out of the mean cost
         end = Closing(
             *(row["job_id"], row["attempt"], row["project"], amount, row["created_s"]),
             *(row["spent_micro"], row["ended_s"]),
@@ -397,7 +397,7 @@ def _held(row: sqlite3.Row) -> Held:
 
 
 def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:
-    """Store the end, which each ledger that it is shared with has to hear of too."""
+    """Store the end, and queue the end for each shared ledger that counts the attempt."""
     key = (row["job_id"], row["attempt"])
     database.execute(
         "UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ? WHERE job_id = ? AND attempt = ?",

@@ -1,11 +1,11 @@
-"""What attempts have cost: exact sums over legs, each some instances at one price for one span of time.
+"""The cost of attempts: exact sums over legs. A leg is a number of instances at the same price for the same time span.
 
-Start and end are the platform's word, and its own count of billed seconds where it has one; our clock tells nothing
-but what "now" is for a leg that runs. A span that ends before it begins counts nothing. Each leg is rounded up.
+Start and end, and the count of billed seconds if available, come from the platform; the local clock only gives the
+current time for a running leg. A span that ends before it begins counts zero. Each leg is rounded up.
 
-How far a sum may be off: for each leg, instances x price x (2 x the difference of two clocks + the platform's unit of
-billing + its minimum) + 1 micro-dollar; only of a leg that runs does our own clock matter. While its backend is out of
-reach a leg goes on counting, up to the most that the platform's own time limit lets it cost.
+The error of a sum is at most, for each leg: instances x price x (2 x the difference of the two clocks + the platform's
+billing unit + its minimum) + 1 micro-dollar; the local clock matters only for a running leg. While its backend is
+unreachable a leg keeps counting, up to the maximum that the platform's own time limit allows.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["Leg", "burn_micro_h", "cost_micro", "legs_of", "part_micro", "spent_
 
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO
-STEADY_S = 1.0  # by which what a running job was billed may differ from what was expected, before it is stored anew
+STEADY_S = 1.0  # billed seconds of a running job are stored again only if they differ by more from the expected value
 
 
 @dataclass(frozen=True)
 class Leg:
-    """Some instances of an attempt that are billed for the same time; times in unix seconds by the platform's clock.
+    """Instances of an attempt that are billed for the same time; times in unix seconds by the platform's clock.
 
-    `price_micro`: one instance, one hour; None where nobody knows. `billed_s`: the seconds that each instance costs as
-    the platform counts them, else those from start to end; of a leg that runs, until `told_s` by our clock.
-    `most_s`: what it cannot exceed while it runs. `ended_s` is None while it runs.
+    `price_micro`: for one instance and one hour; None if unknown. `billed_s`: billed seconds of each instance by the
+    platform's count, if available; of a running leg, until `told_s` by the local clock. Without a count, start and end
+    give the seconds. `most_s`: upper bound of the seconds while the leg runs. `ended_s` is None while the leg runs.
     """
 
     job_id: str
@@ -47,11 +47,11 @@ class Leg:
 
     @property
     def runs(self) -> bool:
-        """Whether it may still grow."""
+        """Whether the leg is still running."""
         return self.started_s is not None and self.ended_s is None
 
     def end_s(self, now_s: float) -> float:
-        """Return when it ends, for one that runs by now: one out of reach ends unseen, at the most that it can cost."""
+        """Return the leg's end; of a running leg `now_s`, or if unreachable, at the latest when `most_s` is used up."""
         if self.ended_s is not None:
             return self.ended_s
         if self.started_s is None or self.most_s is None:
@@ -59,7 +59,7 @@ class Leg:
         return min(now_s, self.started_s + max(self.most_s, self.seconds(now_s)))
 
     def seconds(self, now_s: float) -> float:
-        """Return for how long each of its instances is billed until `now_s`."""
+        """Return the billed seconds of each instance until `now_s`."""
         if self.billed_s is not None:
             more_s = now_s - self.told_s if self.runs and self.told_s is not None else 0.0
             seconds = self.billed_s + max(0.0, more_s)
@@ -73,18 +73,18 @@ class Leg:
 
 
 def legs_of(attempts: Iterable[Attempt]) -> tuple[Leg, ...]:
-    """Return the legs of these attempts; what was never sent has none."""
+    """Return the legs of these attempts; an attempt that was never sent has no legs."""
     return tuple(leg for attempt in attempts for leg in _legs(attempt))
 
 
 def spent_micro(legs: Iterable[Leg], now_s: float) -> int | None:
-    """Return what the legs have cost until `now_s`, None where a price is unknown."""
+    """Return the cost of the legs until `now_s`; None if a price is unknown."""
     costs = [cost_micro(leg, now_s) for leg in legs]
     return None if None in costs else sum(cost or 0 for cost in costs)
 
 
 def cost_micro(leg: Leg, now_s: float) -> int | None:
-    """Return what the leg has cost until `now_s`, rounded up; None where its price is unknown and it was billed."""
+    """Return the leg's cost until `now_s`, rounded up; None if the price is unknown and time was billed."""
     used_us = round(leg.seconds(now_s) * _MICRO)
     if leg.price_micro is None:
         return 0 if leg.ended_s is not None and used_us == 0 else None
@@ -92,7 +92,7 @@ def cost_micro(leg: Leg, now_s: float) -> int | None:
 
 
 def burn_micro_h(legs: Sequence[Leg]) -> int | None:
-    """Return what an hour of the legs that run costs; 0 where none runs, None where a price is unknown."""
+    """Return the cost of the running legs per hour; 0 if no leg runs, None if a price is unknown."""
     rates = [
         leg.price_micro if leg.price_micro is None else leg.instances * leg.price_micro for leg in legs if leg.runs
     ]
@@ -100,9 +100,9 @@ def burn_micro_h(legs: Sequence[Leg]) -> int | None:
 
 
 def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None:
-    """Return what of the leg's cost until `now_s` falls between two times, spread evenly over its span.
+    """Return the part of the leg's cost until `now_s` between two times, spread evenly over its span.
 
-    The parts of adjoining spans add up to the whole. What has no span falls to the moment that is known of it.
+    The parts of adjacent spans add up to the whole. A leg without a span counts at the only time that is known.
     """
     cost = cost_micro(leg, now_s)
     end_s = leg.end_s(now_s)
@@ -114,10 +114,10 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
 
 
 def steady(known: State, told: State, now_s: float) -> State:
-    """Return what a backend has told just now, with when it was told; as it was, where that says the same.
+    """Return the state just reported by a backend, with the time of the report; an unchanged state keeps its old time.
 
-    So a job that waits or runs as expected is not written again at each look, and counts on where its backend is out of
-    reach.
+    So a job that waits or runs as expected is not stored at each poll, and its cost keeps counting while its backend is
+    unreachable.
     """
     if told.billed_s is None or told.state not in ACTIVE:
         return told
@@ -129,7 +129,7 @@ def steady(known: State, told: State, now_s: float) -> State:
 
 
 def _share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:
-    """Return the part of a cost before a border, rounded up."""
+    """Return the part of a cost before a time, rounded up."""
     if border_s <= begin_s:
         return 0
     if border_s >= end_s:
@@ -150,7 +150,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
         instances,
         _price_micro(attempt),
         state.started_s,
-        # One that is over and does not say since when costs what its platform counted.
+        # An ended attempt without an end time costs the seconds that its platform counted.
         state.ended_s if not runs else None,
         state.billed_s,
         _told_s(state),
@@ -160,7 +160,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
     if not gone or state.started_s is None:
         return [whole]
     left = instances - len(gone)
-    if state.billed_s is not None:  # the mean of all
+    if state.billed_s is not None:  # the mean of all instances
         whole = replace(whole, billed_s=max(0.0, (state.billed_s * instances - sum(gone)) / left))
     early = [
         replace(whole, instances=1, ended_s=state.started_s + held_s, billed_s=held_s, told_s=None) for held_s in gone
@@ -169,7 +169,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
 
 
 def _price_micro(attempt: Attempt) -> int | None:
-    """Return one instance's price as it was frozen; else as the platform tells, where only that knows the machines."""
+    """Return an instance's price as frozen in the plan, else as the platform reports (it may choose machines)."""
     if (frozen := attempt.plan.get("price_micro")) is not None:
         return int(frozen)
     hourly_usd = attempt.plan.get("hourly_usd")
@@ -186,7 +186,7 @@ def _told_s(state: State) -> float | None:
 
 
 def _most_s(attempt: Attempt) -> float | None:
-    """Return what each instance can be billed for at most: the platform's own limit, each of its lives with a tail."""
+    """Return the most seconds that an instance can be billed: the platform's limit plus its tail, for each start."""
     plan = attempt.plan
     if plan.get("cap_s") is None:
         return None

@@ -1,4 +1,4 @@
-"""How to go on with a job that has stopped, or will: the command, with the money and the time that it needs."""
+"""Resume advice for a job that has stopped or will stop: the command, with the necessary money and time."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["Onward", "is_short_of_money", "only_alerts", "onward", "tariff"]
 
 @dataclass(frozen=True)
 class Onward:
-    """The command, which takes effect once the job has ended, and how its sum comes about."""
+    """The command, valid once the job has ended, and an explanation of the sum."""
 
     command: str
     words: str = ""
 
 
 def onward(job: Job, outlook: Outlook) -> Onward | None:
-    """Return how to go on with the job; None where nothing is left to do, to go on from, or in the way of its finish.
+    """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
 
-    The command is one that is not refused: with the money that the steps left need, and the time.
+    The command includes the money and the time for the remaining steps, so that the resume is not refused.
     """
     state = job.attempt.state
     if state.state == "succeeded" or job.attempt.phase == "never_sent" or (not job.active and not state.resumable):
@@ -47,7 +47,7 @@ def onward(job: Job, outlook: Outlook) -> Onward | None:
 
 
 def is_short_of_money(job: Job, outlook: Outlook) -> bool:
-    """Return whether its budget ends the job before it is done."""
+    """Return whether the budget ends the job before its last step."""
     if not outlook.hits_limit or outlook.limit_micro is None or only_alerts(job):
         return False
     is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
@@ -55,12 +55,12 @@ def is_short_of_money(job: Job, outlook: Outlook) -> bool:
 
 
 def only_alerts(job: Job) -> bool:
-    """Return whether the job's budget ends nothing."""
+    """Return whether the job's budget only alerts and never ends the job."""
     return (job.config.get("budget") or {}).get("on_limit") == "alert"
 
 
 def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
-    """Return what time costs by a stored plan, of which older ones lack a few terms."""
+    """Return the price terms of a stored plan; plans of older versions lack some terms."""
     return Tariff(
         rate_micro_h=hourly_usd * 1e6,
         uncertainty=parts(plan.get("uncertainty") or 1.0) / PARTS,
@@ -74,9 +74,9 @@ def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
 
 
 def _has_end_before_finish(job: Job, outlook: Outlook) -> bool:
-    """Return whether a limit will end the job that runs, as far as anybody knows: steps that are not told may not end.
+    """Return whether a limit will end the running job, by the forecast; without a forecast, whether money set the cap.
 
-    A sum that only alerts ends nothing.
+    A budget with `on_limit: alert` never ends a job.
     """
     if outlook.hits_limit is None:
         return job.attempt.plan.get("cap_reason") == "budget"
@@ -94,7 +94,7 @@ def _progress(job: Job, outlook: Outlook) -> dict[str, Any]:
 
 
 def _until_s(job: Job, outlook: Outlook) -> float | None:
-    """Return how long a job that runs goes on after its last step, until it saves and leaves."""
+    """Return the seconds from a running job's last step until its deadline, when the job saves and leaves."""
     at_s, rest_s = outlook.deadline_at_s or outlook.cap_at_s, left_s(job.attempt.progress)
     if not job.active or at_s is None or rest_s is None or outlook.finish_at_s is None:
         return None
@@ -102,7 +102,7 @@ def _until_s(job: Job, outlook: Outlook) -> float | None:
 
 
 def _more(job: Job, outlook: Outlook, progress: dict[str, Any], until_s: float | None) -> More | None:
-    """Return what its budget must grow by; None where it need not, nobody asks it to, or knows."""
+    """Return the extra budget for a resume; None if no more money is needed or asked for, or if the need is unknown."""
     plan, hourly_usd = job.attempt.plan, job.attempt.hourly_usd
     limit, spent = outlook.limit_micro, outlook.spent_micro
     if limit is None or spent is None or not hourly_usd or only_alerts(job):
@@ -117,7 +117,7 @@ def _more(job: Job, outlook: Outlook, progress: dict[str, Any], until_s: float |
 
 
 def _longer(job: Job, progress: dict[str, Any], until_s: float | None) -> str:
-    """Return the option that gives a further attempt the time that it needs, where the limit is too short for it."""
+    """Return the option for the time that the next attempt needs, if the config's limit is too short."""
     asked = (job.config.get("limits") or {}).get("max_duration")
     costs = tariff(job.attempt.plan, job.attempt.hourly_usd or 0.0)
     needs_s = further.cap_s(progress, costs, until_s)

@@ -1,4 +1,4 @@
-"""What a running job will have cost, and when it ends: by its throughput, its price and its limits."""
+"""Forecast of a running job's cost and end, by its throughput, price and limits."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Outlook", "budget_micro", "left_s", "limit_micro", "outlook"]
 
-_GRACE_S, _GRACE_STEPS = 60.0, 3  # for which what a job has foretold still holds
+_GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Money in micro-dollars, times in unix seconds; None is what is not known, or does not apply."""
+    """Money in micro-dollars, times in unix seconds; None if unknown or not applicable."""
 
     spent_micro: int | None  # all attempts, until now
-    burn_micro_h: int | None  # what an hour costs now, all instances; 0 once nothing runs
+    burn_micro_h: int | None  # the cost per hour now, all instances; 0 once no instance runs
     limit_micro: int | None  # the job's budget
-    cap_at_s: float | None  # when the backend ends it
-    deadline_at_s: float | None  # from when on it leaves; a script gets SIGTERM then
-    finish_at_s: float | None  # by its throughput; None, too, once it stands still for longer than it foretold
-    total_micro: int | None  # what it will have cost then
+    cap_at_s: float | None  # when the backend ends the job
+    deadline_at_s: float | None  # when the job starts to leave; a script gets SIGTERM
+    finish_at_s: float | None  # by throughput; also None once the job stalls for longer than the grace time
+    total_micro: int | None  # the forecast cost at the finish
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
-    checkpoint_step: int | None = None  # of the newest checkpoint, which an earlier attempt may have saved
+    checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
 
 
 def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
-    """Return how the job stands at `now_s`; `attempts` are all of its, of which the job's own is taken for the last."""
+    """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
     last = job.attempt
     legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
     spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
@@ -57,18 +57,18 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
 
 
 def limit_micro(job: Job) -> int | None:
-    """Return the job's budget, None without one, and on own machines without a price, to which no budget applies."""
+    """Return the job's budget; None without a budget, and on own machines without a price, where no budget applies."""
     return None if job.attempt.plan.get("unpriced_budget_micro") is not None else budget_micro(job)
 
 
 def budget_micro(job: Job) -> int | None:
-    """Return the budget in the job's config, None without one."""
+    """Return the budget in the job's config, or None."""
     limit = (job.config.get("budget") or {}).get("limit")
     return None if limit is None else parse_money(limit)
 
 
 def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
-    """Return the step of the newest checkpoint that any attempt told of, or went on from."""
+    """Return the step of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
         step = attempt.progress.get("checkpoint_step")
         if isinstance(step, int):
@@ -82,9 +82,9 @@ def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
-    """Return when the steps that are left are done, by what the job tells, else by its pace so far.
+    """Return when the remaining steps are done, by the job's own estimate, else by its pace so far.
 
-    A little later than it has foretold it is about to end; later still, nobody knows.
+    Shortly after the forecast time the job is expected to end now; later the finish is unknown (None).
     """
     rest_s = left_s(progress)
     if rest_s is None:
@@ -96,13 +96,13 @@ def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
 
 
 def left_s(progress: dict[str, Any]) -> float | None:
-    """Return the seconds that the rest took at the last step: as the job told, else by its pace so far."""
+    """Return the remaining seconds at the last step: as the job reported, else by its pace so far."""
     eta_s = progress.get("eta_s")
     return float(eta_s) if isinstance(eta_s, float | int) else _by_pace_s(progress)
 
 
 def _by_pace_s(progress: dict[str, Any]) -> float | None:
-    """Return the seconds that the rest takes of a job that tells its steps and no more, as a script may."""
+    """Return the remaining seconds of a job that reports only its steps, such as a script."""
     step, most = progress.get("step"), progress.get("max_steps")
     bins = curve.load(progress.get("curve")).bins
     if not isinstance(most, int) or not isinstance(step, int) or len(bins) < 2 or bins[-1].step <= bins[0].step:

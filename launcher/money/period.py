@@ -1,7 +1,7 @@
-"""What jobs have cost in a span of time, one by one and in groups; a leg over a month's border is split there.
+"""The cost of jobs in a time span, per job and per group; a leg over the end of a month is split.
 
-Months are calendar months in UTC. Reads of each attempt only what its legs are made of, so that ten thousand jobs
-take part of a second.
+Months are calendar months in UTC. Only the columns that the legs need are read, so ten thousand jobs take a fraction of
+a second.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.job import Attempt, State
+from cloudtrain.launcher.job import Attempt
 from cloudtrain.launcher.money import meter
 from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.registry import attempt_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.database import Database
@@ -24,19 +25,21 @@ __all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between"
 
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = """
-SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{}
+SELECT a.job_id, a.number, a.phase, a.plan, a.created_s AS sent_s, a.outcome, jobs.name, jobs.backend, jobs.created_s{},
+       a.unreachable_since_s, '{{}}' AS request, '{{}}' AS submitter, '{{}}' AS progress, NULL AS ref
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
 WHERE a.phase != 'never_sent' AND a.created_s < ?
-      AND (a.state IN ('pending', 'running', 'stopping') OR COALESCE(json_extract(a.outcome, '$.ended_s'), ?1) >= ?)
+      AND (a.state IN ('pending', 'running', 'stopping')
+           OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?)
 ORDER BY jobs.seq, a.number
 """
 _LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
-_EARLY_S = 86_400.0  # a platform's clock may be behind ours: what it started may bear an earlier time than its sending
+_EARLY_S = 86_400.0  # a platform's clock may be behind: a start may carry a time before the send
 
 
 @dataclass
 class Spent:
-    """What a job has cost in the span; `spent_micro` leaves out what has no price, which `unknown` tells of."""
+    """The cost of a job in the span; `spent_micro` leaves out legs without a price, and `unknown` marks them."""
 
     job_id: str
     name: str
@@ -52,7 +55,7 @@ class Spent:
 
 @dataclass
 class Group:
-    """What the jobs that share a word have cost; `unknown` of them have a price that nobody knows."""
+    """The cost of the jobs with the same `key`; `unknown` counts the jobs without a known price."""
 
     key: str
     jobs: int = 0
@@ -62,20 +65,11 @@ class Group:
 
 
 def spent_between(database: Database, from_s: float, to_s: float, now_s: float, *, labels: bool = False) -> list[Spent]:
-    """Return the jobs that ran in the span, the dearest first; with `labels` their tags and projects too."""
+    """Return the jobs that ran in the span, the most expensive first; `labels` adds tags and projects."""
     found: dict[str, Spent] = {}
     sql = _ATTEMPTS.format(_LABELS if labels else "")
     for row in database.execute(sql, (to_s + _EARLY_S, from_s)):
-        attempt = Attempt(
-            row["job_id"],
-            row["number"],
-            row["phase"],
-            json.loads(row["plan"]),
-            {},
-            row["sent_s"],
-            {},
-            state=State(**json.loads(row["outcome"])),
-        )
+        attempt = attempt_of(row, row["job_id"])
         job = found.get(attempt.job_id) or _of(row, labels=labels)
         job.state = attempt.state.state
         if _add(job, attempt, from_s, to_s, now_s):
@@ -84,7 +78,7 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
 
 
 def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
-    """Return sums by `tag:NAME`, `project`, `backend` or `name`, the dearest first; "" stands for those without one."""
+    """Return sums by `tag:NAME`, `project`, `backend` or `name`, the largest first; "" groups jobs without a value."""
     found: dict[str, Group] = {}
     for job in spent:
         group = found.setdefault(_key(job, by), Group(_key(job, by)))
@@ -96,13 +90,13 @@ def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
 
 
 def total(spent: Iterable[Spent]) -> Group:
-    """Return the sum over all."""
+    """Return the sum over all jobs."""
     groups = grouped(spent, "")
     return groups[0] if groups else Group("")
 
 
 def as_json(spent: Sequence[Spent], groups: Sequence[Group] | None = None) -> dict[str, Any]:
-    """Return the sum, and the groups or else the jobs, with stable names; `spend_usd` is null where it is not known."""
+    """Return the sum, and the groups or else the jobs, with stable names; an unknown `spend_usd` is null."""
     found: dict[str, Any] = _sum_json(total(spent))
     if groups is not None:
         return found | {"groups": [{"key": each.key, **_sum_json(each)} for each in groups]}
@@ -110,7 +104,7 @@ def as_json(spent: Sequence[Spent], groups: Sequence[Group] | None = None) -> di
 
 
 def month_span(month: str) -> tuple[float, float]:
-    """Return when a month of UTC begins and ends: `2026-11`. Raises ValueError with what it expected."""
+    """Return the start and end of a month in UTC: `2026-11`. Raises ValueError with the expected form."""
     match = _MONTH.match(month)
     if match is None or not 1970 <= int(match[1]) < 9999:
         raise ValueError("a month such as `2026-11`")
@@ -146,14 +140,14 @@ def _job_json(job: Spent) -> dict[str, Any]:
 
 def _of(row: Any, *, labels: bool) -> Spent:
     project = row["project"] if labels else None
-    if project and project.startswith("{"):  # as it is stored, with where its ledger is
+    if project and project.startswith("{"):  # stored with the address of the ledger
         project = json.loads(project).get("name")
     tags = json.loads(row["tags"] or "{}") if labels else {}
     return Spent(row["job_id"], row["name"], row["backend"], row["created_s"], "", project or "", tags)
 
 
 def _add(job: Spent, attempt: Attempt, from_s: float, to_s: float, now_s: float) -> bool:
-    """Add what the attempt has cost in the span; return whether it was there."""
+    """Add the attempt's cost in the span; return whether the attempt ran in the span."""
     was_there = False
     for leg in meter.legs_of([attempt]):
         begin_s, end_s = leg.started_s, leg.end_s(now_s)

@@ -1,4 +1,4 @@
-"""A job's worst case, held before it is sent: in the home's ledger with the journal, then in its team's."""
+"""Reserve a job's worst case before the send: in the installation's ledger with the journal, then in shared ledgers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reser
 
 
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
-    """Hold the attempt's worst case; to be called in the transaction that journals the intent to send it.
+    """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.
 
-    Raises BudgetError where a budget of this home does not hold it, or nobody knows its price.
+    Raises BudgetError if a budget of this installation has no room, or the price is unknown.
     """
     database, project = registry.database, project_of(config)
     places = ledgers_of(registry, config)
@@ -32,16 +32,16 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
 
 
 def reconcile(registry: Registry) -> list[str]:
-    """Ask for what may have ended, and tell the teams' ledgers; return what could not be asked or told.
+    """Poll active jobs and write ended attempts to the shared ledgers; return an error line for each failure.
 
-    Jobs of before there was a ledger get their place in it.
+    Jobs from before the ledger existed get reservations.
     """
     adopt(registry)
     failures = []
     for job in registry.jobs(active=True):
         try:
             found = refresh(registry, job)
-        except CloudtrainError as error:  # a plug-in that is gone, an expired login: the others are asked all the same
+        except CloudtrainError as error:  # a removed plug-in, an expired login: continue with the next job
             failures.append(f"{job.id}: {error.message}; its worst case stays reserved")
             continue
         if found.active and found.attempt.unreachable_since_s is not None:
@@ -50,7 +50,7 @@ def reconcile(registry: Registry) -> list[str]:
 
 
 def adopt(registry: Registry) -> None:
-    """Give each attempt of before there was a ledger its place: what runs at its worst case, else what it has cost."""
+    """Give each attempt from before the ledger existed a row: its worst case if active, its cost if ended."""
     database = registry.database
     missing = (
         "SELECT a.job_id FROM attempts a LEFT JOIN reservations r ON r.job_id = a.job_id AND r.attempt = a.number"
@@ -77,22 +77,22 @@ def adopt(registry: Registry) -> None:
 
 
 def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
-    """Yield what is said once a worst case is held: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
+    """Yield the lines after a reservation: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
     for standing in standings if amount_micro else ():
         left = usd(down(standing.left_micro)).removesuffix(" USD")
         yield f"reserved {usd(up(amount_micro or 0))} of {standing.budget.title} ({left} left)"
 
 
 def project_of(config: Mapping[str, Any]) -> str:
-    """Return the project that a job of this config, as it is stored, counts against."""
+    """Return the project of a stored config, or OVERALL."""
     project = config.get("project") or {}
     return str(project.get("name") or OVERALL)
 
 
 def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
-    """Return the shared ledgers that a job counts in, each once: its project's, then that of the overall budget.
+    """Return the shared ledgers that count a job, without duplicates: its project's, then the overall budget's.
 
-    The project's is as the config says, else as `budget set` was told on this machine.
+    The project's ledger is the config's, else the one given to `budget set` on this machine.
     """
     from cloudtrain.launcher.money.cells import located
 
@@ -103,8 +103,8 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
 
 
 def amount_of(plan: Mapping[str, Any]) -> int | None:
-    """Return the plan's worst case, of all the attempts that the platform may make; None where nobody knows a price."""
+    """Return the plan's worst case over all attempts that the platform may make; None at an unknown price."""
     if (micro := plan.get("worst_case_micro")) is not None:
         return min(int(micro), MOST_MICRO)
-    worst_usd = plan.get("worst_case_usd")  # of an earlier version
+    worst_usd = plan.get("worst_case_usd")  # from an earlier version
     return None if worst_usd is None else min(round(worst_usd * 1_000_000), MOST_MICRO)

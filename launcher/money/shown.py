@@ -1,4 +1,4 @@
-"""Budgets in the words of `budget show`: one object with stable names for scripts, lines of 80 columns for people."""
+"""Text of `budget show`: a JSON object with stable names for scripts, lines of 80 columns for people."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 
 @dataclass(frozen=True)
 class Row:
-    """How a budget stands, and where: `place` is a team's ledger, None this machine.
+    """The state of a budget, and its ledger: `place` is the address of a shared ledger, None for this machine.
 
-    `is_limited` off: there is no budget, and only what was spent and is reserved is told.
+    If `is_limited` is False, the project has no budget, and only spent and reserved money is shown.
     """
 
     standing: Standing
@@ -41,10 +41,10 @@ class Row:
 
 
 def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]) -> dict[str, Any]:
-    """Return all there is to tell; money in US dollars, times in unix seconds. A project that is null means all jobs.
+    """Return the whole report; money in US dollars, times in unix seconds. A null project stands for all jobs.
 
-    `months`: what each project's ended jobs have cost in each month; `unpriced`: jobs that ended at an unknown price.
-    `counted`: what was spent is told at its worst, as COUNTED says.
+    `months`: cost of each project's ended jobs in each month; `unpriced`: jobs that ended at an unknown price.
+    `counted`: spent money is a worst case, see COUNTED.
     """
     return {
         "budgets": [_budget_json(row) for row in rows],
@@ -70,9 +70,9 @@ def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpric
 
 
 def as_lines(rows: Sequence[Row], columns: int | None = None) -> list[str]:
-    """Return a table of the budgets for each place, and below it the jobs that hold reservations there.
+    """Return a table of the budgets of each ledger, and below the table the jobs that hold reservations.
 
-    On a terminal of fewer columns than 80 the bars go first, then what is reserved, and the period.
+    On a terminal narrower than 80 columns the bars are dropped first, then the reservations and the period.
     """
     lines: list[str] = []
     for place in dict.fromkeys(row.place for row in rows):
@@ -135,7 +135,7 @@ def _period(row: Row) -> str:
 
 
 def _rooms(rows: Sequence[Row]) -> list[str]:
-    """Return what worst cases may still be promised, where that is more than what is left of the money."""
+    """Return the worst cases that still fit, for budgets with an overcommitment."""
     return [
         f"{_short(row.standing.budget.project)}, {_period(row)}: worst cases of"
         f" {_sum(down(max(0, row.standing.room_micro)))} may still be promised"
@@ -145,7 +145,7 @@ def _rooms(rows: Sequence[Row]) -> list[str]:
 
 
 def _means(rows: Sequence[Row]) -> list[str]:
-    """Return what would be left if jobs cost what ended ones have cost of their worst cases, where that is known."""
+    """Return the remaining money if active jobs cost the mean share of their worst cases, where a mean is known."""
     return [
         f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if what runs costs"
         f" {row.standing.mean_percent} % of its worst, as before"
@@ -155,7 +155,7 @@ def _means(rows: Sequence[Row]) -> list[str]:
 
 
 def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
-    """Return the jobs that hold reservations, the largest first; those that cost nothing hold none."""
+    """Return the jobs that hold reservations, the largest first; jobs without cost hold no reservation."""
     ordered = sorted(
         (each for each in held if each.amount_micro != 0),
         key=lambda each: (-(each.amount_micro or 0), each.created_s, each.job_id),
@@ -180,7 +180,7 @@ def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
 
 
 def _holders(rows: Iterable[Row]) -> list[tuple[str | None, Held]]:
-    """Return what is held, each once, though several budgets hold it."""
+    """Return all reservations without duplicates, though several budgets hold the same reservation."""
     found = {
         (row.place, held.by, held.job_id, held.attempt): (row.place, held) for row in rows for held in row.standing.held
     }
@@ -188,7 +188,7 @@ def _holders(rows: Iterable[Row]) -> list[tuple[str | None, Held]]:
 
 
 def _bar(standing: Standing, width: int) -> str:
-    """Return what is spent `#`, reserved `=` and left `.`; full as soon as nothing is left, and never before."""
+    """Return a bar: spent `#`, reserved `=`, left `.`; full as soon as no money is left, and never before."""
     limit = max(1, standing.budget.limit_micro)
     spent = min(width, round(width * standing.spent_micro / limit))
     taken = min(width, -(-width * (standing.spent_micro + standing.reserved_micro) // limit))
@@ -205,7 +205,7 @@ def _bar(standing: Standing, width: int) -> str:
 
 
 def _sum(micro: int) -> str:
-    """Return dollars with cents, millions without; what is under a cent with four digits."""
+    """Return dollars with cents, from a million without; amounts under a cent with four digits."""
     digits = 0 if abs(micro) >= 1_000_000_000_000 else 4 if 0 < abs(micro) < 10_000 else 2
     return f"{micro / 1e6:.{digits}f}"
 

@@ -1,12 +1,12 @@
-"""A ledger that a team's machines share without a server: one JSON object, changed by compare and swap.
+"""A ledger that several machines share without a server: a single JSON object, changed by compare and swap.
 
-Whoever changes it reads all of it, changes what was read, and writes it on condition that nobody else has meanwhile;
-else it begins anew. Each write carries a nonce of its own, so one whose answer is lost is known again at the
-next reading. What may cost money lies under `held`, by home, job and attempt; at its end it goes to `closed`, where it
-stays for some months: so nothing counts twice, and nothing that is over is held again. Then only its sums are kept.
+A writer reads and changes the whole content, and writes on condition that the version is unchanged, else starts over.
+Each write carries a random nonce, so the next read shows whether a write with a lost answer succeeded. Attempts that
+may cost money are under `held`, keyed by installation, job and attempt. At its end an attempt moves to `closed` for
+KEEP_S, so no attempt counts twice or is held again. Afterwards only sums are kept.
 
-A request that is still under way when its sender has died can do no harm once its job is closed: the close is a write
-too, even where there is nothing to close, and so the version that the late one names is gone.
+A delayed request of a dead sender does no harm once its job is closed: closing always writes, even for an unknown job,
+so the version in the delayed request is no longer current.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cloudtrain.launcher.money.cells import ABSENT, Cell
 __all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
 
 FORM = 1
-MOST_S = 60.0  # of trying, while others are quicker or the store does not answer
+MOST_S = 60.0  # how long to retry while other writers win or the store does not answer
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-KEEP_S = 100 * 86_400  # after its end: no machine's clock is so wrong, and no settlement so late
-NONCES = 256  # of the last writes
+KEEP_S = 100 * 86_400  # after the end; longer than any plausible clock error or late settlement
+NONCES = 256  # kept for the last writes
 
 
 @dataclass(frozen=True)
 class End:
-    """An attempt that is over. `months`: what it has cost in each."""
+    """An attempt that has ended. `months`: the cost in each calendar month."""
 
     project: str
     amount_micro: int | None
@@ -46,7 +46,7 @@ class End:
 class Book:
     """The object's content, to be changed in place.
 
-    `spent`: project -> month -> sum, of what is kept no more; `before_s`: all that ended earlier may be among it.
+    `spent`: project -> month -> sum of unlisted attempts; all attempts that ended before `before_s` may be in the sums.
     """
 
     budgets: dict[tuple[str, str], Budget] = field(default_factory=dict)
@@ -58,16 +58,16 @@ class Book:
 
 
 def read(cell: Cell) -> Book | None:
-    """Return the content, None where there is none. Raises UnreachableError, ConfigError at a damaged one."""
+    """Return the content, None if missing. Raises UnreachableError; ConfigError if the content is damaged."""
     data = cell.read()[0]
     return None if data is None else load(data, cell.uri)
 
 
 def change(cell: Cell, apply: Callable[[Book], None], *, may_make: bool = False, most_s: float = MOST_S) -> Book:
-    """Return the content as it is once `apply` has changed it, and nobody else has at the same time.
+    """Return the content after `apply` has changed it in an atomic write.
 
-    `apply` may be called several times, each time with what is there then; what it raises is raised, and nothing is
-    written. Raises UnreachableError where it is not known to be written, ConfigError where there is none to change.
+    `apply` may be called several times, with the current content each time; its errors are raised, and no write
+    happens. Raises UnreachableError if the write is not confirmed, ConfigError if the object is missing.
     """
     nonce, end = secrets.token_hex(8), time.monotonic() + most_s
     pause_s, doubt = PAUSE_S, None
@@ -77,7 +77,7 @@ def change(cell: Cell, apply: Callable[[Book], None], *, may_make: bool = False,
             hint = "cloudtrain budget set [PROJECT] LIMIT --ledger PLACE makes it; is the place right?"
             raise ConfigError("there is no ledger", where=cell.uri, hint=hint)
         book = Book() if data is None else load(data, cell.uri)
-        if nonce in book.nonces:  # it was written, and only the answer lost
+        if nonce in book.nonces:  # the write succeeded, only the answer was lost
             return book
         apply(book)
         book.nonces = [*book.nonces, nonce][-NONCES:]
@@ -94,15 +94,15 @@ def change(cell: Cell, apply: Callable[[Book], None], *, may_make: bool = False,
 
 
 def standings(book: Book, now_s: float, project: str | None = None) -> list[Standing]:
-    """Return how each budget stands, or each that a job of the project counts against: its own and the overall ones."""
+    """Return the state of each budget, or of the budgets that apply to the project's jobs (its own and the overall)."""
     wanted = [budget for budget in book.budgets.values() if project is None or budget.project in (OVERALL, project)]
     return [_standing(book, budget, now_s) for budget in sorted(wanted, key=lambda each: (each.project, each.period))]
 
 
 def hold(book: Book, key: str, held: Held, now_s: float) -> None:
-    """Hold the worst case; what is held already changes nothing.
+    """Reserve the worst case; an attempt that is held already stays unchanged.
 
-    Raises BudgetError, or ConfigError where it is over and must not begin.
+    Raises BudgetError if a budget has no room, ConfigError if the attempt is closed already and must not start.
     """
     if key in book.held:
         return
@@ -113,7 +113,7 @@ def hold(book: Book, key: str, held: Held, now_s: float) -> None:
 
 
 def join(book: Book, key: str, held: Held) -> None:
-    """Hold what runs already, whatever the budgets are; also what was taken for never sent, and released."""
+    """Hold an attempt that runs already, without a budget check; also an attempt released by mistake as never sent."""
     end = book.closed.get(key)
     if end is not None and end.amount_micro is None and not end.months:
         del book.closed[key]
@@ -122,17 +122,17 @@ def join(book: Book, key: str, held: Held) -> None:
 
 
 def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:
-    """Put what was spent in place of what was held; told again, the last word holds. Sums up what is long over."""
+    """Replace reservations by costs; a repeated close replaces the figures. Also sums up entries older than KEEP_S."""
     for key, end in ends.items():
         known = book.held.pop(key, None) or book.closed.get(key)
-        # Of one that is not known and ended long ago, the sums may be kept already.
+        # An unknown attempt that ended before `before_s` may be in the sums already.
         if known is not None or end.ended_s >= book.before_s:
             book.closed[key] = end
     _sum_up(book, now_s - KEEP_S)
 
 
 def load(data: bytes, uri: str) -> Book:
-    """Return the content. Raises ConfigError: a damaged ledger is never taken for an empty one."""
+    """Return the content. Raises ConfigError if damaged: a damaged ledger never counts as an empty ledger."""
     try:
         told = json.loads(data)
         form = told["cloudtrain_ledger"]
@@ -162,7 +162,7 @@ def _standing(book: Book, budget: Budget, now_s: float) -> Standing:
     ended = [end for end in book.closed.values() if projects is None or end.project in projects]
     costs = [months for project, months in book.spent.items() if projects is None or project in projects]
     costs += [dict(end.months) for end in ended]
-    # What was spent after this month counts too: a clock may have been put back.
+    # Spending after this month counts too: a clock may have been put back.
     spent = sum(micro for months in costs for when, micro in months.items() if budget.period == "all" or when >= month)
     held = sorted(
         (each for each in book.held.values() if projects is None or each.project in projects),
@@ -181,7 +181,7 @@ def _standing(book: Book, budget: Budget, now_s: float) -> Standing:
 
 
 def _sum_up(book: Book, before_s: float) -> None:
-    """Keep only the sums of what ended earlier, a month's whole at a time: a change a month, not one a write."""
+    """Reduce entries that ended earlier to sums, at most once a month rather than at each write."""
     if month_of(before_s) == month_of(book.before_s):
         return
     for key, end in list(book.closed.items()):
@@ -261,12 +261,12 @@ def _months(told: dict[str, Any]) -> dict[str, int]:
 
 
 def _text(value: Any) -> str:
-    """Return it as it may be shown: what another has written there must not steer a terminal."""
+    """Return printable text: text from other users must not control a terminal."""
     return "".join(sign if sign.isprintable() else "?" for sign in str(value))
 
 
 def _micro(value: Any) -> int:
-    """Return a sum. Raises ValueError: a negative one would make room for others."""
+    """Return a sum. Raises ValueError: a negative sum would create room in a budget."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"no sum of money: {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""What this home tells the ledgers that its projects share with others: what it sends, and how that has ended."""
+"""Synchronisation of this installation with its shared ledgers: reservations before a send, costs after the end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
-QUICK_S = 10.0  # for telling of an end, which the next command does too
-AGAIN_S = 30.0  # after a ledger has not answered, until this process tries again by itself
+QUICK_S = 10.0  # for reporting an end; the next command retries
+AGAIN_S = 30.0  # pause after a failed attempt, until this process tries again on its own
 
 _not_before_s: dict[str, float] = {}  # ledger -> time.monotonic
 
 
 def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[Standing]:
-    """Hold the attempt's worst case in each ledger that it is shared with; return how the budgets there stand then.
+    """Reserve the attempt's worst case in each of its shared ledgers; return the budgets' states afterwards.
 
-    What such a ledger has yet to hear is told with it. Raises BudgetError, UnreachableError, ConfigError,
-    CredentialError: then nothing may be sent, and once the attempt is released, the ledgers are told so.
+    The same writes carry queued changes. Raises BudgetError, UnreachableError, ConfigError, CredentialError: then the
+    job must not be sent, and once the attempt is released, the release is queued.
     """
     row = ledger.reservation(database, job_id, attempt)
     if row is None:
@@ -46,9 +46,9 @@ def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[St
 
 
 def tell(database: Database, *, patient: bool = False) -> list[str]:
-    """Tell the teams' ledgers what has ended; return what stands in the way, of each that could not be told.
+    """Write ended attempts to the shared ledgers; return an error line for each ledger that could not be written.
 
-    What could not be told stays, and counts there at its worst case, until the next command tells it.
+    A failed write stays queued, and the ledger counts the worst case until the next command succeeds.
     """
     failures = []
     for uri in ledger.untold(database):
@@ -63,7 +63,7 @@ def tell(database: Database, *, patient: bool = False) -> list[str]:
 
 
 def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) -> Standing:
-    """Set a budget that is shared there, for all who use it, and return how it stands; what runs already joins it."""
+    """Set a shared budget for all users of the ledger; return its state. Attempts that run already join the ledger."""
     if may_make:
         _make(open_cell(uri))
     ledger.remember_ledger(database, budget.project, uri)
@@ -76,21 +76,21 @@ def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) 
 
 
 def remove_budget(database: Database, uri: str, project: str, period: Period) -> bool:
-    """Remove a budget that is shared there; return whether there was one."""
+    """Remove a shared budget; return whether the budget existed."""
     found: list[Budget | None] = []
     _change(database, uri, lambda book: found.append(book.budgets.pop((project, period), None)))
     return found[-1] is not None
 
 
 def forget(database: Database, project: str, uri: str) -> None:
-    """Forget where the project's budget is shared. What ends is told there still, unless the ledger itself is gone.
+    """Forget the address of the project's shared ledger; ends are still queued, unless the ledger was deleted.
 
-    So is a ledger of before that is gone, which no budget is known to be shared at any more. Raises UnreachableError,
-    ConfigError, CredentialError where it cannot be known whether this one is gone: then nothing is forgotten.
+    Earlier shared ledgers are forgotten too, if deleted and without a budget. Raises UnreachableError, ConfigError,
+    CredentialError if the ledger's existence cannot be checked: then no address is forgotten.
     """
     gone = [uri] if teamledger.read(open_cell(uri)) is None else []
     for former in sorted(set(ledger.untold(database)) - set(ledger.ledgers(database).values())):
-        with contextlib.suppress(CloudtrainError):  # each `budget show` names it
+        with contextlib.suppress(CloudtrainError):  # `budget show` names each ledger in trouble
             gone += [former] if teamledger.read(open_cell(former)) is None else []
     with database.transaction():
         ledger.remember_ledger(database, project, None)
@@ -99,7 +99,7 @@ def forget(database: Database, project: str, uri: str) -> None:
 
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
-    """Put a sum in place of what another machine's job holds, for that machine will not; return how many attempts."""
+    """Close another machine's job, which will not close itself, at the given cost; return the number of attempts."""
     own = identity(database.folder)[:12]
     closed: list[int] = []
 
@@ -120,20 +120,20 @@ def close_others(database: Database, uri: str, job_id: str, spent_micro: int) ->
 
 
 def failure(uri: str, error: CloudtrainError) -> str:
-    """Return what stands in the way of a ledger, in a line that names it."""
+    """Return the error in a line that names the ledger."""
     return error.message if uri in error.message else f"{uri}: {error.message}"
 
 
 def key_of(folder: Path, of: Held | Closing) -> str:
-    """Return what the attempt is called among all homes' jobs.
+    """Return the attempt's key, unique among all installations.
 
-    With when it was begun: a home that was copied, into an image or a cache, has the identity of its original.
+    The key has the creation time: an installation copied into an image or a cache has the identity of its original.
     """
     return f"{identity(folder)[:12]}/{of.job_id}/{of.attempt}/{of.created_s:.6f}"
 
 
 def this_person() -> str:
-    """Return who holds it, for people: `me@laptop`."""
+    """Return the user and host, for people: `me@laptop`."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container's user without a name
@@ -147,7 +147,7 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
 
     def apply(book: teamledger.Book) -> None:
         teamledger.hold(book, key, held, now_s)
-        asked.append(key)  # what follows is the write
+        asked.append(key)  # from here on a write may have been sent
 
     try:
         _meet(database, held.project, uri)
@@ -155,7 +155,7 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
     except BudgetError as error:
         raise BudgetError(error.message, where=uri, hint=error.hint) from error
     except CloudtrainError:
-        if not asked:  # a wrong place, perhaps, which would be asked in vain for ever
+        if not asked:  # the address may be wrong: a queue entry would be retried forever
             ledger.never_asked(database, held.job_id, held.attempt, uri)
         raise
     ledger.mark_held(database, held.job_id, held.attempt, uri)
@@ -163,14 +163,14 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
 
 
 def _meet(database: Database, project: str, uri: str) -> None:
-    """Remember a ledger that a config names, once it is seen to be there; what the project holds already joins it."""
+    """Store the address of a ledger that a config names, if the ledger exists; the project's held attempts join."""
     known = ledger.ledgers(database)
     if uri not in (known.get(project), known.get(OVERALL)) and teamledger.read(open_cell(uri)) is not None:
         ledger.remember_ledger(database, project, uri)
 
 
 def _make(cell: Cell) -> None:
-    """Make the ledger unless it is there. Raises ConfigError where its store does not compare before it writes."""
+    """Create the ledger unless it exists. Raises ConfigError if the store ignores write conditions."""
     teamledger.change(cell, lambda book: None, may_make=True)
     _, before = cell.read()
     teamledger.change(cell, lambda book: None)
@@ -185,7 +185,7 @@ def _make(cell: Cell) -> None:
 def _change(
     database: Database, uri: str, apply: Callable[[teamledger.Book], object], *, most_s: float = teamledger.MOST_S
 ) -> teamledger.Book:
-    """Change the ledger, and tell it with the same write all that it has yet to hear from here."""
+    """Change the ledger; the same write carries all queued changes of this installation."""
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
     joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}

@@ -1,4 +1,4 @@
-"""Shares of a budget and moments in people's words; sums and spans have theirs in entrypoints/figures.py."""
+"""Text for shares of a budget and for times; entrypoints/figures.py formats sums and durations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MICRO = 1_000_000
 
 
 def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
-    """Return `1.23 USD of 10.00 USD, 12 %`, without a limit the amount alone."""
+    """Return `1.23 USD of 10.00 USD, 12 %`, or only the amount if no limit is set."""
     if limit_micro is None:
         return dollars(spent_micro)
     share = "" if spent_micro is None or limit_micro == 0 else f", {100 * spent_micro // limit_micro} %"
@@ -20,9 +20,9 @@ def of_limit(spent_micro: int | None, limit_micro: int | None) -> str:
 
 
 def clock(time_s: float, now_s: float) -> str:
-    """Return a time by the user's clock: `14:05`, within ten minutes `14:05:30`, of another day `24 Nov 14:05`.
+    """Return a local time: `14:05`; within ten minutes of now `14:05:30`; on a different day `24 Nov 14:05`.
 
-    `far away` is what no clock can show.
+    Returns `far away` if the platform cannot represent the time.
     """
     try:
         there, here = time.localtime(time_s), time.localtime(now_s)
@@ -34,7 +34,7 @@ def clock(time_s: float, now_s: float) -> str:
 
 
 def moment(time_s: float | None) -> str:
-    """Return a time in UTC, in which bills are written: `2026-11-22 14:05:09`."""
+    """Return a time in UTC, as on bills: `2026-11-22 14:05:09`."""
     return "-" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
 
 

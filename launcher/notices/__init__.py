@@ -1,1 +1,1 @@
-"""Telling people about their jobs: which channels a config names, and the delivery, once each, behind who follows."""
+"""Notifications about jobs: the channels in a config, and delivery, once per notice, by the following process."""

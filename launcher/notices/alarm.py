@@ -1,4 +1,4 @@
-"""An alert on the terminal: on standard error, told apart from a job's lines; with a bell where a person looks."""
+"""Alerts on the terminal: on standard error, marked to differ from a job's lines, with a bell on a terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudtrain.launcher.terminal import escaped, reported
 
 __all__ = ["ON_TERMINAL", "show"]
 
-# How a job begins, goes on and ends is said by whoever follows it.
+# The process that follows a job prints its start, progress and end by other means.
 ON_TERMINAL = ("budget", "projected", "deadline", "stalled")
 MARK = "[alert]"
 
 
 def show(notice: Notice) -> None:
-    """Print it; a terminal that can shows it on the desktop too (OSC 9)."""
+    """Print the notice; a capable terminal also shows a desktop notification (OSC 9)."""
     if reported("\n".join((notice.title, *notice.lines))):
         return
     is_terminal = sys.stderr.isatty()

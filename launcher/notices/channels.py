@@ -1,4 +1,4 @@
-"""The entries of a config's `notify`: what each wants to hear, and where it is, known only when it is told."""
+"""The entries of a config's `notify`: the events of each channel, and its address, resolved only at delivery."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["JOB_EVENTS", "Entry", "deliver", "desktop", "doubts", "entries", "to
 
 KINDS = ("webhook", "slack", "email", "apprise")
 SMTP = "env:CLOUDTRAIN_SMTP"
-# What the job's own agent tells where `from_job` is set (entrypoints/notices/teller.py).
+# Events that the job's own agent sends if `from_job` is set (entrypoints/notices/teller.py).
 JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
@@ -25,7 +25,7 @@ _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
 
 @dataclass(frozen=True)
 class Entry:
-    """One place that is told, as the config has it: `place` is `env:NAME`, an address, or who gets mail."""
+    """A channel, as the config defines the entry: `place` is `env:NAME`, an address, or the recipients of a mail."""
 
     kind: str
     place: str = field(repr=False)
@@ -36,35 +36,35 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """What tells it from others, and nothing of an address."""
+        """A unique id of the channel that does not reveal the address."""
         return f"{self.kind}-{hashlib.sha256(self.place.encode()).hexdigest()[:12]}"
 
     @property
     def shown(self) -> str:
-        """The entry for people, without what would let anybody in."""
+        """The channel for people, without secrets."""
         if self.kind == "desktop":
             return "the desktop"
         if self.kind == "email" or _is_variable(self.place):
             return f"{self.kind} {self.place}"
-        if self.kind == "apprise":  # in its addresses the host, and all else, may be the secret
+        if self.kind == "apprise":  # the host, or any part of its addresses, may be the secret
             return f"apprise {self.place.partition('://')[0] if '://' in self.place else '...'}://..."
         return f"{self.kind} {masked(self.place)}"
 
 
 def entries(config: Mapping[str, Any]) -> tuple[Entry, ...]:
-    """Return the places that a config, as a job keeps it, names."""
+    """Return the channels of a config in its stored form."""
     return tuple(_entry(each) for each in config.get("notify") or ())
 
 
 def desktop(environ: Mapping[str, str] = os.environ) -> Entry | None:
-    """Return this desktop where it can show notices, else None."""
+    """Return the desktop if notices can be shown, else None."""
     if any(environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
         return Entry("desktop", "", _ON_DESKTOP)
     return None
 
 
 def deliver(entry: Entry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell it. Raises Fault, in whose words no address is told."""
+    """Send the notice. Raises Fault with a message without addresses."""
     if entry.kind == "desktop":
         _show(notice)
     elif entry.kind == "apprise":
@@ -79,12 +79,12 @@ def deliver(entry: Entry, notice: Notice, environ: Mapping[str, str] = os.enviro
 
 
 def told_by_job(entry: Entry, notice: Notice) -> bool:
-    """Return whether the job itself is to tell this."""
+    """Return whether the job itself should send the notice."""
     return entry.from_job and notice.event in JOB_EVENTS
 
 
 def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield what people should know of who is told before they rely on it."""
+    """Yield warnings about the channels that people should know before relying on them."""
     found = entries(config)
     for entry in found:
         place = entry.smtp if entry.kind == "email" else entry.place
@@ -98,7 +98,7 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
 
 
 def _show(notice: Notice) -> None:
-    """Show the notice by notify-send. Raises Fault."""
+    """Show the notice on the desktop by notify-send. Raises Fault."""
     urgency = "normal" if notice.event in ("succeeded", "started") else "critical"
     body = "\n".join(notice.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     command = ["notify-send", "--app-name=cloudtrain", f"--urgency={urgency}", "--", notice.title, body]
@@ -127,7 +127,7 @@ def _resolved(place: str, environ: Mapping[str, str]) -> str:
 
 
 def _lets_in(kind: str, place: str) -> bool:
-    """Return whether whoever reads the address can use it: a mail server's only where it holds a login."""
+    """Return whether knowledge of the address grants access; for a mail server only if the address contains a login."""
     return kind != "email" or "@" in place
 
 

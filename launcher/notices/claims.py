@@ -1,7 +1,7 @@
-"""Who tells what: one of many followers claims a notice for a while, and marks it once it has been delivered.
+"""A transactional outbox with leases: a follower claims a notice for a limited time and marks the delivery.
 
-A follower that dies with its claim leaves it to run out; then another sends it. So a notice is told again only where
-somebody dies between the receipt and the mark, and at most once for each who does.
+If a follower dies with a claim, the lease expires and a second follower sends the notice. So a notice is sent twice
+only if a follower dies between delivery and mark, and at most once for each dead follower.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
     "told",
 ]
 
-LEASE_S = LIMIT_S + 12.0  # longer than any try, and than a busy machine takes to mark it
+LEASE_S = LIMIT_S + 12.0  # longer than any delivery attempt, including the mark on a busy machine
 MOST_TRIES = 40  # about two and a half hours with back-off
 TERMINAL = "terminal"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What became of it: `claimed`, `told` already, `given_up`, or `later`: not before `next_s`."""
+    """The result of a claim: `claimed`, `told` already, `given_up`, or `later` (not before `next_s`)."""
 
     verdict: str
     tries: int = 0
@@ -43,7 +43,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Told:
-    """A notice that was delivered: what it is about, when it was told first, and to which kinds of channel."""
+    """A delivered notice: its key, the time of the first delivery, and the kinds of channels."""
 
     key: str
     told_s: float
@@ -53,7 +53,7 @@ class Told:
 def claim(
     database: Database, job_id: str, channel: str, notice: Notice, claimer: str, now_s: float, hold_s: float = 0.0
 ) -> Claim:
-    """Claim the right to tell it. `hold_s`: how long, from when it is first due, it is left to somebody else."""
+    """Claim the right to send the notice. `hold_s`: how long from its due time the job itself may send the notice."""
     with database.transaction():
         database.execute(
             "INSERT OR IGNORE INTO notices (job_id, channel, key, due_s) VALUES (?, ?, ?, ?)",
@@ -77,7 +77,7 @@ def claim(
 
 
 def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now_s: float) -> None:
-    """Store that it was delivered; lower thresholds of the same budget are told with it."""
+    """Store the delivery; lower thresholds of the same budget count as delivered too."""
     with database.transaction():
         database.execute(
             "INSERT INTO notices (job_id, channel, key, due_s, told_s) VALUES (?1, ?2, ?3, ?4, ?4)"
@@ -98,7 +98,7 @@ def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now
 def mark_failed(
     database: Database, job_id: str, channel: str, notice: Notice, claimer: str, next_s: float, error: str
 ) -> None:
-    """Store why it was not delivered, and when it may be tried again."""
+    """Store the error of a failed delivery and the time of the next attempt."""
     database.execute(
         "UPDATE notices SET lease_s = 0, next_s = ?, error = ?"
         " WHERE job_id = ? AND channel = ? AND key = ? AND claimer = ? AND told_s IS NULL",
@@ -107,7 +107,7 @@ def mark_failed(
 
 
 def give_up(database: Database, job_id: str, channel: str, notice: Notice, error: str) -> None:
-    """Store that nobody tells it any more, and why."""
+    """Store that no more delivery attempts will follow, and the last error."""
     database.execute(
         "UPDATE notices SET lease_s = 0, tries = ?, error = ?"
         " WHERE job_id = ? AND channel = ? AND key = ? AND told_s IS NULL",
@@ -116,7 +116,7 @@ def give_up(database: Database, job_id: str, channel: str, notice: Notice, error
 
 
 def told(database: Database, job_id: str, channel: str) -> set[str]:
-    """Return the keys that the channel has been told of the job."""
+    """Return the keys of the notices that the channel has received about the job."""
     rows = database.execute(
         "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NOT NULL", (job_id, channel)
     )
@@ -124,7 +124,7 @@ def told(database: Database, job_id: str, channel: str) -> set[str]:
 
 
 def sent(database: Database, job_id: str) -> list[Told]:
-    """Return what has been told of the job, the first one first."""
+    """Return the notices delivered about the job, the first delivery first."""
     found: dict[str, Told] = {}
     rows = database.execute(
         "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s, channel",
@@ -141,7 +141,7 @@ def sent(database: Database, job_id: str) -> list[Told]:
 
 
 def pending(database: Database, since_s: float) -> list[str]:
-    """Return the jobs of which something that was due since then is still to be told."""
+    """Return the jobs with undelivered notices that became due since `since_s`."""
     rows = database.execute(
         "SELECT DISTINCT job_id FROM notices WHERE told_s IS NULL AND due_s >= ? AND tries < ?", (since_s, MOST_TRIES)
     )

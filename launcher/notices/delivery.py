@@ -1,4 +1,4 @@
-"""The courier: a thread that tells what is due, so that nobody who follows a job waits for a receiver."""
+"""The delivery thread: sends due notices, so that a command that follows a job never waits for a receiver."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cloudtrain.launcher.notices.channels import Entry, deliver
 
 __all__ = ["EXIT_S", "Courier", "Errand"]
 
-EXIT_S = 2.5  # the most that the end of a command waits for what is being told
+EXIT_S = 2.5  # the most seconds that the end of a command waits for deliveries
 
 
 @dataclass(frozen=True)
 class Errand:
-    """One notice for one channel. `hold_s`: so long the job itself may tell it; `is_told`: it has."""
+    """A notice for a channel. `hold_s`: the job itself may send within this time; `is_told`: the job has sent."""
 
     job_id: str
     entry: Entry
@@ -37,12 +37,12 @@ class Errand:
 
     @property
     def id(self) -> tuple[str, str, str]:
-        """What makes it one."""
+        """The key of the delivery."""
         return self.job_id, self.entry.id, self.notice.key
 
 
 class Courier:
-    """The thread, which begins with the first errand. `say` is given what people should know, once each."""
+    """The thread, which starts with the first delivery. `say` receives each message for the user once."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
         self._folder = folder
@@ -59,7 +59,7 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def offer(self, errands: Sequence[Errand]) -> None:
-        """Take what is due now; what has been told is known, and left out."""
+        """Queue due notices, without notices already delivered."""
         with self._lock:
             fresh = [errand for errand in errands if errand.id not in self._over]
             self._drop_lower(fresh)
@@ -72,7 +72,7 @@ class Courier:
             self._news.set()
 
     def close(self, wait_s: float = EXIT_S) -> None:
-        """Wait for what is being told, but no longer than that; what is left is said, and anybody may tell it later."""
+        """Wait up to `wait_s` for deliveries; report the rest, which any later process may deliver."""
         if self._thread is None:
             return
         self._is_closing = True
@@ -84,7 +84,7 @@ class Courier:
             self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
 
     def _drop_lower(self, fresh: list[Errand]) -> None:
-        """Forget the thresholds that wait where a higher one is now to be told."""
+        """Drop a budget's queued thresholds if a higher threshold is now due."""
         higher = {(each.job_id, each.entry.id): each.id for each in fresh if each.notice.event == "budget"}
         for key, each in list(self._errands.items()):
             if each.notice.event == "budget" and higher.get(key[:2], key) != key:
@@ -94,7 +94,7 @@ class Courier:
         end_s = None
         while True:
             wait_s = self._round()
-            if self._news.is_set():  # more was offered meanwhile
+            if self._news.is_set():  # more notices arrived meanwhile
                 self._news.clear()
             elif self._is_closing:
                 end_s = end_s or time.monotonic() + EXIT_S
@@ -105,13 +105,13 @@ class Courier:
                 self._news.wait(wait_s)
 
     def _round(self) -> float | None:
-        """Tell what can be told now; return the seconds until more can be tried, None where nothing is left."""
+        """Send the ready notices; return the seconds until the next attempt, None if the queue is empty."""
         now_s = time.time()
         with self._lock:
             ready = [each for key, each in self._errands.items() if each.is_told or self._next_s.get(key, 0.0) <= now_s]
         try:
             self._tell(ready)
-        except CloudtrainError as error:  # the registry: a full disk
+        except CloudtrainError as error:  # from the registry, for example a full disk
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
             for errand in ready:
                 self._next_s[errand.id] = now_s + 10.0
@@ -141,9 +141,9 @@ class Courier:
                 self._say_fault(errand.entry, fault)
 
     def _carry(self, errand: Errand) -> None:
-        """Deliver it and mark it at once, whatever others wait for. Raises Fault."""
+        """Send the notice and mark the delivery immediately, without waiting for slower channels. Raises Fault."""
         deliver(errand.entry, errand.notice, self._environ)
-        self._is_over(errand)  # before the mark: whatever becomes of that, this process does not tell it twice
+        self._is_over(errand)  # before the mark, so that this process never sends a notice twice
         try:
             with closing(Database(self._folder)) as database:
                 claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
@@ -151,7 +151,7 @@ class Courier:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
     def _claimed(self, ready: list[Errand]) -> list[tuple[Errand, int]]:
-        """Return those that nobody else tells, each with the number of this try."""
+        """Return the deliveries claimed by this process, each with the number of the attempt."""
         found: list[tuple[Errand, int]] = []
         if not ready:
             return found

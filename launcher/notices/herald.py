@@ -1,4 +1,4 @@
-"""Whoever follows a job has a herald: it looks what is due, prints it here, and has the channels told."""
+"""The notifier of a process that follows jobs: prints due alerts and queues them for the channels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from cloudtrain.launcher.terminal import say
 __all__ = ["RECENT_S", "Herald"]
 
 EVERY_S = 1.0
-RECENT_S = 86_400.0  # the end of a job that nobody saw is told a day later, and not in years
-JOB_TELLS_S = 120.0  # how long a running job has to tell by itself what it is to tell
+RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
+JOB_TELLS_S = 120.0  # how long a running job may take to send its own notices
 
 
 class Herald:
-    """One for all jobs that a process follows; `close` it at the end."""
+    """The notifier for all jobs that a process follows; call `close` at the end."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -35,7 +35,7 @@ class Herald:
         self._shown: dict[str, set[str]] = {}
 
     def look(self, job: Job) -> list[Notice]:
-        """Print what has come due, and have the channels told; return what is new here. Asked as often as one likes."""
+        """Print due alerts and queue them for the channels; return the new alerts. Safe to call often."""
         kind = (job.attempt.number, job.attempt.state.state, job.attempt.state.reason)
         seen_s, before = self._looked.get(job.id, (0.0, None))
         if before == kind and (not job.active or time.monotonic() - seen_s < EVERY_S):
@@ -53,22 +53,22 @@ class Herald:
         return new
 
     def outlook(self, job: Job, now_s: float) -> Outlook:
-        """Return how the job stands."""
+        """Return the job's forecast."""
         return outlook(job, self._registry.attempts(job), now_s)
 
     def close(self, wait_s: float = EXIT_S) -> None:
-        """Wait a little for what is being told."""
+        """Wait briefly for deliveries."""
         self._courier.close(wait_s)
 
     def _new(self, job: Job, notices: list[Notice], now_s: float) -> list[Notice]:
-        """Return what this process has not printed; nor any before it, where it was due when this one began to look."""
+        """Return alerts not printed by this process, nor by an earlier process before this process began."""
         shown = self._shown.get(job.id)
         if shown is None:
             shown = self._shown[job.id] = claims.told(self._registry.database, job.id, claims.TERMINAL)
         new = untold(notices, shown)
         for notice in new:
             shown.add(notice.key)
-            with suppress(ConfigError):  # a full disk must not hide what is due
+            with suppress(ConfigError):  # a full disk must not hide due alerts
                 claims.mark_told(self._registry.database, job.id, claims.TERMINAL, notice, now_s)
         return new
 
@@ -87,5 +87,5 @@ class Herald:
 
 
 def _say(words: str) -> None:
-    with suppress(OSError, ValueError):  # standard error is gone, as at the very end
+    with suppress(OSError, ValueError):  # standard error is closed at the very end
         say(words)

@@ -1,4 +1,4 @@
-"""Apprise's many services, behind the extra of that name."""
+"""Delivery by Apprise's many services, with the extra `apprise`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["send"]
 
 
 def send(url: str, notice: Notice) -> None:
-    """Deliver the notice to an address that Apprise knows. Raises Fault."""
+    """Deliver the notice to an address in Apprise's form. Raises Fault."""
     try:
         import apprise
     except ModuleNotFoundError as error:
         if error.name != "apprise":
             raise
         raise Fault("`apprise` is not installed", install("apprise")) from None
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would write addresses
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # Apprise would log addresses
     services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
     if not services.add(url):
         raise Fault("Apprise knows no service of that address", "its forms: github.com/caronc/apprise/wiki")

@@ -1,1 +1,1 @@
-"""What machines cost: the package's dated table, and the prices that a user has read anew from the vendors."""
+"""Machine prices: the package's dated table, and prices that a user has read from the vendors."""

@@ -1,7 +1,7 @@
-"""The clouds' machine types with accelerators and what they cost, each price with source and date.
+"""Machine types with accelerators and their prices in the clouds, each price with its source and date.
 
-The package's table is instances.csv; what the user has had read from the vendors (own.py) wins, row by row, where it is
-not the older one. Prices are of one machine and an hour, in US dollars. What is not known is None, never 0.
+The package's table is instances.csv. A row that the user has read from a vendor (own.py) takes precedence unless older.
+Prices are for one machine and one hour, in US dollars. An unknown price is None, never 0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ TABLE = "instances.csv"
 
 
 def by_type(backend: str, instance_type: str, region: str | None) -> Machine | None:
-    """Return the type with its prices in the region, without one where the region's is not known; None: no such type.
+    """Return the type with its prices in the region, if known; None if the type is unknown.
 
-    Raises ConfigError where the user's own prices cannot be read.
+    Raises ConfigError if the user's own prices cannot be read.
     """
     found = next((row for row in rows(backend) if row["instance_type"] == instance_type), None)
     if found is None:
@@ -31,9 +31,9 @@ def by_type(backend: str, instance_type: str, region: str | None) -> Machine | N
 
 
 def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Rate]:
-    """Return what is known of the type's prices in the region, of types that are not in the table, too.
+    """Return the known prices of the type in the region, including types missing in the table.
 
-    Raises ConfigError where the user's own prices cannot be read.
+    Raises ConfigError if the user's own prices cannot be read.
     """
     if region is None:
         return {}
@@ -45,12 +45,12 @@ def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Ra
     chosen = found | {kind: _newer(rate, found.get(kind)) for kind, rate in own.items()}
     on_demand, spot = chosen.get("on_demand"), chosen.get("spot")
     if on_demand and spot and on_demand.is_own and not spot.is_own and spot.usd >= on_demand.usd:
-        del chosen["spot"]  # of a day on which the machine cost more
+        del chosen["spot"]  # from a day with a higher price on demand
     return chosen
 
 
 def _newer(own: Rate, listed: Rate | None) -> Rate:
-    """Return the user's own price, but the table's where that was read later."""
+    """Return the user's own price, or the table's price if read later."""
     if listed is None or listed.day is None or (own.day is not None and own.day >= listed.day):
         return own
     return replace(listed, passed_over=own.as_of)
@@ -59,7 +59,7 @@ def _newer(own: Rate, listed: Rate | None) -> Rate:
 def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
     """Return the backend's types with these accelerators (`A100:8`), the cheapest first.
 
-    A type without a price in the region stands where its price elsewhere puts it, one without any at the end.
+    A type without a price in the region is sorted by its lowest price elsewhere; a type without any price comes last.
     """
     name, _, count = wanted.partition(":")
     named = types(backend, name, int(count or 1))
@@ -68,7 +68,7 @@ def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machi
 
 
 def types(backend: str, accelerator: str | None = None, count: int | None = None) -> list[str]:
-    """Return the table's types of the backend, each once, of one kind and number of accelerators where set."""
+    """Return the backend's types in the table without duplicates, optionally of one accelerator and count."""
     found = {
         row["instance_type"]: None
         for row in rows(backend)
@@ -79,19 +79,19 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
 
 
 def unpriced(backend: str, name: str, where: str) -> str:
-    """Return that the type has no price there, in which regions the table has one, and what to do."""
+    """Return text: the type has no price there, the regions with a price in the table, and advice."""
     found = {row["region"] for row in rows(backend) if row["instance_type"] == name and row["usd_per_hour"]} - {""}
     known = f" (known in {', '.join(sorted(found))})" if found else ""
     return f"no price of {name} in {where}{known}: cloudtrain prices refresh, or set {backend}.price_per_hour"
 
 
 def backends() -> list[str]:
-    """Return the backends that the table knows."""
+    """Return the backends in the table."""
     return list(dict.fromkeys(line.partition(",")[0] for line in _lines()[1:]))
 
 
 def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
-    """Return a key to sort by: the price here, else the least in any other region, else the end."""
+    """Return a sort key: the price in this region, else the lowest in any region, else last."""
     if machine.hourly_usd is not None:
         return False, machine.hourly_usd
     found = [
@@ -103,7 +103,7 @@ def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
 
 
 def plain(name: str) -> str:
-    """Return an accelerator's name as it is compared: `A100-80GB` and `a100 80gb` are one."""
+    """Return the normalised accelerator name: `A100-80GB` and `a100 80gb` are equal."""
     return name.lower().replace(" ", "").replace("-", "").replace("_", "")
 
 
@@ -112,18 +112,18 @@ def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
     is_derived = row["derived"] == "yes"
     if row["usd_per_hour"]:
         found["on_demand"] = Rate(float(row["usd_per_hour"]), row["as_of"], row["source"], is_derived)
-    if row["spot_usd_per_hour"]:  # of Vertex AI all are derived, also where the one on demand is not
+    if row["spot_usd_per_hour"]:  # all of Vertex AI's are derived, even where the price on demand is not
         is_derived = is_derived or row["backend"] == "vertex"
         found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
     return found
 
 
 def _own(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
-    """Return what the user has had read; most have no such file, and a plan is quicker without its reader."""
+    """Return the user's own rates; without a file, the reader module is not imported, which is faster."""
     try:
         if not (home.where() / home.PRICES).exists():
             return {}
-    except (OSError, RuntimeError):  # who needs the home says it
+    except (OSError, RuntimeError):  # a caller that needs the home folder reports the error
         return {}
     from cloudtrain.launcher.prices import own
 
@@ -132,7 +132,7 @@ def _own(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
 
 @functools.cache
 def rows(backend: str) -> list[dict[str, str]]:
-    """Return the table's rows of one backend: a plan asks for no more, and the others' lines need not be read."""
+    """Return the table's rows of a backend; rows of different backends are not parsed."""
     lines = _lines()
     return list(csv.DictReader([lines[0], *(line for line in lines if line.startswith(f"{backend},"))]))
 

@@ -1,4 +1,4 @@
-"""All prices that are known here, each with source, day, age and what it may be off by, for people and scripts."""
+"""All known prices, each with source, day, age and uncertainty, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Line", "Wanted", "lines", "why_none"]
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which prices to show; None: all. `accelerator` as in `A100:8`, or without a number."""
+    """Filters of the prices to show; None: no filter. `accelerator` as in `A100:8`, or without a number."""
 
     backend: str | None = None
     accelerator: str | None = None
@@ -27,7 +27,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Line:
-    """One price of a machine type in a region; `rate` is None where it is not known."""
+    """A price of a machine type in a region; `rate` is None if unknown."""
 
     key: Key
     accelerator: str
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def origin(self) -> str:
-        """How the price was come by: `read` from the vendor by this user, `quoted` or `derived` in the table."""
+        """The origin of the price: `read` from the vendor by this user, `quoted` or `derived` in the table."""
         if self.rate is None:
             return "unknown"
         if self.rate.is_derived:
@@ -46,12 +46,12 @@ class Line:
 
     @property
     def counted_usd(self) -> float | None:
-        """What budgets count an hour with: the price, and by how much it may be too low."""
+        """The hourly price for budgets: the price times its uncertainty."""
         return None if self.rate is None else self.rate.usd * self.uncertainty
 
     @property
     def each_usd(self) -> float | None:
-        """The same of one accelerator."""
+        """The hourly price for budgets, for a single accelerator."""
         return None if self.counted_usd is None or not self.count else self.counted_usd / self.count
 
     def dump(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Line:
 
 
 def lines(wanted: Wanted) -> list[Line]:
-    """Return what is known, in the order of what budgets count with, what has no price last.
+    """Return the matching prices, sorted by the price for budgets; unknown prices last.
 
     Raises ConfigError for damaged own prices.
     """
@@ -84,7 +84,7 @@ def lines(wanted: Wanted) -> list[Line]:
 
 
 def why_none(wanted: Wanted) -> str:
-    """Return why no price is known of what was wanted: which word nobody knows, and what is close to it."""
+    """Return why no price matches: the unknown filter value, and similar known values."""
     known = lines(Wanted(wanted.backend))
     if not known:
         return f"{wanted.backend} has no price list: write {wanted.backend}.price_per_hour into the config"

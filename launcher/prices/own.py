@@ -1,7 +1,7 @@
-"""The user's own prices: what `cloudtrain prices refresh` has read from the vendors, in `$CLOUDTRAIN_HOME/prices.csv`.
+"""The user's own prices, read from the vendors by `cloudtrain prices refresh`, in `$CLOUDTRAIN_HOME/prices.csv`.
 
-One line for each machine type, region and way of having it. The file is replaced whole, so a reader finds the old one
-or the new one; writers take turns.
+A line for each machine type, region and kind of price. The file is replaced as a whole, so a reader finds either the
+old or the new file; writers take turns.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ COLUMNS = (
     *("backend", "instance_type", "region", "kind", "usd_per_hour", "derived", "uncertainty", "as_of"),
     "source",
 )
-AHEAD_DAYS = 1  # a clock may be wrong by a little
+AHEAD_DAYS = 1  # tolerance for a wrong clock
 
 
 def rates(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
-    """Return the user's prices of a type in a region. Raises ConfigError where the file cannot be read."""
+    """Return the user's prices of a type in a region. Raises ConfigError if the file cannot be read."""
     known = everything()
     keys = (Key(backend, instance_type, region, kind) for kind in KINDS)
     return {key.kind: known[key] for key in keys if key in known}
 
 
 def everything() -> Mapping[Key, Rate]:
-    """Return all of the user's prices, none where there is no file. Raises ConfigError where it cannot be read."""
+    """Return all of the user's prices; empty without a file. Raises ConfigError if the file cannot be read."""
     try:
         path = home.where() / FILE
-    except RuntimeError:  # `~nobody`: home() says it, where the home is needed
+    except RuntimeError:  # `~nobody`: home() reports the error when needed
         return {}
     try:
         stat = path.stat()
@@ -56,7 +56,7 @@ def everything() -> Mapping[Key, Rate]:
 
 
 def refusal(quote: Quote) -> str:
-    """Return why the price cannot be kept, "" where it can: nothing is written that would not be read again."""
+    """Return why the price cannot be stored, or "": a price that the reader would refuse is never written."""
     try:
         if quote.rate is not None:
             _meant(_fields(quote.key, quote.rate), rating.today())
@@ -66,9 +66,9 @@ def refusal(quote: Quote) -> str:
 
 
 def add(quotes: Iterable[Quote]) -> Path | None:
-    """Write the prices that can be kept beside those that are there; return where a damaged file was put, if any.
+    """Add the valid prices to the file; return the path of the copy if the old file was damaged, else None.
 
-    Raises ConfigError where nothing can be written there.
+    Raises ConfigError if the file cannot be written.
     """
     path = home.home() / FILE
     try:
@@ -94,7 +94,7 @@ def _unusable(path: Path, error: OSError) -> ConfigError:
 
 @functools.lru_cache(maxsize=1)
 def _sound(path: Path, changed_ns: int, size: int) -> Mapping[Key, Rate]:
-    """Return the file's prices; the arguments tell one state of it from the next."""
+    """Return the file's prices; the arguments are the cache key of the file's state."""
     known, faults = _parsed(path.read_bytes())
     if faults:
         hint = f"remove the line, or the file; or `cloudtrain prices refresh` keeps the good lines (of {len(known)})"
@@ -108,14 +108,14 @@ def _sound(path: Path, changed_ns: int, size: int) -> Mapping[Key, Rate]:
 
 
 def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
-    """Return the prices, and of what is damaged line number, what is wrong, and its text."""
+    """Return the prices; and for each damaged line its number, the error and its text."""
     known: dict[Key, Rate] = {}
     faults: list[tuple[int, str, str]] = []
     lines = data.decode("utf-8", errors="replace").splitlines()
     if not lines or lines[0] != ",".join(COLUMNS):
         return {}, [(1, f"this is no list of prices: its first line is not `{','.join(COLUMNS)}`", "")]
     last = rating.today() + datetime.timedelta(days=AHEAD_DAYS)
-    for number, line in enumerate(lines[1:], 2):  # a field holds no newline, so each line stands alone
+    for number, line in enumerate(lines[1:], 2):  # a field holds no newline, so each line is a row
         try:
             key, rate = _row(line, last)
             if key in known:
@@ -128,12 +128,12 @@ def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
 
 
 def _row(line: str, last: datetime.date) -> tuple[Key, Rate]:
-    """Return what a line says. Raises ValueError with what is wrong."""
+    """Return the key and the rate of a line. Raises ValueError with the fault."""
     return _meant(next(csv.reader([line], strict=True), []), last)
 
 
 def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
-    """Return what the fields say. Raises ValueError with what is wrong."""
+    """Return the key and the rate of the fields. Raises ValueError with the fault."""
     if len(fields) != len(COLUMNS):
         raise ValueError(f"{len(fields)} fields, not {len(COLUMNS)}")
     backend, instance_type, region, kind, usd, derived, factor, as_of, source = fields
@@ -176,7 +176,7 @@ def _text(known: Mapping[Key, Rate]) -> str:
 
 
 def _fields(key: Key, rate: Rate) -> list[str]:
-    # Not in exponents; a source comes from outside, and a line is a line.
+    # No exponents. The source is external text, so newlines are removed.
     usd, source = f"{rate.usd:.10f}".rstrip("0").rstrip("."), " ".join(rate.source.split())
     return [*key, usd, "yes" if rate.is_derived else "no", f"{rate.factor:g}", rate.as_of, source]
 

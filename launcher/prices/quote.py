@@ -1,4 +1,4 @@
-"""The answer of a vendor's price list for one machine type: a price, or why there is none; and doctor's check of it."""
+"""A vendor's answer for a machine type: a price, or the reason why no price was found; and doctor's check of it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cloudtrain.launcher.prices.rate import Kind, Rate
 
 __all__ = ["Key", "Quote", "compared"]
 
-DIFFERENCE = 0.01  # as a share, from which on it is told
+DIFFERENCE = 0.01  # the smallest relative difference to report
 
 
 class Key(NamedTuple):
-    """What a price is of."""
+    """The identity of a price."""
 
     backend: str
     instance_type: str
@@ -26,7 +26,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Quote:
-    """A price read from the vendor, else `reason`: why it could not be. `key.instance_type` is "" for a whole list."""
+    """A price read from the vendor, or the `reason` for its absence. `key.instance_type` is "" for a whole list."""
 
     key: Key
     rate: Rate | None
@@ -34,9 +34,9 @@ class Quote:
 
 
 def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
-    """Return the vendor's price of today beside the one that is known here, with what to do where they differ.
+    """Return a check of the vendor's price today against the known price, with advice if they differ.
 
-    A list that cannot be read stands in no job's way.
+    A price list that cannot be read is a warning, never an error.
     """
     try:
         quote = ask()

@@ -1,4 +1,4 @@
-"""Reads prices anew from the vendors' lists, keeps them at home, and says what has changed. No submit needs it."""
+"""Read prices again from the vendors' lists, store them, and report changes. No submit depends on a refresh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Change", "Target", "priced", "refresh", "targets"]
 
 @dataclass(frozen=True)
 class Target:
-    """A backend whose list is to be read, with the config for it, where there is one that it can be read for."""
+    """A backend whose price list is to be read, with its config, if available."""
 
     name: str
     config: Config | None = None
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Change:
-    """What was known before, in dollars, and what the vendor says now; `exit_code` of what hindered it, else 0."""
+    """The price known before, in dollars, and the vendor's answer; `exit_code` of the error, else 0."""
 
     quote: Quote
     old_usd: float | None
@@ -38,7 +38,7 @@ class Change:
 
     @property
     def share(self) -> float | None:
-        """How much more it is than before, as a share."""
+        """The relative change of the price."""
         rate = self.quote.rate
         return None if rate is None or self.old_usd is None else rate.usd / self.old_usd - 1
 
@@ -58,15 +58,15 @@ class Change:
 
 
 def priced(name: str) -> Priced | None:
-    """Return the backend, if its vendor has a price list that it can read. Raises ConfigError for an unknown one."""
+    """Return the backend if its vendor has a price list. Raises ConfigError for an unknown backend."""
     found = backends.load(name)
     return cast("Priced", found) if hasattr(found, "quotes") else None
 
 
 def targets(file: Path | None, backend: str | None) -> list[Target]:
-    """Return whose lists to read: the named one's, else all that the file configures, else where a region is known.
+    """Return the lists to read: of the named backend, else of all backends in the file, else those with a known region.
 
-    Raises UsageError where there is none, ConfigError with all faults of the file.
+    Raises UsageError if no list is found, ConfigError with all faults of the file.
     """
     if backend is not None and priced(backend) is None:
         cure = f"write {backend}.price_per_hour into the config"
@@ -93,7 +93,7 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
 
 
 def _for(name: str, file: Path) -> Target:
-    """Return the target of one of several backends: what is wrong for it does not hinder the others."""
+    """Return the target of one of several backends; an error in its config does not affect the other backends."""
     from cloudtrain.launcher import config as configs
 
     try:
@@ -105,11 +105,12 @@ def _for(name: str, file: Path) -> Target:
 def refresh(
     wanted: Sequence[Target], regions: tuple[str, ...], types: tuple[str, ...]
 ) -> tuple[list[Change], Path | None]:
-    """Read the lists and keep what they say; return the changes, and where a damaged file of before was put.
+    """Read the lists and store the prices; return the changes, and the path of a damaged old file's copy.
 
-    Without regions: the configs' own, and those that were read before. Raises ConfigError where nothing can be kept.
+    Without `regions`: the config's regions and all regions read before. Raises ConfigError if the prices cannot be
+    stored.
     """
-    damaged = own.add(())  # before anything is asked: what follows can be kept, and what is there can be read
+    damaged = own.add(())  # before any request: checks that the file can be read and written
     changes: list[Change] = []
     for target in wanted:
         if target.error is not None:
@@ -123,10 +124,10 @@ def refresh(
 
 
 def _regions(name: str, config: Config | None) -> tuple[str, ...]:
-    """Return the config's or environment's region, and those whose prices the user has read before."""
+    """Return the region of the config or the environment, and all regions with prices read before."""
     try:
         before = {key.region for key in own.everything() if key.backend == name}
-    except ConfigError:  # it is mended before it is written
+    except ConfigError:  # the write repairs the file
         before = set()
     backend = priced(name)
     here = backend.price_region(config) if backend is not None else None
@@ -134,13 +135,13 @@ def _regions(name: str, config: Config | None) -> tuple[str, ...]:
 
 
 def _read(target: Target, region: str, types: tuple[str, ...]) -> list[Change]:
-    """Return what the vendor says of one region, or what hindered it."""
+    """Return the vendor's prices in a region, or the error."""
     nothing = Key(target.name, "", region, "on_demand")
     if not region:
         why = f"no region: --region, or {target.name}'s in the config"
         return [Change(Quote(nothing, None, why), None, ConfigError.exit_code)]
     backend = priced(target.name)
-    assert backend is not None  # targets() has seen to it
+    assert backend is not None  # checked by targets()
     try:
         found = backend.quotes(target.config, region, types)
     except CloudtrainError as error:

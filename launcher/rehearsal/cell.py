@@ -1,11 +1,11 @@
-"""Runs one command in namespaces of its own, as a machine would: `python -I -m ...rehearsal.cell`, its order on stdin.
+"""Run a command in its own namespaces, as on a separate machine: `python -I -m ...rehearsal.cell`, order on stdin.
 
-It forks once. The outer half stays with the caller, passes SIGTERM on and ends with the command's exit code; the inner
-half sees its own mounts, host name and processes, and becomes the command, process 1, as in a container. Both die with
-whoever started them, and with process 1 dies everything in its namespace. `sandbox.py` writes the order.
+The process forks once. The outer half stays with the caller, forwards SIGTERM and exits with the command's exit code.
+The inner half has its own mounts, host name and processes, and becomes the command as process 1, as in a container.
+Both die with the caller, and with process 1 its whole namespace dies. `sandbox.py` writes the order.
 
-The stand-ins of the tests (tests/doubles) have a sandbox of their own: what stands in for a cloud in the tests must not
-share the code that stands in for it here, or each would agree with the other's mistakes.
+The tests' stand-ins (tests/doubles) have a separate sandbox: if the tests' stand-in for a cloud and this stand-in
+shared code, each would agree with the mistakes of the shared code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 __all__ = ["NOT_STARTED", "main"]
 
-NOT_STARTED = 127  # as a shell says of a command that is not there
+NOT_STARTED = 127  # the shell's exit code for a missing command
 
 # linux/sched.h, linux/mount.h, linux/prctl.h
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
@@ -38,7 +38,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run what standard input says; return its exit code, 128 + the signal for one that was killed."""
+    """Run the order on standard input; return the exit code, 128 + the signal if the command was killed."""
     order = json.load(sys.stdin)
     if order["mode"] == "none":
         return _run_without_namespaces(order)
@@ -50,7 +50,7 @@ def main() -> int:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # kept until the command is there to have it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # blocked until the command can receive the signal
     alive, started = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -58,17 +58,17 @@ def main() -> int:
         os.close(started[0])
         _become(order, alive[0])
     os.close(started[1])
-    os.read(started[0], 1)  # ends when the command's exec closes it
+    os.read(started[0], 1)  # returns when the command's exec closes the pipe
     _pass_on_sigterm(child)
     return _code(os.waitpid(child, 0)[1])
 
 
 def _become(order: dict[str, Any], alive: int) -> None:
-    """Set the namespaces up and become the command; never returns."""
+    """Set up the namespaces and become the command; never returns."""
     code = NOT_STARTED
     try:
         _call("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if select.select([alive], [], [], 0)[0]:  # the outer half is gone already, before it could be noticed
+        if select.select([alive], [], [], 0)[0]:  # the outer half died before prctl
             os._exit(NOT_STARTED)
         _mount_all(order)
         name = order["hostname"].encode()
@@ -85,7 +85,7 @@ def _become(order: dict[str, Any], alive: int) -> None:
 
 
 def _hold(order: dict[str, Any]) -> int:
-    """Run the command, and stay until nothing is left of what it has started; return its exit code."""
+    """Run the command, and stay until all its descendants have ended; return its exit code."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     first = _fork(order)
     found = 0
@@ -111,7 +111,7 @@ def _fork(order: dict[str, Any]) -> int:
 
 
 def _exec(order: dict[str, Any]) -> None:
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # Python's own wish
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # changed by Python
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     os.dup2(_input(order["stdin"]), 0)
@@ -120,7 +120,7 @@ def _exec(order: dict[str, Any]) -> None:
 
 
 def _input(text: str | None) -> int:
-    """Return what the command reads: a file in memory, for a pipe would need somebody to write to it."""
+    """Return the command's standard input: a file in memory, since a pipe would need a writer."""
     if text is None:
         return os.open(os.devnull, os.O_RDONLY)
     found = os.memfd_create("stdin")
@@ -130,9 +130,9 @@ def _input(text: str | None) -> int:
 
 
 def _mount_all(order: dict[str, Any]) -> None:
-    """Make the places that the order names, /dev/shm, and a fresh /proc for the new process numbers."""
+    """Mount the places of the order, /dev/shm, and a new /proc for the new process ids."""
     _mount(None, "/", None, _REC | _PRIVATE)
-    opened = [(os.open(source, os.O_PATH), target) for source, target in order["binds"]]  # before they are covered
+    opened = [(os.open(source, os.O_PATH), target) for source, target in order["binds"]]  # before mounts cover them
     for folder in order["rebuilt"]:
         if folder == "/":
             _rebuild_root(order["new_root"])
@@ -145,7 +145,7 @@ def _mount_all(order: dict[str, Any]) -> None:
 
 
 def _rebuild(folder: str) -> None:
-    """Put a folder in memory over this one with the same things in it, so that more can be added for us alone."""
+    """Mount a tmpfs with the same entries over the folder, so that entries can be added only in this namespace."""
     entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
     links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
     _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, "mode=755")
@@ -158,9 +158,9 @@ def _rebuild(folder: str) -> None:
 
 
 def _rebuild_root(place: str) -> None:
-    """Do as `_rebuild` does with the root itself, in a folder that becomes it."""
+    """Rebuild the root as `_rebuild` does, in a folder that becomes the new root."""
     _mount("tmpfs", place, "tmpfs", _NOSUID, "mode=755")
-    _mount(None, place, None, _UNBINDABLE)  # it must not be found again below itself
+    _mount(None, place, None, _UNBINDABLE)  # the bind of / must not contain the new root again
     for entry in os.scandir("/"):
         if entry.is_symlink():
             Path(place, entry.name).symlink_to(Path(entry.path).readlink())
@@ -175,7 +175,7 @@ def _rebuild_root(place: str) -> None:
 
 
 def _bind(fd: int, target: str) -> None:
-    """Mount what is open as fd at target, which is made where it is missing."""
+    """Bind-mount the open fd at the target, which is created if missing."""
     path = Path(target)
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         path.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def _bind(fd: int, target: str) -> None:
 
 
 def _run_without_namespaces(order: dict[str, Any]) -> int:
-    """Run the command as a plain child; when told to die, or at its end, kill whatever it has started."""
+    """Run the command as a plain child; at its end, or if the caller dies, kill all its descendants."""
     _die_with(order["parent"], signal.SIGUSR1)
     _call("prctl", _SUBREAPER, 1, 0, 0, 0)
 
@@ -208,7 +208,7 @@ def _run_without_namespaces(order: dict[str, Any]) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kill every process below this one, orphans too, for which it is the subreaper."""
+    """Kill all descendants, including orphans, of which this process is the subreaper."""
     while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         for pid in children:
             _signal(int(pid), signal.SIGKILL)
@@ -245,7 +245,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
 
 
 def _call(name: str, *arguments: Any) -> None:
-    """Make the system call, its failure an OSError that names it."""
+    """Make the system call; raise OSError with the call's name on failure."""
     if getattr(_LIBC, name)(*arguments) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{name} {_shown(arguments)}: {os.strerror(error)}")

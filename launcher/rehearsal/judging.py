@@ -1,8 +1,9 @@
-"""What is said of each start of a rehearsal: as it should be, or what is wrong."""
+"""Judge each start of a rehearsal: as expected, or with a fault."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.places import has_checkpoint
@@ -16,27 +17,25 @@ if TYPE_CHECKING:
 __all__ = ["compared", "interrupted", "ran", "resumed"]
 
 MOST_NAMES = 6  # of files that would be lost
-ROUNDING = 1e-3  # with more than two ranks the order of a sum is not fixed (docs/training.md), relative to the loss
+ROUNDING = 1e-3  # relative to the loss: with more than two ranks the order of a sum is not fixed (docs/training.md)
 
 
 def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_task: bool) -> bool:
-    """Judge a start without interruption: a task leaves as if done, a script was asked to stop."""
+    """Judge a start without interruption: a task must end as done, a script must leave when asked to stop."""
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
     last = ended.account.last_step
     verdict.words = (
-        f"{_counted(len(ended.account.steps), 'step')} on {_counted(ranks, 'rank')}"
-        if last
-        else _counted(ranks, "rank")
+        f"{_reported(ended.account.steps)} on {_counted(ranks, 'rank')}" if last else _counted(ranks, "rank")
     )
-    if ended.is_late and ended.left_s is None:  # a script without steps, which runs on
+    if ended.is_late and ended.left_s is None:  # a script without steps that still runs
         return _kept(verdict, ended)
     judge = _done if is_task or ended.left_s is None else _left
     return judge(verdict, laid_out, ended) and _kept(verdict, ended)
 
 
 def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, wish: Wish, *, is_task: bool) -> bool:
-    """Judge the start that was interrupted: it began, came that far, saved, and left in time."""
+    """Judge the interrupted start: the job must start, reach the step, save, and leave in time."""
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
     if ended.left_s is None:
@@ -61,7 +60,7 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
 
 
 def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, *, is_task: bool) -> bool:
-    """Judge the start that goes on: a task by the checkpoint that it names, a script by the steps that it tells."""
+    """Judge the resumed start: a task by the checkpoint that it names, a script by its reported steps."""
     begins = min(second.account.steps, default=None)
     if second.is_late:
         return _wrong(verdict, second, "resumed", "started again, it came no further in time")
@@ -83,14 +82,14 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, 
 
 
 def _took_up(verdict: Verdict, first: Ended, second: Ended) -> bool:
-    """Judge which checkpoint a task went on from."""
+    """Judge the checkpoint that a task resumed from."""
     told = second.account.first("start") or {}
     saved, went_on = verdict.saved_step, told.get("resumed_from")
     if went_on is None:
         return _wrong(verdict, second, "resumed", "started again, it began at step 0 again")
     verdict.resumed_step = went_on
     words = f"started again, it goes on from step {went_on}"
-    # One that is killed may lose what was not yet where its next start looks.
+    # After a kill, the last checkpoint may not yet be where the next start looks.
     if saved is not None and went_on < saved and not first.is_killed:
         return _wrong(verdict, second, "resumed", f"{words}, not from what it saved at step {saved}")
     return verdict.found("resumed", words)
@@ -106,9 +105,10 @@ def compared(
     is_exact: bool,
     is_task: bool,
 ) -> bool:
-    """Judge the losses after the resume by those of a run without one.
+    """Compare the losses after the resume with the losses of a run without interruption.
 
-    A script is held to the bits of its own: where two runs of it differ before the interruption, nothing can be said.
+    A script's losses must be equal (within `tolerance`). If two runs differ before the interruption, no verdict is
+    possible.
     """
     before = _apart(first, whole)
     after = _apart(second, whole)
@@ -135,14 +135,14 @@ def compared(
 
 
 def _by_steps_alone(verdict: Verdict, why: str) -> bool:
-    """Note that the script counts on, and that nothing has shown whether it trains on."""
+    """Record that the script continues its steps, and that the training state was not checked."""
     verdict.not_checked.insert(0, f"whether the weights and the optimizer's state come back: {why}")
     verdict.words = _proof(verdict, ", by its steps alone")
     return verdict.found("losses", f"losses cannot be compared: {why}; that it goes on is shown by its steps alone")
 
 
 def _apart(one: Ended, other: Ended) -> dict[int, float]:
-    """Return by step how far the losses of two runs are apart, relative to their size."""
+    """Return the relative difference of two runs' losses, by step."""
     found = {}
     for step, loss in one.account.steps.items():
         theirs = other.account.steps.get(step)
@@ -194,11 +194,11 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
         verdict.not_checked.insert(0, f"its steps: it reported no step {told}")
         return verdict.found("steps", f"it runs; it reported no step {told}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
-    return verdict.found("steps", f"steps {min(steps)} to {max(steps)}{losses}")
+    return verdict.found("steps", f"{_reported(steps)}{losses}")
 
 
 def _kept(verdict: Verdict, ended: Ended) -> bool:
-    """Judge whether new files of the working directory would be lost with the nodes."""
+    """Judge whether new files in the working directory would be lost with the nodes."""
     names = sorted({str(name) for told in ended.verdicts for name in told.get("unkept") or ()})
     if not names:
         return True
@@ -210,7 +210,7 @@ def _kept(verdict: Verdict, ended: Ended) -> bool:
 
 
 def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
-    """Judge how it left when it was told to."""
+    """Judge how the job left when asked to stop."""
     verdict.left_s, verdict.grace_s = ended.left_s, laid_out.grace_s
     if ended.is_late:
         words = f"asked to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
@@ -234,7 +234,7 @@ def _done(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
 
 
 def _saved_step(ended: Ended) -> int | None:
-    """Return the step of the newest checkpoint that the trainer told of; None of a script."""
+    """Return the step of the newest checkpoint that the trainer reported; None for a script."""
     told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
     steps = [event["step"] for event in told if isinstance(event.get("step"), int)]
     return max(steps, default=None)
@@ -245,6 +245,12 @@ def _wrong(verdict: Verdict, ended: Ended, name: str, words: str) -> bool:
     verdict.failure = error if isinstance(error, dict) else None
     verdict.tail = ended.tail
     return verdict.found(name, words, is_right=False)
+
+
+def _reported(steps: Collection[int]) -> str:
+    """Return `1 reported step (20)`, `2 reported steps (0 and 10)` or `5 reported steps (1 to 5)`."""
+    ends = (min(steps), max(steps)) if len(steps) > 1 else steps
+    return f"{_counted(len(steps), 'reported step')} ({(' and ' if len(steps) == 2 else ' to ').join(map(str, ends))})"
 
 
 def _counted(count: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""What the ranks of a rehearsed start have said so far: their log files, read as they grow."""
+"""The output of a rehearsed start's ranks so far: their log files, read as they grow."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from cloudtrain.entrypoints import events
 
 __all__ = ["Account"]
 
-SETTLE_S = 2.0  # what is being saved behind a step is durable by then, or its event is under way
+SETTLE_S = 2.0  # after this time a save begun with a step is durable, or its event is being written
 _RANK_LOG = re.compile(r"rank-(\d+)\.log")
 
 
 @dataclass
 class Account:
-    """The events of rank 0, and which ranks have a log: boot has started those, behind the rendezvous."""
+    """The events of rank 0, and the ranks with a log: boot has started these ranks after the rendezvous."""
 
     folders: tuple[Path, ...]  # of the nodes' agents
-    steps: dict[int, float | None] = field(default_factory=dict)  # step -> loss, None where a script tells none
-    events: list[dict[str, Any]] = field(default_factory=list)  # all others
+    steps: dict[int, float | None] = field(default_factory=dict)  # step -> loss, None if a script reports no loss
+    events: list[dict[str, Any]] = field(default_factory=list)  # events except steps
     ranks: set[int] = field(default_factory=set)
     _read: dict[Path, int] = field(default_factory=dict)
-    _told_s: float = 0.0  # when the newest step was told, by the monotonic clock
+    _told_s: float = 0.0  # when the newest step was reported, by the monotonic clock
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Read new lines."""
         for folder in self.folders:
             for path in folder.glob("log/rank-*.log"):
                 match = _RANK_LOG.fullmatch(path.name)
@@ -41,21 +41,21 @@ class Account:
                     self._take(path)
 
     def first(self, name: str) -> dict[str, Any] | None:
-        """Return the first event of that name."""
+        """Return the first event of the given name."""
         return next((event for event in self.events if event["e"] == name), None)
 
     @property
     def last_step(self) -> int | None:
-        """Return the latest step told of, None before the first."""
+        """Return the last reported step, None before the first."""
         return max(self.steps, default=None)
 
     def is_settled(self) -> bool:
-        """Return whether a checkpoint has become durable, or none was begun for a while."""
+        """Return whether a checkpoint is durable, or no step was reported for SETTLE_S."""
         return any(event["e"] == "checkpoint" for event in self.events) or self._idle_s() > SETTLE_S
 
     @property
     def odd_steps(self) -> list[int]:
-        """Return the steps whose loss is not finite."""
+        """Return the steps with a loss that is not finite."""
         return sorted(step for step, loss in self.steps.items() if loss is not None and not math.isfinite(loss))
 
     def _idle_s(self) -> float:

@@ -1,7 +1,7 @@
-"""What has been proven of a job: that this code with this config saves when it is interrupted, and goes on.
+"""Stored proofs that a job, with the same code and config, saves when interrupted, and resumes.
 
-A proof is of a backend, of the code that is shipped, and of the config but for what changes nothing in how a job saves
-and goes on: its name, money and notices, how many machines it gets and of what kind, where its data lie.
+A proof belongs to a backend, to the shipped code, and to the config except keys that do not affect saving and resuming:
+name, money, notices, the number and kind of machines, and the place of the data.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Proof", "find", "notes", "require", "store"]
 
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", *BUILT_IN}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
-_NAMES_OF = ("inputs", "outputs")  # not where these lie
+_NAMES_OF = ("inputs", "outputs")  # names only, not addresses
 DEFAULT_FILE = "cloudtrain.yaml"
-PREEMPT_AT = 3  # in the command that is told: early, so that the proof is quick
+PREEMPT_AT = 3  # in the suggested command: early, so that the proof is quick
 
 
 @dataclass(frozen=True)
 class Proof:
-    """When it was proven, the verdict in a sentence, and the hash of each of the config's keys then."""
+    """The time of the proof, the verdict in a sentence, and the hash of each key of the config."""
 
     ended_s: float
     words: str
@@ -41,7 +41,7 @@ class Proof:
 
 
 def store(database: Database, code_sha256: str, config: Config, words: str) -> None:
-    """Keep what a rehearsal has proven of the config's backend, in place of what was known of the same."""
+    """Store the proof for the config's backend; replace an earlier proof of the same code and config."""
     verdict = {"words": words, "settings": {name: _hash(told) for name, told in _settings(config).items()}}
     values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
     with database.transaction():
@@ -49,12 +49,12 @@ def store(database: Database, code_sha256: str, config: Config, words: str) -> N
 
 
 def find(database: Database, code_sha256: str, config: Config) -> Proof | None:
-    """Return the proof for this very code and config, None where there is none."""
+    """Return the proof for exactly the same code and config, or None."""
     return _newest(database, _key(code_sha256, config))
 
 
 def require(database: Database, prepared: Prepared) -> None:
-    """Raise ConfigError where the job is to run on spot machines and its resume was never proven."""
+    """Raise ConfigError if the job requests spot machines and its resume was never proven."""
     why = _missing(database, prepared)
     if why is None:
         return
@@ -63,7 +63,7 @@ def require(database: Database, prepared: Prepared) -> None:
 
 
 def notes(prepared: Prepared) -> Iterator[str]:
-    """Yield what a dry run says of it, which asks nobody and makes nothing."""
+    """Yield the notes of a dry run, which sends no request and creates no file."""
     if not _is_spot(prepared):
         return
     database = _there()
@@ -78,7 +78,7 @@ def notes(prepared: Prepared) -> Iterator[str]:
 
 
 def _there() -> Database | None:
-    """Return the home's database, None where there is none yet."""
+    """Return the installation's database, or None before the first use."""
     from cloudtrain.launcher.database import Database
     from cloudtrain.launcher.home import where
 
@@ -91,7 +91,7 @@ def _day(proof: Proof) -> str:
 
 
 def _missing(database: Database | None, prepared: Prepared) -> str | None:
-    """Return why the resume of the job is not proven; None where it is, or where nothing takes its machines away."""
+    """Return why the job's resume is not proven; None if proven, or if the job does not run on spot machines."""
     config, sha256 = prepared.config, prepared.bundle.code_sha256
     never = f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
     if not _is_spot(prepared):
@@ -132,7 +132,7 @@ def _config_hash(config: Config) -> str:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Return what a proof depends on, by the keys of the config: all but what is known to change nothing."""
+    """Return the config's values that a proof depends on: all except values known to have no effect."""
     told = config.model_dump(mode="json", exclude=_APART)
     for name, keys in _APART_IN.items():
         told[name] = {key: value for key, value in told[name].items() if key not in keys}
@@ -145,7 +145,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _apart(proof: Proof, config: Config) -> str:
-    """Return the keys of the config that are not as they were when it was proven."""
+    """Return the config's keys that have changed since the proof."""
     told = _settings(config)
     names = [name for name, value in told.items() if proof.settings.get(name) != _hash(value)]
     return ", ".join([*names, *(name for name in proof.settings if name not in told)]) or "something"

@@ -1,4 +1,4 @@
-"""The rehearsal of a job: it is started, interrupted, started again and compared, and each step is judged."""
+"""The rehearsal of a job: start, interrupt, start again, and compare; each step is judged."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Wish", "place", "rehearse", "require_torch"]
 
-QUIET_S = 60.0  # a script that tells no steps by then is seen to run, which is all that can be; none is proven so
-HINT_S = 15.0  # without a step before it is said how scripts tell them
-ENVIRONMENTS = "rehearsed"  # below the home: what is built from `requirements`
+QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
+HINT_S = 15.0  # without a step by then, a hint on event lines is printed
+ENVIRONMENTS = "rehearsed"  # below the home folder: environments built from `requirements`
 _OF_PIP = re.compile(r"PIP_\w+|https?_proxy|no_proxy|SSL_CERT_FILE", re.IGNORECASE)
-PLACE, KEPT = "rehearsals", "stays"  # below the home; the mark of one that stays
+PLACE, KEPT = "rehearsals", "stays"  # below the home folder; the mark of a folder to keep
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for. `inputs` have a place here; `tolerance` is how far losses may part, relative to each other."""
+    """The options. `inputs` have a local path; `tolerance` is the allowed relative difference of losses."""
 
     steps: int = 5
     preempt_at: int | None = None
@@ -53,7 +53,7 @@ class Wish:
 
 @dataclass
 class _Work:
-    """What the starts of one rehearsal share."""
+    """State shared by the starts of a rehearsal."""
 
     prepared: Prepared
     scale: scale.Scale
@@ -72,12 +72,12 @@ class _Work:
         return self.prepared.config.task is not None
 
     def laid(self) -> Rehearsal:
-        """Return how the latest start was laid out."""
+        """Return the layout of the latest start."""
         assert self.laid_out is not None
         return self.laid_out
 
     def service(self, kept: Path) -> str:
-        """Return the address of what stands in for the platform's storage over this folder."""
+        """Return the address of the stand-in for the platform's storage over this folder."""
         if kept not in self._urls:
             make = getattr(self.prepared.backend, "rehearsal_service", None)
             opened: AbstractContextManager[str]
@@ -87,7 +87,7 @@ class _Work:
 
 
 def require_torch() -> None:
-    """Raise ConfigError where this machine has no places for nodes, or this Python cannot train."""
+    """Raise ConfigError if this machine cannot run nodes, or if this Python has no torch."""
     if sys.platform != "linux":
         raise ConfigError("a rehearsal needs Linux", hint="run it in a container, or on a Linux machine")
     if find_spec("torch") is None:
@@ -102,7 +102,7 @@ def rehearse(
     say: Callable[[str], None],
     folder: Path,
 ) -> Verdict:
-    """Rehearse what was prepared, at that scale, below the folder. Raises ConfigError, UsageError."""
+    """Rehearse the prepared job at the chosen scale, below the folder. Raises ConfigError, UsageError."""
     backend = prepared.config.backend
     if not hasattr(prepared.backend, "rehearsal"):
         raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
@@ -120,11 +120,12 @@ def rehearse(
 
 
 def _acts(work: _Work) -> None:
-    """Start, interrupt, start again, compare; the first thing that is wrong ends it."""
+    """Start, interrupt, start again, compare; the first fault ends the rehearsal."""
     wish, verdict = work.wish, work.verdict
     kept = work.folder / "kept"
     if wish.preempt_at is None:
-        work.say(f"{work.prepared.config.backend}: {wish.steps} steps")
+        until = f"step {wish.steps}{'' if work.is_task else ', or the next step that the script reports'}"
+        work.say(f"{work.prepared.config.backend}: to {until}")
         ended = _start(work, "start", kept, 1, leave_at=wish.steps)
         judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
         return
@@ -148,7 +149,7 @@ def _acts(work: _Work) -> None:
 def _start(
     work: _Work, name: str, kept: Path, number: int, *, hold_at: int | None = None, leave_at: int | None = None
 ) -> starts.Ended:
-    """Make one start: of a task to its own end, of a script until enough steps were seen."""
+    """Run a single start: a task to its own end, a script until enough steps were seen."""
     wish, prepared = work.wish, work.prepared
     folder = work.folder / name
     for each in (folder, kept):
@@ -159,12 +160,12 @@ def _start(
         request = prepared.backend.request(prepared.plan, prepared.config, job, number, prepared.bundle.sha256)
     variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
     tried: dict[str, object] = {"hold_at": hold_at, "leave_at": leave_at}
-    # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in earnest.
+    # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in a real run.
     environments = work.folder.parent.parent / ENVIRONMENTS
     if prepared.config.requirements:
         environments.mkdir(mode=0o700, exist_ok=True)
         tried |= {"environments": str(environments), "is_apart": prepared.config.backend != "local"}
-        # How this machine reaches the package index, where the config does not say how the nodes do.
+        # This machine's access to the package index, unless the config defines the nodes' access.
         ways = {name: value for name, value in os.environ.items() if _OF_PIP.fullmatch(name)}
         variables |= {name: value for name, value in ways.items() if name not in prepared.config.env}
     variables[VARIABLE] = json.dumps(tried)
@@ -189,13 +190,13 @@ def _start(
     work.laid_out = laid_out
     until = _until(work, hold_at, leave_at)
     hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
-    is_last = hold_at is None and wish.preempt_at is not None  # then it need not save once more
+    is_last = hold_at is None and wish.preempt_at is not None  # then no second save is needed
     at_once = wish.kills if hold_at is not None else is_last
     return starts.run(work.laid_out, folder, until=until, at_once=at_once, timeout_s=wish.timeout_s, hidden=hidden)
 
 
 def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[Account, float], bool]:
-    """Return what says, of the account and the seconds since the first rank, that it is time to interrupt."""
+    """Return a function of the account and the seconds since the first rank that decides when to interrupt."""
     last = hold_at if hold_at is not None else leave_at
     assert last is not None
     if work.is_task:
@@ -203,7 +204,7 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
 
         def is_held(account: Account, seconds: float) -> bool:
             has_come = hold_at is not None and (account.last_step or 0) >= last
-            # What a kill leaves is what has become durable by then: a save that is under way is given its moment.
+            # After a kill only durable checkpoints remain, so wait for a save in progress.
             return has_come and (not periodic or account.is_settled())
 
         return is_held
@@ -221,13 +222,14 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
 
 
 def _not_checked(work: _Work) -> list[str]:
-    """Return what this rehearsal says nothing about, the most telling first."""
+    """Return what this rehearsal did not check, the most important first."""
     config, chosen = work.prepared.config, work.scale
     laid_out = work.laid()
     missing = [name for name in config.inputs if name not in work.wish.inputs and "://" in config.inputs[name]]
     has_gpus = any(chosen.gpus)
     own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
     return [
+        *([] if work.wish.preempt_at else ["the resume after an interruption (--preempt-at STEP)"]),
         *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),
         *([f"input data: nothing is in {', '.join(missing)} here (--input NAME=PATH)"] if missing else []),
         *own,
@@ -238,9 +240,9 @@ def _not_checked(work: _Work) -> list[str]:
 
 @contextmanager
 def place(home: Path, *, keeps: bool) -> Iterator[Path]:
-    """Make the rehearsal's own folder below the home; it is removed at the end, with what dead ones have left.
+    """Create the rehearsal's own folder below the home folder; removed at the end, with folders of dead rehearsals.
 
-    It stays where `keeps`.
+    The folder stays if `keeps`.
     """
     above = home / PLACE
     above.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,7 +260,7 @@ def place(home: Path, *, keeps: bool) -> Iterator[Path]:
 
 
 def _sweep(above: Path) -> None:
-    """Remove the folders whose rehearsals are dead."""
+    """Remove the folders of dead rehearsals."""
     for folder in above.iterdir():
         with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""A machine's place on this one: a command that sees its own folders at the platform's paths, and its own processes.
+"""A node's sandbox on this machine: a command with its own folders at the platform's paths, and its own processes.
 
-Needs root, or a kernel that lets users make namespaces. Where neither works (`mode()` says which), the command runs as
-a plain process, and the platform's paths are rewritten in its arguments and variables.
+Needs root, or a kernel that allows user namespaces. If neither works (see `mode()`), the command runs as a plain
+process, and the platform's paths are replaced in arguments and variables.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["Cell", "Running", "addresses", "mode", "start"]
 
-LOCK_PORT = 46_997  # of UDP, on a block's last address: held while the block is in use
-TRIES = 100  # each of 46,750 blocks is as likely
+LOCK_PORT = 46_997  # UDP port on a block's last address, bound while the block is in use
+TRIES = 100  # each of 46,750 blocks is equally likely
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What to run, and what it may see. `folder` is ours: its /tmp, its hosts, and `output.log`, all that it writes."""
+    """A command and its view. `folder` holds its /tmp, its hosts file, and its whole output, `output.log`."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     folder: Path
     hostname: str
-    places: Mapping[str, Path]  # absolute path inside -> what is there
+    places: Mapping[str, Path]  # absolute path inside -> local path
     names: Mapping[str, str] = field(default_factory=dict)  # host -> address
-    hidden: Sequence[Path] = ()  # folders of this machine that are empty in there
+    hidden: Sequence[Path] = ()  # folders of this machine that appear empty inside
     cwd: str = "/"
     stdin: str | None = None
     detaches: bool = False
@@ -48,37 +48,37 @@ class Cell:
 
 @dataclass(frozen=True)
 class Running:
-    """A started cell; its exit code is the process's."""
+    """A started sandbox, with the exit code of the process."""
 
     process: subprocess.Popen[bytes]
     output: Path
 
     @property
     def code(self) -> int | None:
-        """Return its exit code, None while it runs."""
+        """Return the exit code, None while running."""
         found = self.process.poll()
         return found if found is None or found >= 0 else 128 - found
 
     def terminate(self) -> None:
-        """Send SIGTERM to its first process."""
+        """Send SIGTERM to the sandbox's first process."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kill everything in it."""
+        """Kill all processes of the sandbox."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1 if mode() == "none" else signal.SIGKILL)
 
 
 @functools.lru_cache(maxsize=1)
 def mode() -> str:
-    """Return the best that works here: `root`, `user` (a user namespace) or `none`."""
+    """Return the best working mode: `root`, `user` (a user namespace) or `none`."""
     asked = os.environ.get("CLOUDTRAIN_SANDBOX")
     return next((name for name in ("root", "user") if asked in (None, name) and _works(name)), "none")
 
 
 def start(cell: Cell) -> Running:
-    """Start it; it dies with the calling thread."""
+    """Start the sandbox, which dies with the calling thread."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     order = {
         "parent": os.getpid(),
@@ -103,9 +103,9 @@ def start(cell: Cell) -> Running:
 
 
 def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
-    """Return loopback addresses that no other rehearsal on this machine uses, and their lock, to be closed at last.
+    """Return loopback addresses unused by any rehearsal on this machine, and their lock, which the caller closes last.
 
-    Raises ConfigError where this machine has none: all of 127.* is loopback on Linux.
+    Raises ConfigError if no block is free. On Linux all of 127.* is loopback.
     """
     for _ in range(TRIES):
         block = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
@@ -133,36 +133,36 @@ def _command() -> list[str]:
 
 
 def _spawn(order: dict[str, object], output: Path) -> subprocess.Popen[bytes]:
-    """Start the cell. Its order goes through a pipe: it may hold secrets, which are never written to a disk."""
+    """Start the sandbox. The order goes through a pipe: it may hold secrets, which are never written to a disk."""
     with output.open("ab") as log:
         process = subprocess.Popen(
             _command(), stdin=subprocess.PIPE, stdout=log, stderr=log, env={"PATH": SYSTEM_PATH}, cwd="/"
         )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # its output says why
+    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the output gives the reason
         pipe.write(json.dumps(order).encode())
     return process
 
 
 def _is_given(place: str) -> bool:
-    """Return whether there is something to mount the place on, or will be: /tmp is the cell's own."""
+    """Return whether a mount point exists or will exist: each sandbox has its own /tmp."""
     return place.startswith("/tmp/") or Path(place).exists()
 
 
 def _there(folder: Path) -> str:
-    """Return the folder, or the nearest one above it that this machine has."""
+    """Return the folder, or its nearest existing parent."""
     return str(next(each for each in (folder, *folder.parents) if each.is_dir()))
 
 
 def _binds(cell: Cell) -> list[tuple[str, str]]:
-    """Return what is mounted where, in order: a later place may lie inside an earlier one."""
+    """Return sources and mount points, in order: a later place may lie inside an earlier place."""
     tmp, hosts, empty = (cell.folder / name for name in ("tmp", "hosts", "empty"))
     tmp.mkdir(exist_ok=True)
     tmp.chmod(0o1777)
     empty.mkdir(exist_ok=True)
     names = {"localhost": "127.0.0.1", cell.hostname: "127.0.0.1", **cell.names}
     hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
-    # An outer one first: what is kept may lie in what is hidden, and the other way round.
+    # Outer folders first: kept folders may lie in hidden folders, and the reverse.
     covered = sorted({"/tmp": tmp, **{str(folder): empty for folder in cell.hidden}, **_of_python(cell)}.items())
     return [
         *((str(source), place) for place, source in covered),
@@ -172,7 +172,7 @@ def _binds(cell: Cell) -> list[tuple[str, str]]:
 
 
 def _of_python(cell: Cell) -> dict[str, Path]:
-    """Return this Python's folders that lie in what is hidden, and cloudtrain's: an editable one is in a clone."""
+    """Return folders of Python and cloudtrain inside hidden folders; an editable install lies in a clone."""
     prefixes = [Path(named) for prefix in (sys.prefix, sys.base_prefix) for named in (prefix, os.path.realpath(prefix))]
     kept = [*prefixes, *map(Path, entrypoints.__path__)]
     hidden = [*cell.hidden, Path("/tmp")]
@@ -180,6 +180,6 @@ def _of_python(cell: Cell) -> dict[str, Path]:
 
 
 def _moved(places: Mapping[str, Path], text: str) -> str:
-    """Return the text with every place as it is here: the longest names first, and what is put in is not read again."""
+    """Return the text with local paths for the places: the longest names first, in a single pass."""
     names = "|".join(map(re.escape, sorted(places, key=len, reverse=True)))
     return re.sub(names, lambda found: str(places[found[0]]), text) if names else text

@@ -1,4 +1,4 @@
-"""How much of a job this machine rehearses: fewer nodes and ranks, with every micro-batch as large as planned."""
+"""The scale of a rehearsal on this machine: fewer nodes and ranks, with micro-batches of the planned size."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DEVICES = Path("/dev")
 
 @dataclass(frozen=True)
 class Scale:
-    """The nodes and the ranks of each that are rehearsed; `settings` make them of the config; `words` say what differs.
+    """The rehearsed nodes and ranks per node; `settings` apply them to the config; `words` list the differences.
 
-    `gpus` are each node's, by CUDA's numbers; none where the CPU trains.
+    `gpus` are each node's, by CUDA's numbers; empty if training runs on the CPU.
     """
 
     nodes: int
@@ -34,12 +34,12 @@ class Scale:
 
     @property
     def ranks(self) -> int:
-        """Return how many there are."""
+        """Return the number of ranks."""
         return self.nodes * self.nproc
 
     @property
     def threads(self) -> int:
-        """Return how many threads of the CPU each rank may use."""
+        """Return the number of CPU threads for each rank."""
         return max(1, cores() // self.ranks)
 
 
@@ -53,10 +53,10 @@ def gpus_here() -> list[str]:
 
 
 def choose(config: Config, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:
-    """Return as much of the plan as this machine bears.
+    """Return the largest scale of the plan that this machine supports.
 
-    With GPUs a rank has one of its own; without, two ranks show what several do. A task's micro-batches are shared
-    evenly, so only some numbers of ranks can be.
+    With GPUs each rank has its own GPU; without GPUs two ranks stand for several. A task's micro-batches are shared
+    evenly, so only some numbers of ranks are possible.
     """
     nodes_most = min(plan.instances, most_nodes)
     has_gpus = bool(plan.gpus_per_instance) and len(gpus) >= nodes_most
@@ -92,7 +92,7 @@ def _planned(plan: Plan) -> int:
 
 
 def _fitting(plan: Plan, nodes_most: int, nproc_most: int) -> tuple[int, int]:
-    """Return the largest numbers of nodes and ranks whose ranks have as many micro-batches each."""
+    """Return the largest numbers of nodes and ranks that give each rank the same number of micro-batches."""
     if plan.batch is None:
         return nodes_most, nproc_most
     micro_batches = plan.batch.global_size // plan.batch.micro_size

@@ -1,4 +1,4 @@
-"""One start of a rehearsed job: every node's rendered command in a cell of its own, watched, interrupted, ended."""
+"""A single start of a rehearsed job: each node's rendered command in a sandbox, watched, interrupted and ended."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Ended", "run"]
 
 LOOK_S = 0.02
 ANSWER_S = 30.0
-END_S = 30.0  # after SIGKILL, or beyond the platform's grace, which an agent's own last steps may take
+END_S = 30.0  # after SIGKILL, or beyond the platform's grace, for an agent's last steps
 TAIL_LINES = 12
 
 
 @dataclass
 class Ended:
-    """How a start went. `codes` are the cells', by node; `verdicts` what each node's agent has written at its end.
+    """The result of a start. `codes`: exit codes of the sandboxes, by node; `verdicts`: the exit reports of the agents.
 
-    `left_s`: from the interruption to the end of the last node, None where there was none. `is_late`: the time given
-    was up before it had ended, or come as far as it should. `seconds` count from its begin, `quiet_s` from the first
-    rank's to the interruption of one that had told no step by then.
+    `left_s`: from the interruption to the end of the last node, None without an interruption. `is_late`: the time limit
+    passed before the job had ended or reached its step. `seconds` count from the start; `quiet_s` from the first rank's
+    start to the interruption, if no step was reported by then.
     """
 
     account: Account
@@ -47,12 +47,12 @@ class Ended:
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """Return node 0's account of the end, or any other's."""
+        """Return node 0's exit report, or any node's."""
         return self.verdicts[0] if self.verdicts else None
 
     @property
     def state(self) -> str | None:
-        """Return succeeded, stopped or failed; None where no agent has said."""
+        """Return succeeded, stopped or failed; None without an exit report."""
         return None if self.verdict is None else str(self.verdict["state"])
 
 
@@ -65,9 +65,9 @@ def run(
     timeout_s: float,
     hidden: Path,
 ) -> Ended:
-    """Start all nodes; when `until` says so, given the account and the seconds since the first rank, interrupt them.
+    """Start all nodes; interrupt them when `until` (given the account and the seconds since the first rank) is true.
 
-    `at_once` kills in place of it. Returns when nothing runs any more; `until` that never comes true lets the job run
+    `at_once` kills them without a stop request. Returns when no process is left; if `until` stays false, the job runs
     to its own end. A job that takes longer than `timeout_s` is killed.
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
@@ -125,7 +125,7 @@ def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Runni
             hostname=node.hostname,
             places=node.places,
             names=node.names,
-            # The job's own code is there by its bundle alone: a file that was left out is missed here as it would be.
+            # The job's own code comes only from its bundle, so a file missing in the bundle is missing here too.
             hidden=[] if node.detaches else [hidden],
             cwd=node.cwd,
             stdin=node.stdin(_answer(before[0])) if callable(node.stdin) else node.stdin,
@@ -135,7 +135,7 @@ def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Runni
 
 
 def _answer(first: sandbox.Running) -> str:
-    """Return the first machine's answer, one line. Raises ConfigError where there is none."""
+    """Return the first machine's answer, a single line. Raises ConfigError without an answer."""
     until_s = time.monotonic() + ANSWER_S
     while True:
         is_over = first.code is not None
@@ -153,7 +153,7 @@ def _prepares(agent: Path) -> bool:
 
 
 def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:
-    """Tell every node, as the platform does; agents of ours by the word that a stop leaves them."""
+    """Notify every node, as the platform does; our detached agents by a stop request."""
     for node, one in zip(nodes, running, strict=True):
         if not node.detaches:
             one.terminate()
@@ -162,14 +162,14 @@ def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> No
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Carry over what is new, as the platform does: nothing is removed by it."""
+    """Copy new files, as the platform does; no file is removed."""
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     target.mkdir(parents=True, exist_ok=True)
 
 
 def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
-    """Return the last lines of the rank that failed, of rank 0 where none did, or of whoever has said anything."""
+    """Return the last lines of the failed rank, else of rank 0, else of any log with output."""
     error = (found.verdict or {}).get("error") or {}
     rank = error.get("rank")
     paths = [agent / "log" / f"rank-{rank or 0}.log" for agent in agents]

@@ -1,4 +1,4 @@
-"""What a rehearsal has shown, and what it has not: a verdict for people on one screen, and for JSON."""
+"""The verdict of a rehearsal, with the facts checked and not checked: for people on a single screen, and for JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Finding", "Verdict"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at, by its name in JSON, and how it was found."""
+    """A checked fact, by its name in JSON, and the result."""
 
     name: str
     is_right: bool
@@ -21,18 +21,18 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """One backend's. `is_asked_to_prove`: the job was to be interrupted; `failure` is the first failing rank's account.
+    """A backend's verdict. `is_asked_to_prove`: with an interruption; `failure`: the first failing rank's error.
 
-    `interrupted_step` is the last one told by then. `saved_step`, `resumed_step`: what a task has saved, and went on
-    from; `next_step`: what a script, which names no checkpoint, told first after it. The nodes took `left_s` seconds of
-    `grace_s` to leave.
+    `interrupted_step`: the last step reported before the interruption. `saved_step`, `resumed_step`: the checkpoints
+    that a task saved and resumed from; `next_step`: the first step that a script, which names no checkpoint, reported
+    after the interruption. The nodes took `left_s` seconds of `grace_s` to leave.
     """
 
     backend: str
     bundle_sha256: str = ""
     is_asked_to_prove: bool = False
     findings: list[Finding] = field(default_factory=list)
-    scaled: tuple[str, ...] = ()  # what is less or otherwise than planned
+    scaled: tuple[str, ...] = ()  # differences from the plan
     not_checked: list[str] = field(default_factory=list)
     interrupted_step: int | None = None
     saved_step: int | None = None
@@ -48,22 +48,22 @@ class Verdict:
     seconds: float = 0.0
 
     def found(self, name: str, words: str, *, is_right: bool = True) -> bool:
-        """Note a finding; return whether it is right."""
+        """Store a finding; return whether the finding is right."""
         self.findings.append(Finding(name, is_right, words))
         return is_right
 
     @property
     def is_right(self) -> bool:
-        """Whether all that was looked at is as it should be."""
+        """Whether all findings are right."""
         return bool(self.findings) and all(finding.is_right for finding in self.findings)
 
     @property
     def is_proven(self) -> bool:
-        """Whether it has shown that an interrupted job goes on."""
+        """Whether the rehearsal has shown that an interrupted job resumes."""
         return self.is_asked_to_prove and self.is_right
 
     def dump(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the verdict for JSON."""
         return {
             "backend": self.backend,
             "ok": self.is_right,
@@ -97,7 +97,7 @@ class Verdict:
         return f"{head}: {wrong}"
 
     def lines(self) -> list[str]:
-        """Return it for people: what was checked, what was not, and the verdict last, where the eye is."""
+        """Return lines for people: facts checked and not checked, and the verdict last, where readers look."""
         scaled = f", as {', '.join(self.scaled)}" if self.scaled else ""
         shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s{scaled}"]
         shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
@@ -120,4 +120,4 @@ class Verdict:
         rank = self.failure.get("rank")
         kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
         told = f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
-        return shown(told, colour=False)  # the job's own words
+        return shown(told, colour=False)  # text from the job itself

@@ -1,4 +1,4 @@
-"""Jobs side by side: where their configs differ, what came of each, and what a loss cost that all of them reached."""
+"""Compare jobs: differences of their configs, results, and the cost of the lowest loss that all jobs reached."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ __all__ = [
     "value_text",
 ]
 
-_WINDOW = 1 / 60  # of a job's steps, on either side: their mean stands for its loss, since a single one may be luck
+_WINDOW = 1 / 60  # of a job's steps, on either side: single losses are noisy, so their mean counts
 _MOST_DRAWN = 6000  # points of all jobs together
-_FEW = 24  # rows, below which each is shown as it is
-_GRID = 200  # places at which two curves are held against each other
+_FEW = 24  # with fewer rows each row is shown unsmoothed
+_GRID = 200  # number of places at which two curves are compared
 
 
 @dataclass(frozen=True)
 class Reached:
-    """When a job's loss had come down to a value: the step, the seconds that it had run for, the money."""
+    """The point at which a job's loss had fallen to a value: the step, the seconds of run time, and the money."""
 
     step: int | None
     seconds: float | None
@@ -51,10 +51,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Jobs and what is told of each, in the order in which they were named.
+    """Jobs and their data, in the order in which the user named them.
 
-    `drawn` are the `datas` with no more points than a page of all of them can show. `target` is the loss at which they
-    are compared: the lowest that all reached, or the one asked for.
+    `drawn` are the `datas`, reduced to as many points as a page can show. `target` is the loss for `reached`: the
+    lowest that all jobs reached, or the loss that the user asked for.
     """
 
     jobs: tuple[Job, ...]
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: float | None = None) -> Comparison:
-    """Return the jobs side by side, as they are known at `now_s`."""
+    """Return the comparison of the jobs, as known at `now_s`."""
     told = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
     datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in told]
     results = [facts.results(job, attempts, found, now_s) for job, attempts, found in told]
@@ -85,9 +85,9 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
 
 
 def smoothed(data: dict[str, Any]) -> list[tuple[int, float]]:
-    """Return the place of each row that stands for steps with a loss, and the mean loss of the steps around it.
+    """Return the index of each row of steps with a loss, and the mean loss of the steps around the row.
 
-    As the charts draw it: as many steps on either side, fewer where there are no more; at the end those before it.
+    As in the charts: equally many steps on both sides, fewer near the start; near the end fewer later steps.
     """
     losses = data["steps"].get("loss", ())
     weights = data["steps"].get("weight") or [1] * len(losses)
@@ -111,19 +111,19 @@ def smoothed(data: dict[str, Any]) -> list[tuple[int, float]]:
 
 
 def common_loss(datas: Sequence[dict[str, Any]]) -> float | None:
-    """Return the lowest loss that every one of the jobs came down to; None where one tells no loss."""
+    """Return the lowest loss that all jobs reached; None if a job reports no loss."""
     lowest = [min((loss for _, loss in smoothed(data)), default=None) for data in datas]
     return None if None in lowest else max(loss for loss in lowest if loss is not None)
 
 
 def reached(data: dict[str, Any], target: float, now_s: float) -> Reached | None:
-    """Return when the job's loss had first come down to the target; None where it never did."""
+    """Return the point at which the job's loss first reached the target; None if never."""
     steps, curve = data["steps"], smoothed(data)
     at = next((at for at, (_, loss) in enumerate(curve) if loss <= target), None)
     if at is None:
         return None
     (left, before), (right, after) = curve[max(0, at - 1)], curve[at]
-    # A row that stands for many steps lies in their middle: the loss came down between it and the one before.
+    # A row of many steps has the place of their middle: the loss fell between the row before and this row.
     is_between = before > target and "weight" in steps and steps["weight"][right] > 1
     share = (before - target) / (before - after) if is_between else 1.0
 
@@ -134,20 +134,20 @@ def reached(data: dict[str, Any], target: float, now_s: float) -> Reached | None
         return float(begin + share * (end - begin))
 
     step, time_s = there("step"), there("time_s") or 0.0
-    usd = there("usd") or None  # of a machine without a price it is not known to be nothing
+    usd = there("usd") or None  # a machine without a price does not necessarily cost zero
     return Reached(None if step is None else round(step), ran_s(data, time_s, now_s), usd)
 
 
 def ran_s(data: dict[str, Any], time_s: float, now_s: float) -> float | None:
-    """Return for how many seconds the job's attempts had run by a time; the pauses between them are not counted."""
+    """Return the seconds that the job's attempts had run by a time, without the pauses between them."""
     spans = [(each["began_s"], each["ended_s"] or now_s) for each in data["attempts"] if each["began_s"] is not None]
     return sum(max(0.0, min(end_s, time_s) - begin_s) for begin_s, end_s in spans) if spans else None
 
 
 def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[float, int] | None:
-    """Return from where on one of two jobs has the lower loss, along `usd` or `step`, and which: 0 or 1.
+    """Return the place along `usd` or `step` from which a job has the lower loss, and the job's index: 0 or 1.
 
-    None where one was lower all the way, or there is no stretch on which both are known.
+    None if the same job is lower all the way, or if the curves have no common stretch.
     """
     curves = [_curve(each, axis) for each in (one, other)]
     if not all(len(curve) > 1 for curve in curves):
@@ -162,7 +162,7 @@ def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[flo
 
 
 def rows(found: Comparison) -> list[tuple[str, list[str]]]:
-    """Return what came of each job: a name, and the job's figures as text."""
+    """Return the results of each job: a name, and the figures of the jobs as text."""
     names = [*_RESULTS, *dict.fromkeys(name for each in found.results for name in each if name not in _RESULTS)]
     table = [("state", [outcome(job) for job in found.jobs])]
     for name in names:
@@ -182,7 +182,7 @@ def rows(found: Comparison) -> list[tuple[str, list[str]]]:
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """Return the comparison with stable names: jobs in the order in which they were named."""
+    """Return the comparison with stable names, with the jobs in the user's order."""
     return {
         "jobs": [
             {"job": data["job"], "results": result, "reached": None if each is None else vars(each)}
@@ -195,7 +195,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def crossing_words(found: Comparison) -> str:
-    """Return from where on which of two jobs is ahead; "" where there is nothing to say."""
+    """Return text: the place from which a job has the lower loss; "" without such a place."""
     told = _crossing_json(found)
     if told is None:
         return ""
@@ -206,7 +206,7 @@ def crossing_words(found: Comparison) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a config's value on one line, `-` where it is not set."""
+    """Return a config's value on one line, `-` if not set."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -238,7 +238,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _curve(data: dict[str, Any], axis: str) -> list[tuple[float, float]]:
-    """Return the smoothed loss over an axis, growing; where steps came again the later ones count."""
+    """Return the smoothed loss over an increasing axis; repeated steps count with the later values."""
     found: list[tuple[float, float]] = []
     for i, loss in smoothed(data):
         x = data["steps"][axis][i]

@@ -1,4 +1,4 @@
-"""A job's config as a report shows it: what was set, one line a key where two are compared, and no secret."""
+"""A job's config in a report: the values set, a line for each key in a comparison, and no secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["HIDDEN", "as_yaml", "differing", "flat", "shown"]
 
 HIDDEN = "(not shown)"
 _BACKENDS = frozenset({"local", "ssh", "sagemaker", "azureml", "vertex"})  # blocks of the config
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # of a name: HF_TOKEN, api-key, accessKey
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # a part of a name: HF_TOKEN, api-key, accessKey
 _SECRET = frozenset(
     {
         *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "pw", "credential"),
@@ -26,11 +26,11 @@ _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#]*\?)[^\s#]+", re.IGNORECASE)
 
 
 def shown(job: Job) -> dict[str, Any]:
-    """Return the config without what is empty, without other backends' blocks, and without what may be a secret.
+    """Return the config without empty values, blocks of unused backends, and possible secrets.
 
-    A report is sent around: texts whose names look like a secret's stay at home, wherever they stand, what an address
-    has of a login or a query, and the addresses of `notify`, which are keys in themselves. `env:NAME` is shown, since
-    it is a name, and the names under `secrets`.
+    A report may be sent to many people. So texts under names that look like a secret's are hidden at any depth, as are
+    a login or a query in an address, and the addresses of `notify`, which grant access. `env:NAME` and the names under
+    `secrets` are shown, since both are only names.
     """
     config = {
         key: value if key == "secrets" else _open(value, is_secret=_is_secret(key))
@@ -44,19 +44,19 @@ def shown(job: Job) -> dict[str, Any]:
 
 
 def as_yaml(config: Mapping[str, Any]) -> str:
-    """Return it as YAML, in the order of the keys."""
+    """Return the config as YAML, in the order of the keys."""
     import yaml
 
     return str(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True, width=100))
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each value by its dotted key; lists are values."""
+    """Return each value by its dotted key; a list counts as a value."""
     return dict(_leaves(config, ""))
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys on which these differ, each with its value in every one; None where it is not set."""
+    """Return the keys on which the configs differ, each with its value in every config; None if not set."""
     leaves = [flat(config) for config in configs]
     keys = dict.fromkeys(key for each in leaves for key in each)
     rows = {key: [each.get(key) for each in leaves] for key in keys}
@@ -72,7 +72,7 @@ def _leaves(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
 
 
 def _filled(value: Any) -> Any:
-    """Return the value without members that say nothing."""
+    """Return the value without empty members."""
     if isinstance(value, dict):
         kept = {key: _filled(each) for key, each in value.items()}
         return {key: each for key, each in kept.items() if each not in (None, {}, [], "")}
@@ -86,12 +86,12 @@ def _is_secret(name: object) -> bool:
 
 
 def _open(value: Any, *, is_secret: bool = False) -> Any:
-    """Return the value without what may be a secret, by the name that it has and by its form."""
+    """Return the value without possible secrets, detected by the name and the form of each part."""
     if isinstance(value, dict):
         return {key: _open(each, is_secret=is_secret or _is_secret(key)) for key, each in value.items()}
     if isinstance(value, list):
         flags = [_FLAG.fullmatch(each) if isinstance(each, str) else None for each in [None, *value]]
-        # `--api-key VALUE` are two words of a list.
+        # `--api-key VALUE` are two items of a list.
         return [
             _open(each, is_secret=is_secret or bool(flag and flag[2] is None and _is_secret(flag[1])))
             for flag, each in zip(flags, value, strict=False)

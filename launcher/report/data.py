@@ -1,4 +1,4 @@
-"""What the charts of a job are drawn from: one JSON object, the same in the report, in a comparison and on the page."""
+"""The data of a job's charts: a JSON object, the same for the report, the comparison and the web page."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["chart_data", "spend_curve", "spent_at"]
 
-# What the trainer tells with each step; a script's own figures come after them.
+# Figures of the trainer's step events; a script's own figures follow.
 _COLUMNS = (
     *("loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", "data_s", "compute_s"),
     *("communication_s", "checkpoint_s", "memory_bytes", "epoch", "samples"),
 )
 _UNDRAWN = frozenset({"eta_s", "tokens", "scale", "skipped", "seconds"})
 _OURS = frozenset({"attempt", "time_s", "step", "usd", "weight"})  # columns of every row
-_MOST_OWN = 8  # columns of a script's own
-_DIGITS = 6  # of a figure in the file
+_MOST_OWN = 8  # maximum number of a script's own columns
+_DIGITS = 6  # significant digits of a figure in the file
 
 
 def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
-    """Return the job's series in columns, as they are at `now_s`; money in US dollars, times in unix seconds.
+    """Return the job's series in columns, as known at `now_s`; money in US dollars, times in unix seconds.
 
-    A number that is absent is null, one that is not finite is text (`nan`, `inf`). `usd` is what the whole job had
-    cost at that moment; null, and `spend` empty, where a price is unknown. `attempts` are all of the job's. `weight`,
-    where there is one: how many events a row stands for, with their means; 0: it is there because it stands out.
+    An absent number is null, a number that is not finite is text (`nan`, `inf`). `usd` is the cost of the whole job up
+    to the row's time; if a price is unknown, `usd` is null and `spend` empty. `attempts` are all attempts of the job.
+    `weight`, if present: the number of events that a row averages; 0 for an outlier.
     """
     spend = spend_curve(attempts, now_s)
     return {
@@ -59,9 +59,9 @@ def chart_data(job: Job, attempts: Sequence[Attempt], series: Series, now_s: flo
 
 
 def spend_curve(attempts: Sequence[Attempt], now_s: float) -> list[list[float]]:
-    """Return the corners of what the job had cost over time: `[time_s, usd]`; empty where a price is unknown.
+    """Return the corners of the job's cost over time, `[time_s, usd]`; empty if a price is unknown.
 
-    Between two corners money goes evenly, as it is metered.
+    Between two corners the cost grows linearly, as metered.
     """
     legs = [leg for leg in meter.legs_of(attempts) if leg.started_s is not None or leg.ended_s is not None]
     if not legs or meter.spent_micro(legs, now_s) is None:
@@ -75,7 +75,7 @@ def spend_curve(attempts: Sequence[Attempt], now_s: float) -> list[list[float]]:
 
 
 def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None]:
-    """Return a function from a time to what had been spent by then; None where that is unknown."""
+    """Return a function from a time to the cost by then; None if unknown."""
     times = [corner[0] for corner in spend]
 
     def at(time_s: float) -> float | None:
@@ -91,7 +91,7 @@ def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None
 
 
 def _mark_text(point: Point) -> str:
-    """Return what a mark says, in a few words."""
+    """Return a short text of a mark."""
     told = point.fields
     if point.kind == "start":
         ranks = told.get("ranks")

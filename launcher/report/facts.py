@@ -1,4 +1,4 @@
-"""What a report says of a job in words and tables; what is not known is left out, never guessed."""
+"""The text and tables of a job's report; unknown facts are left out, never guessed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _LAST_CHECKPOINTS = 12
 
 
 def figure(value: Any) -> str:
-    """Return a number in four digits, a large one to the whole, or what else it is as text."""
+    """Return a number with four digits, a large number without decimals, or any value except a number as text."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         return str(value)
     return f"{value:,.0f}" if isinstance(value, int) or 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> dict[str, Any]:
-    """Return what came of the job, by names that `compare` shows too; only what is known."""
+    """Return the known results of the job, under the names that `compare` shows too."""
     losses = [(point.fields["loss"], point.step) for point in series.steps if _is_number(point.fields.get("loss"))]
     spent = meter.spent_micro(meter.legs_of(attempts), now_s)
     found: dict[str, Any] = {
@@ -57,7 +57,7 @@ def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float)
         "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
         "samples_per_s": _median(series, "samples_per_s"),
         "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
-        "spend_usd": spent / 1e6 if spent else None,  # of a machine without a price it is not known to be nothing
+        "spend_usd": spent / 1e6 if spent else None,  # a machine without a price does not necessarily cost zero
     }
     for name, value in (job.attempt.progress.get("metrics") or {}).items():
         found[f"metrics.{name}"] = value
@@ -67,7 +67,7 @@ def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float)
 
 
 def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float) -> list[tuple[str, str, str]]:
-    """Return the cards at the top: name, figure, and a line below it."""
+    """Return the cards at the top: name, figure, and a line below."""
     progress, state = job.attempt.progress, job.attempt.state
     cards = []
     if _is_number(step := progress.get("step")):
@@ -103,7 +103,7 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
 
 
 def environment(job: Job, series: Series) -> list[Row]:
-    """Return what the job ran on, by its newest start event and its plan."""
+    """Return the environment of the job, from its newest start event and its plan."""
     plan, starts = job.attempt.plan, [point for point in series.marks if point.kind == "start"]
     told = starts[-1].fields if starts else {}
     block = job.config.get(job.backend) or {}
@@ -143,7 +143,7 @@ _TOLD = (
 
 
 def code(job: Job, series: Series) -> list[Row]:
-    """Return which code it was: the commit, what was changed since, the hash of what was sent."""
+    """Return the identity of the code: the commit, uncommitted changes, and the hash of the bundle."""
     git, rows = job.bundle.get("git") or {}, []
     if git.get("commit"):
         state = "with uncommitted changes" if git.get("dirty") else "nothing uncommitted"
@@ -165,7 +165,7 @@ _HASHES = (("code_sha256", "task file, sha256"), ("dataset_fingerprint", "data, 
 
 
 def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple[str, str, str]]:
-    """Return what was planned against what came, of the newest attempt and of the job's money."""
+    """Return rows of plan against result: for the newest attempt, and for the job's money."""
     last, plan = job.attempt, job.attempt.plan
     rows = []
     if last.state.started_s is not None:
@@ -196,7 +196,7 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
 
 
 def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
-    """Return the first failing rank's exception of each attempt that had one."""
+    """Return the exception of the first failing rank, for each failed attempt."""
     found = []
     for attempt in attempts:
         if error := attempt.state.error:
@@ -215,7 +215,7 @@ def failures(attempts: Sequence[Attempt]) -> list[dict[str, str]]:
 
 
 def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
-    """Return in words how many checkpoints were told of, and of the newest: step, attempt, when, seconds and size."""
+    """Return the number of checkpoints as text, and the newest: step, attempt, time, seconds, size, path."""
     rows: list[tuple[str, ...]] = []
     saved = [point for point in series.marks if point.kind == "checkpoint" and point.fields.get("path")]
     for point in saved[-_LAST_CHECKPOINTS:]:
@@ -236,7 +236,7 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
 
 
 def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
-    """Return what to type: to go on, to do it again, to see more."""
+    """Return commands: to continue, to repeat the job, to see more."""
     from cloudtrain.launcher.describe import next_step
 
     rows = [("next", command) for command in next_step(job, attempts) if command.startswith("cloudtrain")]
@@ -245,14 +245,14 @@ def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
         rows.append(("the same code", f"git checkout {git['commit']}"))
     if git.get("dirty") and job.bundle.get("path"):
         rows.append(("with its changes", f"tar -xzf {job.bundle['path']} code"))
-    # What the command line had set is in the config alone, and the file may be another one by now.
+    # Options of the command line are stored only in the config, and the file may have changed since.
     rows.append(("a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"))
     rows.append(("its lines", f"cloudtrain logs {job.id}"))
     return rows
 
 
 def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
-    """Return the best value of a metric and its step; None where nobody knows which way is better."""
+    """Return the best value of a metric and its step; None if the better direction is unknown."""
     monitor = (job.config.get("training") or {}).get("monitor") or {}
     mode = monitor.get("mode") if monitor.get("metric") == name else None
     if mode is None and (_FALLS.search(name) or _RISES.search(name)):
@@ -268,7 +268,7 @@ def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
 
 
 def _median(series: Series, name: str) -> float | None:
-    """Return the median of a figure over all steps, each row as often as it stands for one; None where none is told."""
+    """Return the median of a figure over all steps, each row with its weight; None without values."""
     rows = sorted(
         (value, point.weight) for point in series.steps if point.weight and _is_number(value := point.fields.get(name))
     )
@@ -310,7 +310,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def stamp(time_s: float) -> str:
-    """Return the moment at which a report was made, in UTC."""
+    """Return the time of the report, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
 
 

@@ -1,4 +1,4 @@
-"""The file that a report is written to: whole or not at all, and never over something else unasked."""
+"""The report's file: written completely or not at all; replaces only reports, unless the user agrees."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cloudtrain.launcher.terminal import confirm, is_terminal, say
 __all__ = ["GENERATOR", "is_report", "require_free", "show", "write"]
 
 GENERATOR = "cloudtrain report"
-_BEGINNING = 4000  # bytes within which a report says that it is one
+_BEGINNING = 4000  # bytes in which a report identifies itself
 
 
 def is_report(path: Path) -> bool:
-    """Return whether the file is a report or a comparison of ours, which a newer one may replace. Raises OSError."""
+    """Return whether the file is a report or comparison, which a newer report may replace. Raises OSError."""
     with path.open("rb") as file:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
 
 
 def require_free(path: Path, *, force: bool) -> None:
-    """Ask before a file that is no report of ours is replaced. Raises UsageError where nobody can be asked, or no."""
+    """Ask before replacing a file that is not a report. Raises UsageError if refused or impossible to ask."""
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint=f"name a file: -o {path / 'report.html'}")
     if not path.exists():
         return
-    if not path.is_file():  # a pipe or a device is not replaced, and reading from it may never end
+    if not path.is_file():  # never replace a pipe or a device; reading from either may never end
         raise UsageError(f"{path} is no file", hint="name a file; --json prints what is in it")
     if force:
         return
@@ -45,7 +45,7 @@ def require_free(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file, whole or not at all. Raises UsageError where that cannot be done."""
+    """Write the file, completely or not at all. Raises UsageError if the file cannot be written."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -58,7 +58,7 @@ def write(path: Path, text: str) -> None:
 
 
 def show(path: Path) -> None:
-    """Open the file in the user's browser; where there is none, say where it lies."""
+    """Open the file in the user's browser; without a browser print the address."""
     import webbrowser
 
     address = path.absolute().as_uri()

@@ -1,7 +1,7 @@
-"""The report as one file of HTML, which asks for nothing: its styles, its script and its data are in it.
+"""The report as a single HTML file without external requests: styles, script and data are included.
 
-Whatever a job has printed goes in as text, escaped by the template, or as JSON in which no `<` is left; and the page's
-own policy lets no script run but ours, known by its hash.
+Text from a job is inserted as text, escaped by the template, or as JSON without any `<`; and the page's own policy
+allows only our scripts, identified by their hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
 
 def report_html(registry: Registry, job: Job, now_s: float) -> str:
-    """Return the report of a job as it is known at `now_s`."""
+    """Return the report of a job, as known at `now_s`."""
     attempts = registry.attempts(job)
     found = serieses.read(registry.database, job.id)
     data = chart_data(job, attempts, serieses.drawable(found), now_s)
@@ -58,7 +58,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
 
 
 def comparison_html(found: Comparison, now_s: float) -> str:
-    """Return the page on which jobs are laid over each other."""
+    """Return the page with the jobs' curves in the same charts."""
     names = [job.id for job in found.jobs]
     return rendered(
         "compare.html",
@@ -75,7 +75,7 @@ def comparison_html(found: Comparison, now_s: float) -> str:
 
 
 def rendered(template: str, datas: Sequence[dict[str, Any]], **values: Any) -> str:
-    """Return a template of templates/report filled with these values, with the charts of `datas` in it."""
+    """Return a template of templates/report, rendered with the values and with the charts of `datas`."""
     from markupsafe import Markup
 
     scripts, styles = [_source(name) for name in _SCRIPTS], [_source(name) for name in _STYLES]
@@ -91,11 +91,11 @@ def rendered(template: str, datas: Sequence[dict[str, Any]], **values: Any) -> s
         charts=Markup(_json(datas)),
         **values,
     )
-    return text.encode("utf-8", "replace").decode()  # half a character, as JSON lets a job print it
+    return text.encode("utf-8", "replace").decode()  # replace lone surrogates, which a job can print in JSON
 
 
 def _json(value: Any) -> str:
-    """Return JSON that can stand in a script element, whatever texts are in it."""
+    """Return JSON that is safe in a script element, for any text in the value."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

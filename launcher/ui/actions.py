@@ -1,4 +1,4 @@
-"""What the buttons do: the same as `cloudtrain stop` and `cloudtrain resume`, by the same functions and rules."""
+"""The effects of the buttons: the same functions and rules as `cloudtrain stop` and `cloudtrain resume`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Offer", "offer", "resume", "stop"]
 
 @dataclass(frozen=True)
 class Offer:
-    """What a resume would send, in the words that `resume` prints before it asks.
+    """The next attempt that a resume would send, described as by `resume` before its question.
 
-    `attempt` and `worst_micro` (None: nobody knows) are what the person agrees to: with others nothing is sent.
-    `refusal`: why it would not be sent.
+    The user agrees to `attempt` and `worst_micro` (None: price unknown); an attempt with different values is not sent.
+    `refusal`: why a resume would be refused.
     """
 
     attempt: int
@@ -34,14 +34,14 @@ class Offer:
 
 
 def stop(registry: Registry, job_id: str, *, now: bool) -> str:
-    """Ask the job to save and stop, or with `now` to end at once; return what to tell. Raises CloudtrainError."""
+    """Ask the job to save and stop, or with `now` to end at once; return a message. Raises CloudtrainError."""
     return stopping.ask(registry, job_id, now=now).words
 
 
 def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
-    """Return what the next attempt would be, with the budget raised by `+50` or set to `200 USD`.
+    """Return the next attempt, with the budget raised by `+50` or set to `200 USD`.
 
-    Raises CloudtrainError where there can be none, or it cannot be said what it would be.
+    Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
     """
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.retry import ALL_DAMAGED
@@ -62,7 +62,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
 
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
-    """Send the next attempt, if it is the one that was offered; return what to tell. Raises CloudtrainError."""
+    """Send the next attempt if the offer still holds; return a message. Raises CloudtrainError."""
     from cloudtrain.launcher import submit
 
     job = refresh(registry, registry.find(job_id))
@@ -83,7 +83,7 @@ def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
 
 
 def _cost(prepared: Prepared) -> str:
-    """Return what it may cost on top of what was spent, in the words of the question on the command line."""
+    """Return the additional cost, formatted as in the command line's question."""
     worst = prepared.plan.worst_case_micro
     if worst is None:
         return "at a price that is not known"

@@ -1,4 +1,4 @@
-"""The page's addresses, and what answers at each."""
+"""The routes of the page and their handlers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["make"]
 
 MOST_COMPARED = 8
 MOST_FIELDS = 20
-# A report is a whole page with a script of its own: it runs apart from ours, reaches nothing, and sends nothing.
+# A report is a whole page with its own script: sandboxed, without network access and without forms.
 _REPORT_POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ _REPORT_POLICY = (
 
 
 def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guard:
-    """Return the application for a server on that port of the loopback."""
+    """Return the application for a server on the given port of the loopback interface."""
     handlers = _Handlers(site)
     routes = [
         Route("/", handlers.jobs),
@@ -66,12 +66,12 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
         exception_handlers={CloudtrainError: handlers.refused, 404: handlers.missing, 500: handlers.broken},
         lifespan=site.running,
     )
-    # Around the whole: what Starlette takes for middleware lies within the layer that answers our own faults.
+    # Around the whole app: Starlette runs its own middleware inside the layer that handles our errors.
     return Guard(app, keys=site.keys, port=port, used=used)
 
 
 class _Handlers:
-    """One for each address; what reads or asks runs in a thread."""
+    """The handlers of all routes; blocking work runs in a thread."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -79,7 +79,7 @@ class _Handlers:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     async def jobs(self, request: Request) -> Response:
-        """The list, a page of it."""
+        """A page of the job list."""
         choice = joblist.Choice.of(request.query_params)
 
         def work() -> str:
@@ -98,7 +98,7 @@ class _Handlers:
         return await self._page(work)
 
     async def jobs_stream(self, request: Request) -> Response:
-        """The list's changes."""
+        """Changes of the list."""
         choice = joblist.Choice.of(request.query_params)
         return stream(self.site, request, lambda: self._table(choice), None)
 
@@ -110,7 +110,7 @@ class _Handlers:
         return Shown({"jobs": html}, is_live=is_live)
 
     async def compare(self, request: Request) -> Response:
-        """Chosen jobs' curves in the same charts, and their figures side by side."""
+        """The curves of chosen jobs in the same charts, and their figures side by side."""
         names = list(dict.fromkeys(request.query_params.getlist("job")))
         if not 2 <= len(names) <= MOST_COMPARED:
             raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
@@ -125,7 +125,7 @@ class _Handlers:
     # -- a job --------------------------------------------------------------------------------------------------------
 
     async def job(self, request: Request) -> Response:
-        """One job."""
+        """A job's page."""
 
         def work() -> str:
             with self.site.pool.one() as registry:
@@ -136,7 +136,7 @@ class _Handlers:
         return await self._page(work)
 
     async def job_stream(self, request: Request) -> Response:
-        """The job's changes, and its lines."""
+        """Changes of the job's page, and new log lines."""
         wanted = await self.site.thread(self._wanted, request)
 
         def show() -> Shown:
@@ -147,7 +147,7 @@ class _Handlers:
         return stream(self.site, request, show, wanted)
 
     async def curves(self, request: Request) -> Response:
-        """What the job's charts are drawn from."""
+        """Data of the job's charts."""
         self.site.asked()
 
         def work() -> str:
@@ -157,7 +157,7 @@ class _Handlers:
         return Response(await self.site.thread(work), media_type="application/json")
 
     async def download(self, request: Request) -> Response:
-        """All lines that are wanted, as a file."""
+        """All matching log lines, as a file."""
         wanted = await self.site.thread(self._wanted, request)
         return Download(self.site, wanted)
 
@@ -172,10 +172,10 @@ class _Handlers:
         text = await self.site.thread(work)
         return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
 
-    # -- what the buttons do ------------------------------------------------------------------------------------------
+    # -- buttons ------------------------------------------------------------------------------------------------------
 
     async def stop(self, request: Request) -> Response:
-        """Have the job save and stop."""
+        """Ask the job to save and stop."""
         form = await self._form(request)
 
         def work() -> str:
@@ -185,7 +185,7 @@ class _Handlers:
         return await self._done(request, work)
 
     async def offer(self, request: Request) -> Response:
-        """What a resume would send, and the button that sends it."""
+        """The attempt that a resume would send, with the button to send."""
         budget = request.query_params.get("budget", "").strip()
 
         def work() -> str:
@@ -197,7 +197,7 @@ class _Handlers:
         return await self._page(work)
 
     async def resume(self, request: Request) -> Response:
-        """Send the attempt that was offered."""
+        """Send the offered attempt."""
         form = await self._form(request)
         numbers = {name: form.get(name, "") for name in ("attempt", "worst_micro")}
         if not numbers["attempt"].isdecimal() or not (numbers["worst_micro"] or "0").isdecimal():
@@ -212,7 +212,7 @@ class _Handlers:
         return await self._done(request, work)
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """Return the form's fields. Raises UsageError where our own page has not made it."""
+        """Return the form's fields. Raises UsageError if the form does not come from our own page."""
         import hmac
 
         text = (await request.body()).decode("utf-8", "replace")
@@ -227,7 +227,7 @@ class _Handlers:
         return form
 
     async def _done(self, request: Request, work: Callable[[], str]) -> Response:
-        """Return what was done, to our script as JSON, else as the way back to the job."""
+        """Return the message: to our script as JSON, else as a redirect to the job."""
         words = await self.site.thread(work)
         self.site.refresher.wake()
         if _wants_json(request):
@@ -237,7 +237,7 @@ class _Handlers:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     async def spend(self, request: Request) -> Response:
-        """What jobs have cost."""
+        """The costs of jobs."""
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
 
         def work() -> str:
@@ -248,7 +248,7 @@ class _Handlers:
         return await self._page(work)
 
     async def static(self, request: Request) -> Response:
-        """A file of the page's own."""
+        """A static file."""
         found = self.site.assets.get(request.path_params["name"])
         if found is None:
             return PlainTextResponse("There is no such file.", 404)
@@ -257,21 +257,21 @@ class _Handlers:
         return Response(content, headers=headers, media_type=kind)
 
     async def icon(self, request: Request) -> Response:
-        """The mark, for a page that names none."""
+        """The icon, for a page that names no icon."""
         content, kind = self.site.assets["icon.svg"]
         return Response(content, media_type=kind)
 
     async def refused(self, request: Request, error: Exception) -> Response:
-        """What is refused, in words."""
+        """An error page for a refused request."""
         status = {2: 400, 8: 404}.get(getattr(error, "exit_code", 1), 409)
         return self._error(request, str(error), 403 if isinstance(error, _ForgedError) else status)
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        """An address that there is not."""
+        """An error page for an unknown address."""
         return self._error(request, "There is no such page.", 404)
 
     async def broken(self, request: Request, error: Exception) -> Response:
-        """A fault of ours."""
+        """An error page for an internal error."""
         words = f"cloudtrain itself failed: {type(error).__name__}: {error}"
         say(f"error: {request.url.path}: {words}")
         if os.environ.get("CLOUDTRAIN_DEBUG"):
@@ -291,7 +291,7 @@ class _Handlers:
         return self.site.refresher.faults().get(values["job"]["job"], "")
 
     def _wanted(self, request: Request) -> Wanted:
-        """Return which lines the address asks for. Raises UsageError, NoSuchJobError."""
+        """Return the log lines that the address selects. Raises UsageError, NoSuchJobError."""
         query = request.query_params
         with self.site.pool.one() as registry:
             job = registry.find(_name(request))
@@ -324,5 +324,5 @@ def _wants_json(request: Request) -> bool:
 
 
 def _encoded(text: str) -> bytes:
-    """Return the page's bytes; what no encoding holds, as a job's broken characters, becomes a question mark."""
+    """Return the page's bytes; characters that UTF-8 cannot encode become question marks."""
     return text.encode("utf-8", "replace")

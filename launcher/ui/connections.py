@@ -1,6 +1,6 @@
-"""Limits of the server's connections: a time for each request head, and room for the holder of the cookie.
+"""Limits for connections: a time limit for each request head, and reserved capacity for the holder of the cookie.
 
-Every local user can connect. A connection belongs to a stranger until one of its requests carries the cookie.
+Every local user can connect. A connection is a stranger's until one of its requests carries the cookie.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_CONNECTIONS", "limited"]
 
-HEAD_S = 5.0  # for a request head to be complete, from the connection or from the answer before
+HEAD_S = 5.0  # for a complete request head, from the connection or the previous answer
 MOST_CONNECTIONS = 200
-MOST_STRANGERS = 100  # the other half is the reserve for the holder of the cookie
+MOST_STRANGERS = 100  # the other half is reserved for the holder of the cookie
 
 
 def limited(guard: Guard) -> type[H11Protocol]:
-    """Return the protocol class of one server; the oldest stranger makes room for the next one."""
+    """Return a server's protocol class; a new stranger beyond the limit replaces the oldest stranger."""
     strangers: dict[H11Protocol, None] = {}  # oldest first
 
     class Connection(H11Protocol):
-        """One connection."""
+        """A connection with a time limit."""
 
         _timer: asyncio.TimerHandle | None = None
 

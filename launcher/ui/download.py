@@ -1,4 +1,4 @@
-"""A job's lines as a file: all lines that the address asks for, read while the client takes them."""
+"""A job's lines as a file: all matching lines, read while the client receives them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Download"]
 
-MOST_DOWNLOADS = 4  # at once; each holds a page of lines and some open files
+MOST_DOWNLOADS = 4  # at the same time; each holds a page of lines and some open files
 
 PIECE_BYTES = 1 << 18  # of text that waits for the client
 
 
 class Download(StreamingResponse):
-    """The lines that exist now; of a running job, the lines up to this moment.
+    """The existing lines; for a running job, the lines up to this moment.
 
-    Raises UsageError for an invalid pattern, and CapacityError while too many downloads are under way.
+    Raises UsageError for an invalid pattern, and CapacityError during too many downloads.
     """
 
     def __init__(self, site: Site, wanted: Wanted) -> None:
@@ -41,7 +41,7 @@ class Download(StreamingResponse):
         super().__init__(self._text, media_type="text/plain; charset=utf-8", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the lines; close the log's files also when the client leaves early."""
+        """Send the lines; close the log's files also if the client leaves early."""
         if self._site.downloads >= MOST_DOWNLOADS:
             raise CapacityError(f"{MOST_DOWNLOADS} downloads are under way already", hint="cancel a download, or wait")
         self._site.downloads += 1
@@ -55,7 +55,7 @@ class Download(StreamingResponse):
     def _close(self) -> None:
         self._text.close()
         if not self._site.downloads:
-            gc.collect()  # a connection that has ended is a cycle of objects, with all that was not sent
+            gc.collect()  # an ended connection is a cycle of objects that holds all unsent lines
 
 
 def _text(pool: Pool, wanted: Wanted) -> Generator[bytes, None, None]:

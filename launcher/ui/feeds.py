@@ -1,7 +1,7 @@
-"""A job's lines for all pages that show them: read once, numbered, the last of them kept.
+"""A job's lines for all pages that show them: read once and numbered; the newest lines stay in memory.
 
-A page that was away, as behind a lid that was closed, says which line it had last, and gets what has come since: none
-is lost, and none comes twice. What it had may be of a feed that is no more: then it begins anew.
+A page that was disconnected, for example by a closed lid, reports its last line and gets all later lines: none is lost,
+and none is repeated. If the feed no longer exists, the page starts over with a new feed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["KEPT_LINES", "Feed", "Feeds", "Wanted"]
 
 KEPT_LINES = 5_000
-KEPT_CHARS = 4_000_000  # of a feed's lines together
+KEPT_CHARS = 4_000_000  # all lines of a feed together
 MOST_FEEDS = 12
-LINGER_S = 30.0  # that a feed stays without a page: one that is loaded anew finds it
+LINGER_S = 30.0  # how long a feed stays without a page: a reloaded page finds the feed
 WAIT_S = 0.1
 BACK_OFF_S = 5.0
 MOST_PATTERN = 200
@@ -37,7 +37,7 @@ MOST_PATTERN = 200
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines: of which job and attempt, of which ranks and node, with which words."""
+    """A selection of lines: a job and attempt, optionally some ranks, a node, and a pattern."""
 
     job: str
     attempt: int
@@ -46,7 +46,7 @@ class Wanted:
     grep: str = ""
 
     def pattern(self) -> re.Pattern[str] | None:
-        """Return what is looked for. Raises UsageError for a pattern that is none."""
+        """Return the compiled pattern, if any. Raises UsageError for an invalid regular expression."""
         if len(self.grep) > MOST_PATTERN:
             raise UsageError(f"the pattern is longer than {MOST_PATTERN} characters")
         try:
@@ -55,7 +55,7 @@ class Wanted:
             raise UsageError(f"`{self.grep}` is no regular expression: {error}") from None
 
     def test(self) -> Callable[[LogLine], bool]:
-        """Return what says whether a line is wanted. Raises UsageError for a pattern that is none."""
+        """Return a predicate for wanted lines. Raises UsageError for an invalid regular expression."""
         pattern = self.pattern()
 
         def wants(line: LogLine) -> bool:
@@ -68,7 +68,7 @@ class Wanted:
 
 @dataclass
 class Feed:
-    """One reading of the lines that are wanted; a thread fills it until nobody has asked for it for a while."""
+    """A reader of the selected lines; a thread fills the feed until no page has used it for LINGER_S."""
 
     wanted: Wanted
     folder: Path | None
@@ -76,11 +76,11 @@ class Feed:
     name: str = field(default_factory=lambda: secrets.token_hex(4))
     pages: int = 0
     most: int = KEPT_LINES
-    is_ready: bool = False  # what was there at first has been passed over
+    is_ready: bool = False  # the existing lines have been read
     is_over: bool = False
     is_closed: bool = False
     trouble: str = ""
-    last: int = 0  # the newest line's number; the first is 1
+    last: int = 0  # the newest line's number; the first line is 1
     left_s: float = field(default_factory=time.monotonic)
     attempt_changed: threading.Event = field(default_factory=threading.Event)
     _lines: deque[tuple[int, list[Any]]] = field(default_factory=deque)
@@ -88,10 +88,10 @@ class Feed:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def since(self, number: int) -> tuple[list[list[Any]], int]:
-        """Return the lines after that number that are kept, and the newest one's number.
+        """Return the stored lines after the given number, and the newest line's number.
 
-        A line is [rank or null, node, unix seconds, text], and 1 where it is a progress bar that still runs: the next
-        one of its rank takes its place.
+        A line is [rank or null, node, unix seconds, text], plus 1 for the state of a running progress bar: the next
+        line of the rank replaces the state.
         """
         with self._lock:
             count = self.last - max(number, self._lines[0][0] - 1) if self._lines else 0
@@ -101,7 +101,7 @@ class Feed:
             return [self._lines[index][1] for index in range(start, len(self._lines))], self.last
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start to read."""
         threading.Thread(target=self._run, name=f"log-{self.wanted.job}", daemon=True).start()
 
     def _run(self) -> None:
@@ -118,11 +118,11 @@ class Feed:
             self.tell()
 
     def _fail(self, words: str) -> None:
-        """Say what went wrong; whoever wants these lines next gets a feed that begins anew."""
+        """Store the error; the next page with the same selection gets a new feed."""
         self.trouble, self.is_closed = words, True
 
     def _read(self, registry: Registry) -> None:
-        """Read the last lines that are there, then what comes."""
+        """Read the last existing lines, then new lines."""
         from cloudtrain.launcher.logs.stream import Stream
 
         wants = self.wanted.test()
@@ -152,7 +152,7 @@ class Feed:
                 trouble = ""
             except NoSuchJobError:
                 raise
-            except CloudtrainError as error:  # a backend that is away, a login that has expired, a busy registry
+            except CloudtrainError as error:  # an unreachable backend, an expired login, a busy registry
                 hint = f"; {error.hint}" if error.hint else ""
                 lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}{hint}"
             self._add([line for line in lines if wants(line)])
@@ -180,12 +180,12 @@ class Feed:
             self.tell()
 
     def _is_left(self) -> bool:
-        """Return whether nobody has wanted it for a while."""
+        """Return whether no page has used the feed for LINGER_S."""
         return self.is_closed or (self.pages <= 0 and time.monotonic() - self.left_s > LINGER_S)
 
 
 class Feeds:
-    """All that are read now, each once."""
+    """All current feeds, at most one for each selection."""
 
     def __init__(self, tell: Callable[[Feed], None], folder: Path | None = None) -> None:
         self._tell = tell
@@ -194,7 +194,7 @@ class Feeds:
         self._lock = threading.Lock()
 
     def enter(self, wanted: Wanted) -> Feed:
-        """Return the feed, begun if need be; each `enter` wants its `leave`. Raises UsageError, CapacityError."""
+        """Return the feed, started if necessary; each `enter` needs a `leave`. Raises UsageError, CapacityError."""
         wanted.test()
         with self._lock:
             feed = self._feeds.get(wanted)
@@ -204,24 +204,24 @@ class Feeds:
             return feed
 
     def leave(self, feed: Feed) -> None:
-        """A page no longer shows it."""
+        """Release the feed when a page no longer shows its lines."""
         with self._lock:
             feed.pages -= 1
             feed.left_s = time.monotonic()
 
     def attempts_changed(self) -> None:
-        """Have all look how their attempts are: the registry has changed."""
+        """Have all feeds read their attempt's state again, since the registry has changed."""
         for feed in list(self._feeds.values()):
             feed.attempt_changed.set()
 
     def close(self) -> None:
-        """End all."""
+        """Stop all feeds."""
         for feed in list(self._feeds.values()):
             feed.is_closed = True
             feed.attempt_changed.set()
 
     def _new(self, wanted: Wanted) -> Feed:
-        """Begin a feed; the oldest that no page shows make room."""
+        """Start a feed; if necessary, drop the longest unused feeds."""
         self._feeds.pop(wanted, None)
         idle = sorted((each for each in self._feeds.values() if each.pages <= 0), key=lambda each: each.left_s)
         for each in idle[: max(0, len(self._feeds) + 1 - MOST_FEEDS)]:

@@ -1,9 +1,9 @@
-"""Who may use the page, and what a browser may do with it: everything that every request and every answer goes through.
+"""Access control: checks on every request and headers on every answer.
 
-A page on loopback is reachable by every user of the machine, and by every site that its user's browser shows. So the
-host must be ours (a name that a site has rebound to this address is not), a secret is asked for, and what changes
-something must come from our own page. The secret in the address is good for one exchange; a cookie, which no script
-can read and no other site's request carries, takes its place.
+Every user of the machine can reach a page on loopback, and so can every site in the user's browser. So the Host header
+must be ours (a name rebound to this address is refused), a secret is required, and a request that changes state must
+come from our own page. The token in the address is valid for a single exchange for a cookie, which scripts cannot read
+and requests of foreign sites do not carry.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     "cache-control": "no-store",
 }
-# A visit that another page began (the file that opens the browser, a link in a chat) does not carry a strict cookie.
-# This page, which is ours, goes to the same address again: that visit does.
+# A visit started by a foreign page (the file that opens the browser, a link in a chat) does not carry a strict cookie.
+# This page of ours loads the same address again, and the second visit does.
 _AGAIN = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0">'
     "<title>cloudtrain</title></head><body></body></html>"
@@ -56,14 +56,14 @@ _NO_KEY = (
 
 @dataclass
 class Keys:
-    """The secrets of one run: what the next address carries, what the browsers' cookies hold, what forms carry."""
+    """The secrets of a run: token of the next address, session of the browsers' cookies, CSRF token of the forms."""
 
     session: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES), repr=False)
 
     def exchange(self, token: str) -> bool:
-        """Return whether that is the address's token; the next address has another."""
+        """Return whether the token is right; a right token is replaced, since each token is valid once."""
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return False
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -77,11 +77,11 @@ class Guard:
         self.app = app
         self.keys = keys
         self.hosts = frozenset({f"127.0.0.1:{port}", f"localhost:{port}"})
-        self.cookie = f"cloudtrain-ui-{port}"  # browsers keep one jar for all ports of a host
+        self.cookie = f"cloudtrain-ui-{port}"  # cookies of a host are shared by all its ports
         self.used = used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or have the app answer; a request that is no HTTP is refused."""
+        """Answer, or let the app answer; a protocol except HTTP is refused."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -103,7 +103,7 @@ class Guard:
         await self.app(scope, bounded, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer to what does not get through, None for what does."""
+        """Return the answer to a refused request, None for an accepted request."""
         headers = Headers(scope=scope)
         if headers.get("host", "") not in self.hosts:
             return PlainTextResponse("This host is not served here: take the address and the port as printed.", 421)
@@ -125,7 +125,7 @@ class Guard:
         return self._foreign(scope, headers)
 
     def _exchanged(self, scope: Scope, headers: Headers, token: str, query: list[tuple[str, str]]) -> Response:
-        """Return the way to the same page without the token, with the cookie where the token was right."""
+        """Return a redirect to the same page without the token, and with the cookie if the token was right."""
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         place = scope["path"] if scope["path"].startswith("/") and not scope["path"].startswith("//") else "/"
         is_right = self.keys.exchange(token)
@@ -138,16 +138,16 @@ class Guard:
         return answer
 
     def is_known(self, headers: Headers) -> bool:
-        """Return whether our cookie is among the cookies of the request; cookies of other programs have any form."""
+        """Return whether the request carries our cookie; cookies of different programs may have any form."""
         pairs = (pair.partition("=") for text in headers.getlist("cookie") for pair in text.split(";"))
         values = [value.strip() for name, _, value in pairs if name.strip() == self.cookie]
         return any(hmac.compare_digest(value.encode(), self.keys.session.encode()) for value in values)
 
     def _foreign(self, scope: Scope, headers: Headers) -> Response | None:
-        """Return the refusal of what another site's page has asked for."""
+        """Return the refusal of a request from a foreign site's page."""
         site = headers.get("sec-fetch-site")
         if scope["method"] != "POST":
-            # A visit is harmless, whoever began it; what a page loads must be our page's.
+            # A visit is harmless from any site; resources may be loaded only by our page.
             is_ours = site in (None, "same-origin", "none") or headers.get("sec-fetch-mode") == "navigate"
             return None if is_ours else PlainTextResponse("This is for our own page.", 403)
         origins = {f"http://{host}" for host in self.hosts}
@@ -163,7 +163,7 @@ class Guard:
 
 
 class _Bounded:
-    """What a request's body is read from, up to the most that a form may have."""
+    """The receiver of a request's body, limited to the maximum size of a form."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -1,4 +1,4 @@
-"""Which jobs a list shows: filtered and paged by the database, so that only a page of them is read whole."""
+"""The job list: filtered and paged by the database, so that only a page of jobs is read completely."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What was asked for; empty words choose all. `tag`: `NAME`, or `NAME=VALUE`. `page` counts from 1."""
+    """The filters; an empty text selects all jobs. `tag`: `NAME`, or `NAME=VALUE`. `page` counts from 1."""
 
     state: str = ""
     backend: str = ""
@@ -43,7 +43,7 @@ class Choice:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Choice:
-        """Return what an address asks for; what makes no sense there is left out."""
+        """Return the filters of an address; invalid values are ignored."""
         state, page = query.get("state", ""), query.get("page", "1")
         return cls(
             state if state in STATES else "",
@@ -55,11 +55,11 @@ class Choice:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether anything is left out."""
+        """Whether a filter is set."""
         return bool(self.state or self.backend or self.tag or self.text)
 
     def query(self, **changes: Any) -> str:
-        """Return the address's words for it: `?state=failed&page=2`, or nothing."""
+        """Return the query of the address: `?state=failed&page=2`, or an empty text."""
         now = replace(self, **changes)
         words = {"state": now.state, "backend": now.backend, "tag": now.tag, "text": now.text}
         given = {name: word for name, word in words.items() if word} | ({"page": now.page} if now.page > 1 else {})
@@ -68,7 +68,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Listed:
-    """A page of jobs, each as `status --json` tells it; `count` of them in all."""
+    """A page of jobs, each as in `status --json`; `count` is the number of all matching jobs."""
 
     jobs: list[dict[str, Any]]
     count: int
@@ -76,7 +76,7 @@ class Listed:
 
 
 def listed(registry: Registry, choice: Choice) -> Listed:
-    """Return a page of the chosen jobs, the newest first."""
+    """Return a page of matching jobs, the newest first."""
     where, values = _where(choice)
     database = registry.database
     if choice.is_narrow:
@@ -89,7 +89,7 @@ def listed(registry: Registry, choice: Choice) -> Listed:
 
 
 def choices(registry: Registry) -> dict[str, list[str]]:
-    """Return the backends and the tags (`NAME=VALUE`, the most used first) that there are, for a filter to offer."""
+    """Return the backends and the tags (`NAME=VALUE`, the most frequent first) to offer as filters."""
     backends = [row[0] for row in registry.database.execute("SELECT DISTINCT backend FROM jobs ORDER BY backend")]
     tags = registry.database.execute(
         "SELECT t.key || '=' || t.value AS tag, COUNT(*) FROM"
@@ -108,7 +108,7 @@ def _told(registry: Registry, job_id: str) -> dict[str, Any]:
 def _where(choice: Choice) -> tuple[str, list[Any]]:
     parts: list[str] = []
     values: list[Any] = []
-    if choice.text:  # first: it is used several times, by its number
+    if choice.text:  # first, since the SQL refers to the value by the number 1
         parts.append(_TEXT)
         values.append(choice.text.lower())
     if choice.state == "active":

@@ -1,4 +1,4 @@
-"""A job's page: what `status` says of it in parts that change by themselves, and what its curves are drawn from."""
+"""A job's page: the facts of `status`, in parts that update themselves, and the data of the charts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = ("head", "actions", "facts", "error", "attempts", "stop")
 
 
 def shown(pages: Pages, registry: Registry, job_id: str, fault: str) -> Shown:
-    """Return the page's parts as they are now; `fault`: what went wrong at the last look at it."""
+    """Return the current parts of the page; `fault`: the error of the last poll of the job."""
     values = facts(registry, job_id, fault)
     parts = {name: pages.render(f"_job_{name}.html", **values) for name in PARTS}
     marks = registry.database.execute(
@@ -37,7 +37,7 @@ def shown(pages: Pages, registry: Registry, job_id: str, fault: str) -> Shown:
 
 
 def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
-    """Return what the templates show of a job. Raises NoSuchJobError."""
+    """Return the templates' values of a job. Raises NoSuchJobError."""
     now_s = time.time()
     job = registry.find(job_id)
     attempts = registry.attempts(job)
@@ -66,7 +66,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
 
 
 def curves(registry: Registry, job_id: str) -> dict[str, Any]:
-    """Return what the charts of a job are drawn from."""
+    """Return the data of a job's charts."""
     from cloudtrain.launcher import series
     from cloudtrain.launcher.report.data import chart_data
 
@@ -95,17 +95,17 @@ def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
 
 
 def _can_kill(job: Job) -> bool:
-    """Return whether it can be ended without letting it save."""
+    """Return whether the job can be ended without a save."""
     if not job.active or job.attempt.ref is None:
         return False
     try:
         return backends.load(job.backend).pace(job.attempt.ref).can_kill
-    except CloudtrainError:  # a plug-in that is gone
+    except CloudtrainError:  # a plug-in that was removed
         return False
 
 
 def _trace(error: dict[str, Any] | None) -> str:
-    """Return the traceback, where it says more than the message."""
+    """Return the traceback if it adds to the message."""
     if not error or error.get("kind") == "config":
         return ""
     return str(error.get("traceback") or "")[:20_000]

@@ -1,4 +1,4 @@
-"""Open registries, one for each of the requests that are answered at once: SQLite's connections serve one at a time."""
+"""Open registries for requests answered at the same time: an SQLite connection serves one thread at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cloudtrain.launcher.registry import Registry
 
 __all__ = ["Pool"]
 
-KEPT = 4  # more are opened when they are needed, and closed after
+KEPT = 4  # more are opened on demand and closed after use
 
 
 class Pool:
-    """Registries of one home; `close` closes those that nobody uses."""
+    """Registries of an installation; `close` closes the unused registries."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -25,7 +25,7 @@ class Pool:
 
     @contextmanager
     def one(self) -> Iterator[Registry]:
-        """Have a registry that nobody else has meanwhile. Raises ConfigError where it cannot be opened."""
+        """Lend a registry for exclusive use. Raises ConfigError if the registry cannot be opened."""
         with self._lock:
             registry = self._free.pop() if self._free else None
         registry = registry or Registry(self._folder)
@@ -40,7 +40,7 @@ class Pool:
                 registry.close()
 
     def close(self) -> None:
-        """Close what is free; what is in use closes when it is given back."""
+        """Close free registries; a registry in use is closed on return."""
         with self._lock:
             self._is_closed = True
             free, self._free = self._free, []

@@ -1,4 +1,4 @@
-"""When something has changed: one look for all pages at the registry's file, cheap enough to be taken often."""
+"""Change detection: a cheap, frequent check of the registry's file for all pages."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EVERY_S = 0.25
 
 
 class Pulse:
-    """Counts the changes that any process has made to the registry, and says how many pages are open.
+    """Counts the registry's changes by any process, and the open pages.
 
-    SQLite keeps a number that moves with every commit of another connection; reading it costs some microseconds.
+    SQLite increments a number at every commit of a different connection; reading the number takes a few microseconds.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -29,16 +29,16 @@ class Pulse:
         self.is_closing = False
 
     async def run(self) -> None:
-        """Look again and again, while anybody waits for it; to be cancelled."""
+        """Check repeatedly while a page waits; the caller cancels the task."""
         while True:
             await asyncio.sleep(EVERY_S)
-            with contextlib.suppress(CloudtrainError):  # a registry that is busy is looked at again
+            with contextlib.suppress(CloudtrainError):  # a busy registry is checked again
                 if self._waiters and (now := self._version()) != self._seen:
                     self._seen = now
                     self.beat()
 
     def beat(self) -> None:
-        """Wake all that wait; to be called in the loop's thread."""
+        """Wake all waiters; call in the loop's thread."""
         self.count += 1
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -46,7 +46,7 @@ class Pulse:
                 waiter.set_result(None)
 
     async def changed(self, timeout_s: float) -> bool:
-        """Return whether something has changed within the time."""
+        """Return whether a change has come within the time."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.add(waiter)
         try:
@@ -58,7 +58,7 @@ class Pulse:
         return True
 
     def close(self) -> None:
-        """End all that waits: the server is being ended."""
+        """Wake all waiters for the server's end."""
         self.is_closing = True
         self.beat()
 

@@ -1,8 +1,8 @@
-"""The one part that asks backends while the page is up: each at its own pace, for all pages that are open.
+"""Polls backends while the page is up: each backend at its own pace, for all open pages together.
 
-A thread for each backend, so that one that is slow or gone delays only what is its own. It takes the look that `watch`
-takes: alerts are sent and the attempts that `retry` asks for, by one watcher of all there are; with `is_quiet` it only
-brings the registry up to date.
+Each backend has a thread, so a slow or unreachable backend delays only its own jobs. A poll does the same as in
+`watch`: alerts and `retry` attempts are sent, by a single watcher among all processes. With `is_quiet` a poll only
+updates the registry.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Refresher"]
 
-LEAST_S = 0.5  # between two looks at a job, however often its backend may be asked
-UNSEEN_S = 60.0  # while no page is open: as `watch` looks
+LEAST_S = 0.5  # minimum seconds between two polls of a job, for any backend
+UNSEEN_S = 60.0  # without an open page: the pace of `watch`
 BACK_OFF_S = 5.0
 ROUND_S = 0.5
-MANY = 20  # active jobs of a backend from which on each is looked at more seldom
+MANY = 20  # above this number of a backend's active jobs, each is polled less often
 
 
 class Refresher:
-    """Runs until it is closed. `is_seen` says whether a page is open."""
+    """Runs until closed. `is_seen` returns whether a page is open."""
 
     def __init__(self, is_seen: Callable[[], bool], *, is_quiet: bool, folder: Path | None = None) -> None:
         self._is_seen = is_seen
@@ -45,29 +45,29 @@ class Refresher:
         self._thread = threading.Thread(target=self._run, name="refresher", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at everything soon: something was done, or a page was opened."""
+        """Poll all jobs soon: an action was taken, or a page was opened."""
         for worker in list(self._workers.values()):
             worker.hurry()
         self._news.set()
 
     def faults(self) -> dict[str, str]:
-        """Return what went wrong at the last look at each job; with the registry itself, under no job's name."""
+        """Return the error of the last poll of each job; the registry's own error has the key ""."""
         own = {"": self._fault} if self._fault else {}
         return own | {job: words for worker in list(self._workers.values()) for job, words in worker.faults.items()}
 
     def close(self) -> None:
-        """End; what is being asked is not waited for."""
+        """Stop; polls in progress are not awaited."""
         self._is_closed = True
         self._news.set()
         for worker in list(self._workers.values()):
             worker.close()
 
     def _run(self) -> None:
-        """Have a worker for each backend that has an active job, or one that has ended of late and nobody saw."""
+        """Start a worker for each backend with an active job, or with a recently ended job."""
         registry = Registry(self._folder)
         try:
             for job in [] if self._is_quiet else _ended_of_late(registry):
@@ -81,7 +81,7 @@ class Refresher:
                             self._worker(name)
                         seen = version
                     self._fault = ""
-                except CloudtrainError as error:  # busy for long, or on a disk that is full
+                except CloudtrainError as error:  # busy for long, or a full disk
                     self._fault = error.message
                 self._news.wait(ROUND_S if self._is_seen() else BACK_OFF_S)
                 self._news.clear()
@@ -98,7 +98,7 @@ class Refresher:
 
 
 def _ended_of_late(registry: Registry) -> list[Job]:
-    """Return the jobs whose end may still have something to be told, or a further attempt to be sent."""
+    """Return the recently ended jobs, which may still need alerts or a retry."""
     from cloudtrain.launcher import watch
 
     return [job for job in watch.chosen(registry, (), time.time()) if not job.active]
@@ -111,7 +111,7 @@ _ACTIVE_BACKENDS = (
 
 
 class _Worker:
-    """One backend's thread."""
+    """A backend's thread."""
 
     def __init__(self, name: str, is_seen: Callable[[], bool], *, is_quiet: bool, folder: Path | None) -> None:
         self._name = name
@@ -129,7 +129,7 @@ class _Worker:
         self._thread.start()
 
     def offer(self, job: Job) -> None:
-        """Have a look at a job that has ended, once."""
+        """Poll an ended job once."""
         self._ended.append(job)
         self._news.set()
 
@@ -151,7 +151,7 @@ class _Worker:
             try:
                 jobs = self._round(registry, herald, jobs)
                 self.faults.pop("", None)
-            except CloudtrainError as error:  # the registry itself: a full disk
+            except CloudtrainError as error:  # from the registry, for example a full disk
                 self.faults[""] = error.message
             next_s = min((self._due_s.get(name, 0.0) for name in jobs), default=time.monotonic() + BACK_OFF_S)
             self._news.wait(min(max(next_s - time.monotonic(), LEAST_S / 5), BACK_OFF_S))
@@ -161,7 +161,7 @@ class _Worker:
         registry.close()
 
     def _round(self, registry: Registry, herald: object, before: dict[str, Job]) -> dict[str, Job]:
-        """Look at what is due, and once more at those whose end another command has seen; return the active jobs."""
+        """Poll jobs that are due, and jobs whose end a different command has seen; return the active jobs."""
         jobs = {job.id: job for job in registry.jobs(active=True) if job.backend == self._name}
         gone = [job for name, job in before.items() if name not in jobs]
         ended, self._ended = [*self._ended, *gone], []
@@ -174,7 +174,7 @@ class _Worker:
         return jobs
 
     def _look(self, registry: Registry, herald: object, job: Job, many: int) -> None:
-        """Take a look, note what went wrong, and when the next one is due."""
+        """Poll the job; store the error and the time of the next poll."""
         begun_s = time.monotonic()
         seen = _seen(registry, herald, job)
         if seen.fault:
@@ -186,18 +186,18 @@ class _Worker:
         took_s = time.monotonic() - begun_s
         is_away = bool(seen.fault) or seen.job.attempt.unreachable_since_s is not None
         wait_s = BACK_OFF_S if is_away else _pace_s(seen.job)
-        # A look that takes long takes no more than a tenth of the time; of many jobs each waits for its turn.
+        # Polls take at most a tenth of the time; with many jobs each waits longer.
         wait_s = max(wait_s, LEAST_S * max(1, many / MANY), 10 * took_s)
         self._due_s[job.id] = time.monotonic() + (wait_s if self._is_seen() else max(wait_s, UNSEEN_S))
 
 
 def _seen(registry: Registry, herald: object, job: Job) -> Seen:
-    """Return what a look has found: as `watch` looks, or without a herald only how the job is."""
+    """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
     from cloudtrain.launcher.notices.herald import Herald
     from cloudtrain.launcher.watch import Seen, look
 
     if isinstance(herald, Herald):
-        return look(registry, herald, job) or Seen(job)  # None: another watcher looks at it
+        return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job
     try:
         return Seen(refresh(registry, job))
     except (CloudtrainError, OSError) as error:
@@ -207,7 +207,7 @@ def _seen(registry: Registry, herald: object, job: Job) -> Seen:
 
 
 def _keep(folder: Path | None, seen: Seen) -> None:
-    """Bring home the lines of an attempt that has ended."""
+    """Cache the log of an ended attempt."""
     from cloudtrain.launcher import watch
 
     registry = Registry(folder)

@@ -1,4 +1,4 @@
-"""The server: on the loopback alone, its address on the terminal, the browser opened where there is one."""
+"""The server: on the loopback interface only; prints its address and opens the browser if available."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["has_desktop", "serve", "tunnel"]
 
 HOST = "127.0.0.1"
-END_S = 1  # that an answer under way has, once the server ends
+END_S = 1  # for answers in progress when the server ends
 
 
 def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
-    """Serve until Ctrl-C. Raises UsageError where the port is taken, ModuleNotFoundError without the extra."""
+    """Serve until Ctrl-C. Raises UsageError if the port is taken, ModuleNotFoundError without the extra."""
     import uvicorn
 
     from cloudtrain.launcher.ui.app import make
@@ -36,7 +36,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
     from cloudtrain.launcher.ui.site import Site
 
     class Server(uvicorn.Server):
-        """Has the open pages' connections end before it waits for them."""
+        """Ends the connections of open pages before waiting for them."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -44,7 +44,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             site.close()
-            _forget_page()  # a SIGTERM leaves no time for it later
+            _forget_page()  # after a SIGTERM no later code runs
             await super().shutdown(sockets)
 
     listening = _listening(port)
@@ -56,7 +56,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
         _forget_page()
         say(f"opened; for another browser: {_address(place, keys.token)}")
 
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # what goes wrong is said by the app
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # the app reports errors
     app = make(site, listening.getsockname()[1], used)
     config = uvicorn.Config(
         app,
@@ -79,14 +79,14 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
 
 
 def has_desktop(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
-    """Return whether a browser can be opened where the user sees it."""
+    """Return whether a browser can be opened on the user's screen."""
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
         return False
     return platform in ("darwin", "win32") or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
 
 
 def tunnel(environ: Mapping[str, str], port: int) -> str:
-    """Return the command that brings the port to the user's own machine."""
+    """Return the command that forwards the port to the user's own machine."""
     client = environ.get("SSH_CONNECTION", "").split()
     host = client[2] if len(client) == 4 else socket.gethostname()
     try:
@@ -113,7 +113,7 @@ def _address(place: str, token: str) -> str:
 
 
 def _tell(place: str, token: str, *, opens: bool) -> None:
-    """Print the address, open it, and say how else to get there."""
+    """Print the address, open the browser, and explain the access from a remote machine."""
     print_lines([_address(place, token)])
     say("only this machine reaches it, and only with this address, once; Ctrl-C ends it, and no job")
     if not has_desktop(os.environ):
@@ -128,9 +128,9 @@ def _page() -> Path:
 
 
 def _open(address: str) -> None:
-    """Open the browser on a file of the user's own that leads to the address: a process's arguments are for all to see.
+    """Open the browser on a private file that redirects to the address: arguments of processes are public.
 
-    The browser is started in a process of its own, whose words are not ours.
+    The browser starts in a separate process, and its output is discarded.
     """
     import subprocess
 

@@ -1,4 +1,4 @@
-"""What all pages share while the server runs: registries, the pulse, who asks backends, the feeds, the templates."""
+"""Objects shared by all pages of a running server: registries, change detection, pollers, feeds, templates."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cloudtrain.launcher.ui.words import Pages, assets
 __all__ = ["Site"]
 
 T = TypeVar("T")
-SEEN_S = 20.0  # after the last page was asked for
+SEEN_S = 20.0  # after the last request of a page
 MOST_THREADS = 12  # each opens a registry: SQLite keeps a closed file's descriptor for the next connection
 
 
 class Site:
-    """One run of the page. `running` holds what lives as long as the server does."""
+    """A run of the server. `running` surrounds its lifetime."""
 
     def __init__(self, keys: Keys, *, is_read_only: bool, folder: Path | None = None) -> None:
         self.keys = keys
         self.is_read_only = is_read_only
-        self.downloads = 0  # under way
+        self.downloads = 0  # in progress
         self.pool = Pool(folder)
         self.pulse = Pulse(folder)
         self.assets = assets()
@@ -45,11 +45,11 @@ class Site:
         self._news: set[asyncio.Event] = set()
 
     async def thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Return what the work returns that reads, writes or asks: the loop never waits for that."""
+        """Run blocking work in a thread and return its result, so that the event loop never blocks."""
         return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True, limiter=self._threads)
 
     def asked(self) -> None:
-        """A page was asked for: backends are asked at their own pace from now on."""
+        """Note a page request: from now on backends are polled at their own pace."""
         was_seen = self._is_seen()
         self._asked_s = time.monotonic()
         if not was_seen:
@@ -57,7 +57,7 @@ class Site:
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        """Have an event that is set when the registry has changed or lines have come, while a page is open."""
+        """Return an event that is set at changes of the registry and at new lines, while a page is open."""
         news = asyncio.Event()
         self._news.add(news)
         self.asked()
@@ -70,7 +70,7 @@ class Site:
 
     @asynccontextmanager
     async def running(self, _: object = None) -> AsyncIterator[None]:
-        """Have it all run."""
+        """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(self.pulse.run()), asyncio.create_task(self._spread())]
         self.refresher.start()
@@ -86,7 +86,7 @@ class Site:
             self.pulse.release()
 
     def close(self) -> None:
-        """End what pages wait for."""
+        """Stop waiting pages."""
         self.pulse.close()
         self.feeds.close()
         self._wake()
@@ -105,7 +105,7 @@ class Site:
             news.set()
 
     async def _spread(self) -> None:
-        """Pass every change of the registry on."""
+        """Forward each change of the registry."""
         while not self.pulse.is_closing:
             if self._news and await self.pulse.changed(10.0):
                 self.feeds.attempts_changed()

@@ -1,4 +1,4 @@
-"""What jobs have cost: a year of months, one of them in groups, and what budgets have left. `cost` counts so too."""
+"""The cost page: twelve months, a month in groups, and the remaining budgets; the same figures as `cost`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MOST_ROWS = 20
 
 
 def spend(database: Database, month: str, by: str) -> dict[str, Any]:
-    """Return what the page shows of a month (`2026-11`, the present one where that is none), in groups `by`."""
+    """Return the page's values for a month (`2026-11`; if invalid, the current month), grouped by `by`."""
     now_s = time.time()
     names = _months(now_s)
     month = month if month in names else names[-1]
     spans = {name: period.month_span(name) for name in names}
-    # One read for each month; labels are needed of the chosen one alone.
+    # A read for each month; only the chosen month needs labels.
     sums = {name: period.spent_between(database, *spans[name], now_s, labels=name == month) for name in names}
     chosen = sums[month]
     tags = sorted({name for job in chosen for name in job.tags})
@@ -63,7 +63,7 @@ def spend(database: Database, month: str, by: str) -> dict[str, Any]:
 
 
 def _months(now_s: float) -> list[str]:
-    """Return this month and those before it, the oldest first."""
+    """Return the current month and the months before, the oldest first."""
     year, month = (int(part) for part in month_of(now_s).split("-"))
     found = []
     for back in range(MONTHS - 1, -1, -1):

@@ -1,6 +1,6 @@
-"""What an open page is told: its parts that have changed, and a job's lines, over one connection a page.
+"""Server-sent events for an open page: changed parts and a job's lines, over a single connection per page.
 
-Browsers open six connections to a host at most, for all tabs: so there is one a page, and a hidden page has none.
+Browsers open at most six connections to a host, over all tabs; so a page has one connection, and a hidden page none.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Shown", "stream"]
 
-LEAST_S = 0.5  # between two looks at a page's parts
-BEAT_S = 15.0  # a word, so that a connection that is gone is noticed
-BATCH = 500  # lines at once
+LEAST_S = 0.5  # minimum seconds between two renderings of a page's parts
+BEAT_S = 15.0  # for a comment that detects a broken connection
+BATCH = 500  # lines per event
 GAP_S = 0.05
-MANY, MANY_GAP_S = 3, 0.25  # events at once, from which on a job prints faster than anybody reads
+MANY, MANY_GAP_S = 3, 0.25  # with more events at once a job prints faster than people read
 
 
 class Shown:
-    """What a page shows: its parts by their names. `is_live`: they change by themselves, as time goes on."""
+    """The content of a page: its parts by name. `is_live`: the parts change with time."""
 
     def __init__(self, parts: dict[str, str], *, is_live: bool, curves: Any = None) -> None:
         self.parts = parts
@@ -40,10 +40,10 @@ class Shown:
 
 
 def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None) -> StreamingResponse:
-    """Return the answer that goes on until the page is closed. `show` is called in a thread; CloudtrainError is told.
+    """Return the answer, a stream until the page is closed. `show` runs in a thread and may raise CloudtrainError.
 
-    Events: `page` {parts}, `curves` (they have changed), `log` {lines} with their number as its id, `begin` where the
-    lines begin anew, `over`; `trouble` {text} with the page, `logtrouble` with the lines, empty once it is over.
+    Events: `page` {parts}, `curves` (changed), `log` {lines} with their number as event id, `begin` (lines start over),
+    `over`; `trouble` {text} for the page and `logtrouble` {text} for the lines, with an empty text once solved.
     """
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     return StreamingResponse(
@@ -94,7 +94,7 @@ async def _either(news: asyncio.Event, timeout_s: float) -> None:
 
 
 class _Page:
-    """The parts that the page has, and when to look at them again."""
+    """The parts that the page has received, and the time of the next rendering."""
 
     def __init__(self, site: Site, show: Callable[[], Shown]) -> None:
         self._site, self._show = site, show
@@ -107,7 +107,7 @@ class _Page:
         self._trouble = ""
 
     async def news(self) -> list[str]:
-        """Return the events for what has changed."""
+        """Return events for changed parts."""
         if self.wait_s() > 0:
             return []
         self._count = self._site.pulse.count
@@ -130,7 +130,7 @@ class _Page:
         return found
 
     def wait_s(self) -> float:
-        """Return how long until it is worth a look: soon after a change, else as clocks go on."""
+        """Return the seconds until the next rendering: soon after a change, else every few seconds for live pages."""
         since_s = time.monotonic() - self._looked_s
         least_s = max(LEAST_S, 10 * self._took_s)
         if self._count != self._site.pulse.count:
@@ -139,7 +139,7 @@ class _Page:
 
 
 class _Log:
-    """The lines that the page has, by the feed's name and their number."""
+    """The lines that the page has received, by the feed's name and the line number."""
 
     def __init__(self, feed: Feed | None, after: str) -> None:
         self._feed = feed
@@ -151,7 +151,7 @@ class _Log:
         self._trouble = ""
 
     def news(self) -> list[str]:
-        """Return the events for the lines that have come since."""
+        """Return events for new lines."""
         feed = self._feed
         if feed is None:
             return []
@@ -164,7 +164,7 @@ class _Log:
         if not self._has_begun:
             self._has_begun = True
             found.append(_event("begin", {"most": feed.most}))
-        is_over = feed.is_over  # before the lines: those are then the last
+        is_over = feed.is_over  # read before the lines, so that no line can follow
         lines, newest = feed.since(self._number)
         for start in range(0, len(lines), BATCH):
             number = newest - len(lines) + min(start + BATCH, len(lines))

@@ -1,4 +1,4 @@
-"""The page's templates and their words: figures by the rules that all commands share, everything escaped."""
+"""The page's templates and filters: figures formatted as in all commands, and all values escaped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 
 
 def assets() -> dict[str, tuple[bytes, str]]:
-    """Return what the page loads: name to content and media type. Nothing else can be asked for."""
+    """Return the static files: name to content and media type. No further file is served."""
     found = {}
     for folder, names in (("ui", ("ui.css", "ui.js", "icon.svg")), ("report", ("charts.css", "charts.js"))):
         for name in names:
@@ -46,12 +46,12 @@ class Pages:
         )
 
     def render(self, name: str, **values: Any) -> str:
-        """Return the page, or a part of one."""
+        """Return the page or a part."""
         return self._templates.get_template(name).render(**values)
 
 
 def _money(usd: float | None) -> str:
-    """Return dollars, of which the page says `USD` once."""
+    """Return dollars without the unit, which the page shows once."""
     return "?" if usd is None else amount(round(usd * 1e6))
 
 
@@ -75,7 +75,7 @@ def _number(value: Any) -> str:
 
 
 def _link(url: Any) -> str:
-    """Return an address that a browser may go to, nothing for any other: `javascript:` is one too."""
+    """Return the address if a browser may open it, else ""; this excludes `javascript:` addresses."""
     text = str(url or "")
     try:
         parts = urlsplit(text)
@@ -85,5 +85,5 @@ def _link(url: Any) -> str:
 
 
 def _part(text: Any) -> str:
-    """Return the text as a part of an address's path."""
+    """Return the text encoded as a part of a path."""
     return quote(str(text), safe="")

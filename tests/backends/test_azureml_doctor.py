@@ -79,8 +79,10 @@ def test_vault_that_may_not_be_written_is_found(cli: Any, folder: Path, azure: A
     assert (verdict, "Key Vault Secrets Officer" in said) == ("fail", True)
 
 
-def test_without_credentials_nothing_else_is_asked(cli: Any, folder: Path) -> None:
-    """One line, with the cure."""
-    found = verdicts(cli, folder, env={"AZURE_CLIENT_SECRET": ""})
-    assert list(found) == ["credentials"]
+def test_without_credentials_the_skipped_checks_and_the_faults_of_the_config_are_named(cli: Any, folder: Path) -> None:
+    """A missing machine type and a missing subscription show without Azure."""
+    changes = (f"subscription: {SUBSCRIPTION}, ->", ", instance_type: Standard_NC6s_v3->")
+    found = verdicts(cli, folder, *changes, env={"AZURE_CLIENT_SECRET": ""})
+    assert list(found) == ["credentials", "config", "not checked without credentials"]
+    assert found["not checked without credentials"][1].split(", ")[:2] == ["workspace", "compute"]
     assert (found["credentials"][0], "az login" in found["credentials"][1]) == ("fail", True)

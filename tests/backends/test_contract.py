@@ -170,19 +170,18 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
-def test_stop_saves_and_resume_goes_on(cli: Any, job: Any, wait_until: Any) -> None:
+def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
     """A stop lets the ranks save; a resume is the next attempt, whose ranks all see the saved and the kept files."""
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
     running(cli)
-    assert cli("stop", "last").code == 0
+    assert cli("stop", "last", "-y").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
     assert cli("wait", "last").code == 9
     assert cli("resume", "last", "-y", "-d", "--set", "env.GREETING=again").code == 0
     running(cli)
-    # On Vertex AI a look within 10 s of another one asks for no new lines.
-    again = wait_until(lambda: len(found := told(cli("logs", "last", "--json").stdout)) == 2 and found)
+    again = told(cli("logs", "last", "--json").stdout)
     assert [(r["ATTEMPT"], r["saved"], r["env"]) for r in again] == [("2", ["saved-0", "saved-1"], "again")] * 2
     assert [r["kept"] for r in again] == [["out/part-0.pt", "out/part-1.pt", "work.pt"]] * 2
     assert again[0]["argv"] == again[1]["argv"]

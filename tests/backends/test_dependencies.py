@@ -186,7 +186,7 @@ def test_stop_while_a_node_prepares_ends_at_once(cli: Any, job: Any, tmp_path: P
     wait_until((tmp_path / "begun").exists)
     status = cli("status", "last", "--json").json
     assert (status["state"], status["detail"]) == ("pending", "its packages are being installed")
-    assert cli("stop", "last").code == 0
+    assert cli("stop", "last", "-y").code == 0
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"]) == ("stopped", "user")
     assert not list(cli.home.glob("local/*/attempt-1/node-*/log/rank-*.log"))

@@ -167,7 +167,7 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
         os.kill(json.loads((training / f"node-{node}" / "state.json").read_text())["pid"], signal.SIGKILL)
     cli("wait", "last")
     assert cli("status", "last", "--json").json["reason"] == "node_failure"
-    cli("stop", "last")
+    cli("stop", "last", "-y")
     end = time.monotonic() + 10
     while (left := pids(training, 0, "") + pids(training, 1, "")) and time.monotonic() < end:
         time.sleep(0.05)
@@ -335,7 +335,8 @@ def test_plan_counts_the_threads_of_other_local_jobs(
         for each in others:
             each.kill()
             each.wait()
-    words = f"2 other local jobs use 2000 threads, and this job 3, on {processes.cores()} cores"
+    words = f"warning: 2 other local jobs use 2000 threads, and this job 3, on {processes.cores()} cores: the jobs get "
+    words += "slower (env.OMP_NUM_THREADS)"
     assert words in told.stdout + told.stderr
     alone = cli("plan", cwd=project("env: {OMP_NUM_THREADS: '3'}\n"))
     assert "other local job" not in alone.stdout + alone.stderr

@@ -25,12 +25,14 @@ from cloudtrain.launcher import refresh
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.money import ledger
+from doubles.aws.handle import REGION as AWS_REGION
 from doubles.aws.handle import ROLE, Aws
 from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 from doubles.google.handle import BUCKET, PROJECT, Google
 from doubles.google.handle import REGION as GOOGLE_REGION
 
 Kind = Literal["refused", "reset", "lost"]
+DEFAULT_BUCKET = f"sagemaker-{AWS_REGION}-{ROLE.split(':')[4]}"
 CLOUDS = ("sagemaker", "azureml", "vertex")
 
 
@@ -66,10 +68,16 @@ class Network:
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud's stand-in: `jobs` returns the names of the jobs that run there."""
+    """A cloud's stand-in: `jobs` returns the names of the running jobs, `empty` removes a bucket of a submit."""
 
     folder: Path
     jobs: Callable[[], list[str]]
+    empty: Callable[[], None]
+
+    def renew(self, number: int) -> None:
+        """Let the next submit be a first submit: no bucket of ours, and code that the cloud has never seen."""
+        self.empty()
+        (self.folder / "loop.py").write_text(f"print({number})\n")
 
 
 @pytest.fixture
@@ -93,15 +101,26 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
     folder.mkdir()
     (folder / "loop.py").write_text("print('x')\n")
     jobs: Callable[[], list[str]]
+
+    def empty() -> None:
+        """Keep the bucket: on this cloud a submit makes no bucket."""
+
     if request.param == "sagemaker":
         aws: Aws = request.getfixturevalue("account")
         aws.settings(execute=False)
-        block = f'resources: {{instance_type: ml.g5.xlarge}}\nsagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}\n'
+        block = f'resources: {{instance_type: ml.g5.xlarge}}\nsagemaker: {{role: "{ROLE}"}}\n'
 
         def jobs() -> list[str]:
             pages = aws.client("sagemaker").get_paginator("list_training_jobs").paginate()
             found = [job for page in pages for job in page["TrainingJobSummaries"]]
             return [job["TrainingJobName"] for job in found if job["TrainingJobStatus"] == "InProgress"]
+
+        def empty() -> None:
+            s3 = aws.client("s3")
+            if DEFAULT_BUCKET in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]:
+                for item in s3.list_objects_v2(Bucket=DEFAULT_BUCKET).get("Contents", ()):
+                    s3.delete_object(Bucket=DEFAULT_BUCKET, Key=item["Key"])
+                s3.delete_bucket(Bucket=DEFAULT_BUCKET)
     elif request.param == "azureml":
         azure: Azure = request.getfixturevalue("azure_account")
         azure.settings(execute=False)
@@ -122,7 +141,7 @@ def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Cloud:
         f"name: j\nbackend: {request.param}\nscript: loop.py\nlimits: {{max_duration: 1h}}\nsecrets: [TOKEN]\n{block}"
     )
     (folder / "cloudtrain.yaml").write_text(config)
-    return Cloud(folder, jobs)
+    return Cloud(folder, jobs, empty)
 
 
 @pytest.fixture
@@ -192,22 +211,30 @@ def see_it_settled(run: Run, cloud: Cloud, network: Network, home: Path, name: s
     return "not sent"
 
 
-def cut_everywhere(run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind) -> list[str]:
-    """Cut the network at each request of a submit in turn; return the outcomes."""
+def cut_everywhere(
+    run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind, *, is_first: bool
+) -> tuple[list[str], list[str]]:
+    """Cut the network at each request of a submit in turn; return the outcomes, and the requests that were cut.
+
+    `is_first`: each submit finds no bucket and no code of an earlier submit.
+    """
     assert run("submit", "-d", "-y", "--name", "whole").code == 0
     network.heal()
     assert run("submit", "-d", "-y", "--name", "second").code == 0  # its code is there already
     database = Database(home)
-    found = []
+    found, cut = [], []
     for number in itertools.count(1):
         name = f"{kind}-{number}"
         database.execute("UPDATE reservations SET state = 'settled', spent_micro = 0 WHERE state = 'held'")
         database.execute("UPDATE attempts SET state = 'stopped', outcome = '{\"state\": \"stopped\"}'")
+        if is_first:
+            cloud.renew(number)
         network.heal()
         network.cut, network.kind = number, kind
         done = run("submit", "-d", "-y", "--name", name)
         if network.count < number:  # the submit asks no more
             break
+        cut.append(network.urls[number - 1])
         if done.code == 0:
             assert kind == "lost", (name, network.urls)
         else:
@@ -217,17 +244,25 @@ def cut_everywhere(run: Run, cloud: Cloud, network: Network, home: Path, kind: K
             assert (told[1] not in done.stderr) == (held(home) == []), (name, done.stderr)
         found.append(see_it_settled(run, cloud, network, home, name, forgets=number % 2 == 0))
     database.close()
-    return found
+    return found, cut
 
 
-@pytest.mark.slow
+SETS = [
+    *(pytest.param(kind, True, id=f"{kind}-first", marks=pytest.mark.slow) for kind in ("refused", "lost")),
+    *(pytest.param(kind, False, id=kind, marks=pytest.mark.soak) for kind in ("refused", "lost")),
+    *(pytest.param("reset", first, id=f"reset-{first}", marks=pytest.mark.soak) for first in (True, False)),
+]
+
+
 @pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
-@pytest.mark.parametrize("kind", ["refused", "reset", "lost"])
+@pytest.mark.parametrize(("kind", "is_first"), SETS)
 def test_cut_at_each_request_leaves_no_row_and_no_money(
-    run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind
+    run: Run, cloud: Cloud, network: Network, home: Path, kind: Kind, is_first: bool
 ) -> None:
     """Either the job exists and `stop` ends the job, or the row says `not sent` and a retry of the name works."""
-    found = cut_everywhere(run, cloud, network, home, kind)
-    print(kind, found)
+    found, cut = cut_everywhere(run, cloud, network, home, kind, is_first=is_first)
+    print(kind, found, *cut, sep="\n")
+    is_made = any(request.startswith("PUT") and request.endswith(f"/{DEFAULT_BUCKET}") for request in cut)
+    assert is_made == (is_first and DEFAULT_BUCKET in "".join(cut))
     assert found.count("not sent") >= 3
     assert (kind == "lost") == any("stopped" in each for each in found)

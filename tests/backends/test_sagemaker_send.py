@@ -316,7 +316,7 @@ def test_stop_of_a_job_that_is_over_is_quiet(cli: Any, folder: Path, account: Aw
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     end(account, "one-1")
     done = cli("stop", "one")
-    assert (done.code, "has ended already" in done.stderr) == (0, True), done.stderr
+    assert (done.code, "there is nothing to stop" in done.stderr) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["throttle", "500", "drop", "expired"])
@@ -387,6 +387,19 @@ def test_doctor_without_a_job_lists_the_roles(doctor: Checks, account: Aws, fold
     assert doctor()["roles"] == ("ok", f"can be sagemaker.role: {ROLE}")
     account.fault("GetCallerIdentity", "error", code="InvalidClientTokenId", message="no such key", status=403)
     assert doctor(code=1)["credentials"][0] == "fail"
+
+
+def test_doctor_without_credentials_names_the_skipped_checks_and_the_faults_of_the_config(
+    cli: Any, folder: Path, account: Aws
+) -> None:
+    """No hint names the command that was just run, and a missing machine type shows without AWS."""
+    (folder / "cloudtrain.yaml").write_text(CONFIG.replace("instance_type: ml.g5.xlarge", "disk_gb: 50"))
+    empty = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
+    done = cli("doctor", "sagemaker", cwd=folder, env=empty)
+    assert done.code == 1
+    assert "fail  config: SageMaker needs to know which machines" in done.stdout
+    assert "warn  not checked without credentials: role, bucket, quota, price" in done.stdout
+    assert ("doctor sagemaker" in done.stdout, "docs/tutorials/sagemaker.md" in done.stdout) == (False, True)
 
 
 def test_invoice_is_asked_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) -> None:

@@ -297,6 +297,16 @@ def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) 
     assert hosts.code in (3, 7)
 
 
+@pytest.mark.parametrize("hosts", ["[nosuch.invalid]", "[nosuch.invalid, also.invalid]"])
+def test_unknown_host_leaves_no_row(cli: Any, project: Callable[..., Path], hosts: str) -> None:
+    """A submit looks for the hosts before a job is written down, and names all hosts that do not answer."""
+    folder = project(f"backend: ssh\nssh: {{hosts: {hosts}}}\n")
+    submit = cli("submit", "-d", "-y", cwd=folder)
+    assert submit.code in (3, 7), submit.stderr
+    assert all(host in submit.stderr for host in hosts.strip("[]").split(", ")), submit.stderr
+    assert cli("list", "--all", "--json", cwd=folder).json["jobs"] == []
+
+
 def test_what_a_host_says_itself_is_no_fault_of_ssh() -> None:
     """A start file's "Permission denied" is no login that was refused; its own cure is kept."""
     words = "h0 does not run our first program; its login has ended: Permission denied\n  hint: mend its .bashrc"

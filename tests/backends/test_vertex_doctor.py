@@ -79,14 +79,17 @@ def test_login_that_has_expired_is_found_at_once(doctor: Any, google: Google) ->
     """By asking for a token, not by looking for a file; and nothing else is asked."""
     google.settings(refresh_revoked=True)
     found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": google.user_file})
-    assert (list(found), found["credentials"][0]) == (["credentials"], "fail")
+    assert (list(found), found["credentials"][0]) == (["credentials", "not checked without credentials"], "fail")
     assert "gcloud auth application-default login" in found["credentials"][1]
 
 
 def test_no_credentials(doctor: Any) -> None:
-    """One line, with the cure."""
-    found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"})
-    assert (list(found), "application-default login" in found["credentials"][1]) == (["credentials"], True)
+    """The cure, the missing machine type, and the names of the skipped checks."""
+    found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"}, resources={"instances": 1})
+    assert list(found) == ["credentials", "config", "not checked without credentials"]
+    assert "application-default login" in found["credentials"][1]
+    assert "which machines" in found["config"][1]
+    assert "Cloud Logging, bucket" in found["not checked without credentials"][1]
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,17 @@ def test_one_pass_reads_all_pages_and_ends(google_project: Google, writer: Write
     assert time.monotonic() - begin_s < 5
 
 
+def test_one_pass_with_the_cursor_of_another_process_asks_once(writer: Writer, reader: Reader) -> None:
+    """A line that was written after the last look of a follower is read at once, not 10 s later."""
+    writer.write(0, "early")
+    reader.until(lambda page: bool(reader.lines) and page.is_clean)
+    follow.forget()
+    writer.write(0, "late")
+    while not reader.page(is_passing=True).is_clean:
+        time.sleep(0.1)
+    assert reader.texts(0) == ["early", "late"]
+
+
 def test_a_node_alone(writer: Writer, reader: Reader) -> None:
     """Only the wanted node's lines are asked for; it is complete with that node's end."""
     writer.write(0, "head")

@@ -77,6 +77,20 @@ def test_remove_names_the_budget_of_the_other_period(quick: Any) -> None:
     assert (done.code, done.stderr.splitlines()[-1].endswith("cloudtrain budget remove")) == (2, True), done.stderr
 
 
+def test_set_and_remove_name_the_other_budgets(quick: Any) -> None:
+    """`set` names the project's budget of the other period, and a refused `remove` the command for each budget."""
+    assert "also applies" not in quick("budget", "set", "vision", "100USD").stderr
+    done = quick("budget", "set", "vision", "30USD", "--month")
+    assert "set the budget of project vision to 30 USD in each month (UTC)" in done.stderr
+    assert "the budget of 100 USD for ever of project vision also applies" in done.stderr
+    done = quick("budget", "remove")
+    assert done.stderr.splitlines()[-1] == (
+        "  hint: the budget of 100 USD for ever: cloudtrain budget remove vision;"
+        " the budget of 30 USD in each month (UTC): cloudtrain budget remove vision --month"
+    )
+    assert done.code == 2
+
+
 def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
     """A billion, and a name of 63 letters: cut for people, whole for scripts."""
     name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"

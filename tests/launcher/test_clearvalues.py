@@ -41,14 +41,15 @@ def test_secret_in_clear_is_pointed_out(
     ],
 )
 def test_token_in_the_config_is_pointed_out(cli: Cli, project: Callable[..., Path], lines: str, said: str) -> None:
-    """`validate` warns; a dry run refuses the file, since the file is uploaded with the code, and warns otherwise."""
+    """Both commands refuse the file, since the file is uploaded with the code, and warn if the file is ignored."""
     folder = project(lines)
-    done = cli("validate", cwd=folder)
-    assert (done.code, said in " ".join(done.stderr.split()), TOKEN in done.stderr) == (0, True, False), done.stderr
-    refused = cli("submit", "--dry-run", cwd=folder)
-    assert (refused.code, "at cloudtrain.yaml:3:" in refused.stderr) == (3, True), refused.stderr
-    (folder / ".cloudtrainignore").write_text("cloudtrain.yaml\n")
-    assert said in " ".join(cli("submit", "--dry-run", cwd=folder).stderr.split())
+    for command in (["validate"], ["submit", "--dry-run"]):
+        (folder / ".cloudtrainignore").write_text("")
+        refused = cli(*command, cwd=folder)
+        assert (refused.code, "at cloudtrain.yaml:3:" in refused.stderr) == (3, True), refused.stderr
+        (folder / ".cloudtrainignore").write_text("cloudtrain.yaml\n")
+        done = cli(*command, cwd=folder)
+        assert (done.code, said in " ".join(done.stderr.split()), TOKEN in done.stderr) == (0, True, False), done.stderr
 
 
 def test_plain_values_are_not_pointed_out(cli: Cli, project: Callable[..., Path]) -> None:

@@ -87,7 +87,12 @@ def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[...,
     assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
     done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
     assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
-    done = cli("submit", "no.yaml", cwd=project())
+
+
+@pytest.mark.parametrize("line", ["submit", "render", "validate", "plan", "rehearse", "diagnose", "notify"])
+def test_every_command_that_reads_a_config_takes_its_file(cli: Any, line: str) -> None:
+    """FILE means the same as -f."""
+    done = cli(line, "no.yaml")
     assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
 
 
@@ -382,3 +387,69 @@ def test_ranks_without_end_are_a_usage_error(cli: Any, seed: Callable[..., Job])
         ["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, "rank" in done.stderr) == (2, True), done.stderr[-300:]
+
+
+# A module for Python's start: it sends the process SIGINT when the import of a given module begins.
+INTERRUPTING = """\
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "line", "said"),
+    [
+        ("click", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.terminal", "status", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.commands.submit", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.approval", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.registry", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.config.schema", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.config.schema", "submit --dry-run", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.config.schema", "plan", "interrupted"),
+        ("cloudtrain.launcher.registry", "list", "interrupted"),
+    ],
+)
+def test_interrupt_during_the_imports_is_one_line(
+    cli: Any, project: Callable[..., Path], tmp_path: Path, at: str, line: str, said: str
+) -> None:
+    """Ctrl-C at any import of ours ends with exit code 130 and one line, and a submit says that nothing was sent."""
+    folder = tmp_path / "hook"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(INTERRUPTING)
+    process = cli.start(*line.split(), cwd=project(), env={"PYTHONPATH": str(folder), "INTERRUPT_AT": at})
+    shown = process.communicate()[1].strip()
+    assert (process.returncode, shown.startswith(said), len(shown.splitlines())) == (130, True, 1), shown
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("submit --max_duration 5", "--set limits.max_duration=12h"),
+        ("plan --max-steps=5", "--set training.max_steps=2000"),
+        ("prune", "cloudtrain prune --older 30d"),
+    ],
+)
+def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
+    """An unknown option with the name of a config key, and a missing option, are answered with an example."""
+    done = cli(*line.split())
+    assert (done.code, done.stderr.splitlines()[-1]) == (2, f"  hint: {hint}")
+
+
+def test_plan_and_submit_show_one_form(cli: Any, project: Callable[..., Path]) -> None:
+    """Both begin with the backend; a dry run of two backends names each once in a line."""
+    folder = project("resources: {instances: 2}\n")
+    first = cli("plan", cwd=folder).stdout.splitlines()[0]
+    assert (
+        first
+        == cli("submit", "--dry-run", cwd=folder).stderr.splitlines()[0]
+        == "local: 2 instances x 1 = 2 ranks (CPU)"
+    )
+    several = cli("submit", "--dry-run", "--backend", "local,ssh", cwd=folder).stderr
+    assert several.startswith("local: 2 instances"), several

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.launcher.columns import table, width, wrapped
+from cloudtrain.launcher.columns import hidden, table, width, wrapped
 
 HEAD = ["JOB", "BACKEND", "STATE", "WHY"]
 ROWS = [["charlm-24mgn", "local", "stopped (budget), resumable", "the money that was left bought no further run"]]
@@ -43,6 +43,13 @@ def test_columns_go_in_order_and_only_where_they_must() -> None:
         "JOB           STATE",
         "charlm-24mgn  stopped (budg…",
     ]
+
+
+def test_columns_that_are_not_shown_are_named() -> None:
+    """A table on a narrow terminal says which columns are missing."""
+    lines = table(HEAD[:3], [ROWS[0][:3]], drop=["BACKEND"], shorten={"STATE": 8}, columns=28)
+    assert hidden(HEAD[:3], lines) == ["not shown for lack of room: BACKEND; --json shows all"]
+    assert hidden(HEAD, table(HEAD, ROWS)) == []
 
 
 def test_long_line_goes_on_below_its_text() -> None:

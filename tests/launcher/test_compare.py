@@ -56,11 +56,12 @@ def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
 def test_table_shows_what_each_costs(asked: Callable[..., Overrides]) -> None:
     """Machine, instances and ranks, price, cap, worst case and the price's source; a reason where there is no plan."""
     text = compare.lines(offers(asked("all", BUDGET)))
-    rows = {line.split()[0]: line for line in text[1:]}
+    rows = {line.split()[0]: line for line in text[1:6]}
+    assert text[6].startswith("azureml: a budget needs a price: no price of Standard")
     assert set(rows) == {"local", "ssh", "sagemaker", "azureml", "vertex"}
     assert all(word in rows["vertex"] for word in ("a2-highgpu-8g", "2 x 8 = 16", "40.00", "1h 14m (budget)"))
     assert all(word in rows["sagemaker"] for word in ("ml.p4d.24xlarge", "50.00", "55m (budget)", "50.00 USD"))
-    assert "no price of Standard" in rows["azureml"]
+    assert "a budget needs a price: no price of Standard" in rows["azureml"]
     assert all(word in rows["ssh"] for word in ("2 x 8 = 16", " 2h ", "your own machines"))
 
 
@@ -215,6 +216,27 @@ def test_backend_faults_that_follow_from_a_fault_of_the_file_are_left_out(cli: A
     (tmp_path / "t.py").write_text("")
     done = cli("validate", "--json", cwd=tmp_path)
     assert {fault["key"] for fault in done.json["faults"]} == {"resources.accelerators", "sagemaker.roll"}
+
+
+def test_long_errors_stand_below_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """Without accelerators no cloud can be planned: a short cause in each row, below the table what to write."""
+    file = asked(text=TEXT.replace(', accelerators: "A100:8"', "")).file
+    shown = cli("plan", "-f", file, "--backend", "all").stdout.splitlines()
+    assert max(map(len, shown)) <= 100
+    assert "    Vertex AI needs to know which machines" in shown
+    assert "vertex: Vertex AI needs to know which machines; write `accelerators: A100:8`, or" in "\n".join(shown)
+    done = cli("validate", "-f", file, "--backend", "all")
+    assert (done.code, done.stderr.count(" needs to know which machines")) == (3, 3), done.stderr
+
+
+def test_table_of_several_backends_fits_in_100_columns(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """In a pipe too, and a price that may be too old comes with the command that reads it again."""
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("mars", "eastus")
+    shown = cli("plan", "-f", asked(text=text).file, "--backend", "all", "--budget", "150").stdout.splitlines()
+    assert max(map(len, shown)) <= 100
+    assert any("Standard_ND96asr_v4" in line for line in shown)
+    assert "    list price of 2025 or earlier, counted as " in "\n".join(shown)
+    assert any(line.startswith("old prices of ") and line.endswith(": cloudtrain prices refresh") for line in shown)
 
 
 def test_faulty_file_is_refused_as_a_whole(asked: Callable[..., Overrides]) -> None:

@@ -29,7 +29,8 @@ def test_init_names_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:
     """The files and the next commands are printed."""
     output = init(tmp_path).output
     assert f"wrote {tmp_path / 'cloudtrain.yaml'}, {tmp_path / 'task.py'}" in output
-    assert "cloudtrain submit" in output
+    first, *rest = [line.split("#")[0].split()[:2] for line in output.partition("next:\n")[2].splitlines()[1:]]
+    assert (first, len(rest)) == (["cloudtrain", "submit"], 2)
 
 
 def test_init_never_overwrites(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ def test_list_says_that_none_is_like_that(seed: Callable[..., Job], capsys: pyte
     seed("done", State("succeeded"))
     run("--tag", "team=vision")
     assert "no job is like that" in capsys.readouterr().err
+
+
+def test_list_on_a_narrow_terminal_names_the_missing_columns(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person must not believe that the table is complete."""
+    seed("a-job-with-a-name-of-some-length", State("failed", "preempted"))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    run()
+    told = capsys.readouterr().err
+    assert "not shown for lack of room: BACKEND, RANKS, PROGRESS, SUBMITTED; --json shows all" in told
 
 
 def test_list_refuses_a_backend_that_nobody_knows(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:

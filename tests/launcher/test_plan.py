@@ -15,6 +15,7 @@ from cloudtrain.launcher import planwords
 from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.prices.rate import Rate
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -111,7 +112,7 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
     assert text[3].endswith(" days old), at worst 21.00 USD")
     assert text[4] == "  includes prices up to 1.05 times the list price; 5m that are billed after the job ends"
     assert text[5] == (
-        "budget 21 USD: the job leaves at about 19.54 USD;"
+        "budget 21 USD: the job leaves at about 19.54 USD at the list price;"
         " 1.46 USD is the reserve for saving, billing after the end and higher prices"
     )
     assert text[6] == "  alerts at 10.50, 16.80 USD and when the budget ends the job"
@@ -120,11 +121,11 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
 def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
     """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
     short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
-    assert "leaves at about 1.68 USD; 0.32 USD is the reserve" in short[5]
+    assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
     timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
     assert timed.lines()[5:] == [
-        "budget 50 USD: at most about 1.94 USD will be used, because the time limit comes first"
+        "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
     alerted = planned(
         "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED
@@ -209,6 +210,21 @@ def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan
     assert "it saves and stops" in of_script("on_stop=save").lines()[1]
 
 
+def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable[..., Plan]) -> None:
+    """The agent copies the files of `keep`; a name with `!` keeps no file."""
+    assert of_script("keep=[out/]").lines()[1].endswith("the script gets SIGTERM, and the files of `keep` are saved")
+    assert "nothing is saved" in of_script("keep=['!out/']").lines()[1]
+
+
+def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Callable[..., Plan]) -> None:
+    """The vendor's table names a year at most, and the age counts from the begin of the year."""
+    source = Rate(2.0, "<=2025 (undated)", "a table").words
+    text = planned(
+        "training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")
+    ).lines()
+    assert "(list price of 2025 or earlier, counted as " in text[3]
+
+
 def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:
     """Scripts read these from --json."""
     assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
@@ -220,5 +236,5 @@ def test_plan_of_an_example_has_at_most_ten_lines(cli: Callable[..., Any]) -> No
     lines = cli("plan", "-f", str(file)).stdout.splitlines()
     assert len(lines) <= 10
     assert "budget 5 USD: at most about 0.094 USD will be used, because the time limit comes first" in lines
-    assert "  includes 20 s that are billed after the job ends" in lines
+    assert "  includes 20 s that count after the job ends" in lines  # of the user's own price, which bills nobody
     assert "ignored on local: resources.spot" in lines

@@ -205,6 +205,25 @@ LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 
 
 @pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([20], "1 reported step (20)"),
+        ([0, 10], "2 reported steps (0 and 10)"),
+        ([1, 2, 3, 4, 5], "5 reported steps (1 to 5)"),
+    ],
+)
+def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> None:
+    """A script may report each tenth step: the finding and the verdict give the same count."""
+    found = ended(dict.fromkeys(steps, 0.5), verdicts=[{"state": "succeeded"}])
+    found.account.ranks = {0, 1}
+    verdict = Verdict("local")
+    laid_out = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
+    judging.ran(verdict, laid_out, found, 2, is_task=True)
+    assert f"{words} with finite losses" in [each.words for each in verdict.findings]
+    assert verdict.words == f"{words} on 2 ranks"
+
+
+@pytest.mark.parametrize(
     ("first", "second", "is_right", "words"),
     [
         ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next reported step is 3"),

@@ -52,7 +52,7 @@ def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path)
     assert "trainer.json is of step 5, which contradicts the folder's name step-00000010" in refused.stderr
     assert newer.is_dir()
     asked = cli("resume", "last")
-    assert (asked.code, "nobody here to ask: all checkpoints were damaged" in asked.stderr) == (2, True), asked.stderr
+    assert (asked.code, "answer with yes: all checkpoints were damaged" in asked.stderr) == (2, True), asked.stderr
     again = cli("resume", "last", "-y", "--set", "env.STEPS=99")
     assert (again.code, cli("status", "last", "--json").json["step"]) == (0, 12), again.stderr
     assert Registry().find("last").config["checkpoint"]["all_damaged"] == "stop"

@@ -179,6 +179,19 @@ def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Pat
     assert cli("submit", "--dry-run", cwd=folder).code == 0
 
 
+def test_validate_reports_a_secret_file_beside_other_faults(cli: Cli, project: Callable[..., Path]) -> None:
+    """`validate` refuses a secret file as `plan` does, with the faults of the config, and writes no archive."""
+    folder = project("limits: {max_duration: 30}\n")
+    (folder / "prod.env").write_text("A=1\n")
+    done = cli("validate", cwd=folder)
+    assert (done.code, "found the number 30" in done.stderr) == (3, True), done.stderr
+    assert "`prod.env` looks like a secret" in done.stderr
+    project()
+    done = cli("validate", cwd=folder)
+    assert (done.code, done.stderr) == (3, cli("plan", cwd=folder).stderr)
+    assert not cli.home.exists()
+
+
 @pytest.mark.parametrize("name", ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
 def test_variable_of_a_secret_is_known_by_its_name(name: str) -> None:
     """The usual names are known."""

@@ -117,8 +117,21 @@ def test_status_of_a_job_that_stands_still_foretells_nothing(screen: Callable[..
 def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Callable[..., str]) -> None:
     """A script may print nothing of its steps."""
     shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
-    assert "no step reported yet" in shown
-    assert not any(word in shown for word in ("speed", "loss", "checkpoint", "outlook", "%"))
+    assert "no step reported yet\n              (how a script reports steps: docs/scripts.md, Curves)\n" in shown
+    told = screen(State("running", started_s=NOW_S - 200), {"step": 3}, task=None, script="train.py")
+    assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files)\n" in told
+    assert "how a script" not in screen(State("running", started_s=NOW_S - 200))
+    assert not any(word in shown for word in ("speed", "loss", "checkpoint  ", "outlook", "%"))
+
+
+def test_status_names_a_save_without_a_step_in_the_table_too(make_job: Callable[..., Job]) -> None:
+    """A script that reports no steps has saved: the table of attempts agrees with the line of the checkpoint."""
+    job = make_job("x", 2, config={"script": "train.py"})
+    state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
+    attempt = replace(job.attempt, phase="sent", state=state)
+    shown = as_lines(replace(job, attempt=attempt), [replace(attempt, number=1), attempt])
+    assert "  checkpoint  saved, step not reported" in shown
+    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "yes"]
 
 
 def test_status_of_a_pending_job_tells_what_it_waits_for(screen: Callable[..., str]) -> None:

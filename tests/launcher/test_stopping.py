@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import stopping
 from cloudtrain.launcher.commands.stop import command
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.registry import Registry
 
@@ -44,7 +44,9 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     """Only the script itself can save after SIGTERM; a kill lets nobody save."""
     made = make_job("j")
     script = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "saves": False}))
-    assert stopping.Asked(script, "asked").words == "stopping j with SIGTERM: only the script itself can save"
+    assert stopping.Asked(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
+    keeps = replace(made, attempt=replace(made.attempt, plan={**script.attempt.plan, "keeps": True}))
+    assert stopping.Asked(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
     assert stopping.Asked(script, "asked", True, True).words == "stopping j at once, without saving"
 
 
@@ -75,7 +77,9 @@ def test_stop_says_what_it_has_asked_for(
     asked = stopping.ask(registry, "j", now=now)
     assert (asked.words, platform.stops) == (words, [now])
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
-    assert stopping.ask(registry, "j", now=now).words == "j has ended already"
+    assert stopping.ask(registry, "j", now=now).words == (
+        "j ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop"
+    )
     assert platform.stops == [now, now]  # what agents that were killed may have left
 
 
@@ -87,9 +91,39 @@ def test_stop_without_a_job_asks_about_the_newest(
     monkeypatch.setattr(backends, "load", lambda name: platform)
     job, _ = registry.add("j", make_job, exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"folder": "/x"})
-    with pytest.raises(UsageError, match=r"nobody here to ask: Stop j after saving\?"):
-        command.main(["-d"], standalone_mode=False)
+    for words in (["-d"], ["-d", "last"], ["-d", "-"]):
+        with pytest.raises(UsageError, match=r"answer with yes: Stop j \(j, submitted \ds ago\) after saving\?"):
+            command.main(words, standalone_mode=False)
     assert platform.stops == []
     command.main(["-d", "-y"], standalone_mode=False)
     command.main(["-d", "j"], standalone_mode=False)
     assert platform.stops == [False, False]
+
+
+def test_name_of_several_jobs_is_no_choice(
+    cli: Any, registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm NAME` is refused if several jobs have the name, `stop NAME` if several of them are active; an id is exact."""
+    platform = Platform(State("running", started_s=1.0), can_kill=True)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    for job_id in ("twin-aaaaa", "twin-bbbbb"):
+        job, _ = registry.add(job_id, make_job, exclusive=True, key=None)
+        registry.mark_sent(job.attempt, {"folder": "/x"})
+    with pytest.raises(NoSuchJobError, match="`twin` could be any of twin-bbbbb, twin-aaaaa"):
+        stopping.ask(registry, "twin")
+    registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
+    assert stopping.ask(registry, "twin").words.startswith("twin-bbbbb ended at 1970-01-01 00:00:02 UTC")
+    assert platform.stops == [False]
+    done = cli("rm", "-y", "twin")
+    assert (done.code, "could be any of twin-bbbbb, twin-aaaaa" in done.stderr) == (8, True), done.stderr
+    assert cli("rm", "-y", "twin-bbbbb").code == 0
+    assert [job.id for job in registry.jobs()] == ["twin-aaaaa"]
+
+
+def test_stop_of_an_ended_job_is_one_line(cli: Any, seed: Callable[..., Job]) -> None:
+    """The line names the end and the state; with --json the job is printed as `status` prints it."""
+    seed("done", State("succeeded", started_s=1.0, ended_s=2.0))
+    done = cli("stop", "done")
+    said = "done ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop\n"
+    assert (done.code, done.stdout, done.stderr) == (0, "", said)
+    assert cli("stop", "done", "--json").json["job"] == "done"

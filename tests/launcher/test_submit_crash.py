@@ -162,7 +162,7 @@ def test_job_outlives_its_command_line(cli: Any, project: Callable[..., Path], w
     following.communicate()
     wait_until(lambda: "looping" in cli("logs", "last").stdout, every_s=0.3)
     assert cli("status", "last", "--json").json["state"] == "running"
-    stopped = cli("stop", "last", "--json").json
+    stopped = cli("stop", "last", "-y", "--json").json
     assert (stopped["state"], stopped["reason"]) == ("stopped", "user")
 
 

@@ -102,6 +102,19 @@ def test_broken_yaml_is_said_for_people(text: str, message: str, line: int, colu
     assert (fault.place.line, fault.place.column) == (line, column)
 
 
+@pytest.mark.parametrize(
+    "text", ["{}: v\n", "tags:\n  a: 1\n  {}: v\n", "tags: {{a: 1, {}: v}}\n", 'tags: {{"{}": v}}\n']
+)
+@pytest.mark.usefixtures("parser")
+def test_key_that_is_too_long_is_named(text: str) -> None:
+    """A key has at most 1,024 characters; a long value in the same place is another fault."""
+    fault = only_fault(text.format("k" * 1100))
+    assert fault.message == "a key may have at most 1,024 characters"
+    assert fault.place is not None
+    assert fault.place.line == text.count("\n", 0, text.index("{}")) + 1
+    assert "`:` where none can stand" in only_fault(f"tags: a {'k' * 1100} b: v\n").message
+
+
 def test_duplicate_key_points_at_both() -> None:
     """A key that stands twice is a fault with two places, and knows its path."""
     fault = only_fault("a:\n  b: 1\n  b: 2\n")

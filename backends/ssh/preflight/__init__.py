@@ -1,7 +1,7 @@
-"""What stands between a job and its hosts: one line a finding, equal hosts folded, each with what to type against it.
+"""The checks of a job's hosts before a start: a line for each finding, equal hosts folded, with a command as the fix.
 
-Pure: from what the hosts have told (entrypoints/host/survey.py) and what the job wants. Looked at before every submit,
-and in full by `doctor`. What is wrong with a single host says the module of its noun; here is their order.
+Pure functions of the hosts' facts (entrypoints/host/survey.py) and the job's requirements. A submit shows the problems,
+and `doctor` shows all findings. The modules of this folder hold the checks by topic; this module sets their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudtrain.launcher.backend import Check
 
 __all__ = ["TAKEN", "Wish", "checks", "dialled", "short"]
 
-TAKEN = frozenset({gpucheck.FREE})  # names of checks that fail because somebody else was there first
+TAKEN = frozenset({gpucheck.FREE})  # names of checks that fail because a job or a user already has the GPUs
 
 _TOPICS: tuple[Callable[[Facts, Wish, int], Iterator[Check]], ...] = (
     hostcheck.same_machine,
@@ -40,9 +40,9 @@ _TOPICS: tuple[Callable[[Facts, Wish, int], Iterator[Check]], ...] = (
 
 
 def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: Wish) -> list[Check]:
-    """Return what is to be said of the hosts; a text in place of facts is why a host could not be asked.
+    """Return the findings about the hosts; a host that could not be asked has a text, the reason, in place of facts.
 
-    A host's facts may also hold `ahead_s`, its clock ahead of ours, and `address`, where the others reach it.
+    A host's facts may also hold `ahead_s`, its clock minus ours, and `address`, its address for its peers.
     """
     good = {host: fact for host, fact in facts.items() if not isinstance(fact, str)}
     found = reached(facts)
@@ -52,10 +52,10 @@ def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: Wish) -> list[Che
 
 
 def short(found: Iterable[Check]) -> list[Check]:
-    """Return what a submit says: all but what is well."""
+    """Return the findings that a submit prints: all but the good ones."""
     return [check for check in found if check.verdict != "ok"]
 
 
 def _plain(text: str) -> str:
-    """Return the text without what a terminal would obey: names of strangers' processes are in it."""
+    """Return the text without control characters: process names of other users are untrusted input."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

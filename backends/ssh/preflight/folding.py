@@ -1,4 +1,4 @@
-"""Many hosts in few words: equal values said once, neighbours as ranges, one command for all that need it."""
+"""Short texts for many hosts: equal values once, neighbours as ranges, one command for all hosts with a problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORTEST = 3  # neighbours that become a range
 
 
 def fold(values: Mapping[str, str], of: int) -> str:
-    """Return `VALUE: HOSTS | VALUE: HOSTS`, the commonest first; HOSTS is `all N hosts` where all of `of` agree."""
+    """Return `VALUE: HOSTS | VALUE: HOSTS`, the commonest value first; HOSTS is `all N hosts` if all of `of` agree."""
     told = []
     for value, hosts in groups(values).items():
         who = f"all {of} hosts" if len(hosts) == of > 1 else ranges(hosts)
@@ -32,26 +32,26 @@ def groups(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def most(values: Mapping[str, str]) -> str:
-    """Return the commonest value, the first one's of equally common ones."""
+    """Return the commonest value; among equally common values, the first."""
     return Counter(values.values()).most_common(1)[0][0]
 
 
 def ranges(hosts: Iterable[str]) -> str:
-    """Return the names, neighbours as a range: `gpu1-gpu4, gpu7, head`."""
+    """Return the names, with neighbours as a range: `gpu1-gpu4, gpu7, head`."""
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in _runs(hosts))
 
 
 def runs(numbers: Iterable[int]) -> str:
-    """Return the numbers, neighbours as a range: `0-3, 7`."""
+    """Return the numbers, with neighbours as a range: `0-3, 7`."""
     return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in _runs(map(str, sorted(numbers))))
 
 
 def graded(
     name: str, grades: Mapping[str, tuple[str, str]], of: int, cure: Callable[[str, Sequence[str]], str]
 ) -> Iterator[Check]:
-    """Yield one line for all hosts that fail, one for those to be warned of; where there are none, what is well.
+    """Yield one line for all failed hosts and one for all warnings; if all hosts are good, one line with their values.
 
-    `grades` maps a host to verdict and finding; `cure` says what to type for hosts of a verdict.
+    `grades` maps a host to verdict and finding; `cure` returns the command for the hosts of a verdict.
     """
     for verdict in ("fail", "warn"):
         if bad := {host: words for host, (grade, words) in grades.items() if grade == verdict}:
@@ -61,18 +61,18 @@ def graded(
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in the text, as of a version."""
+    """Return the numbers in the text, for example of a version."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
 def remote(hosts: Iterable[str], command: str) -> str:
-    """Return what to type to run the command on each of the hosts."""
-    asks = "-t " if "sudo " in command else ""  # for its password
+    """Return the line to type that runs the command on each of the hosts."""
+    asks = "-t " if "sudo " in command else ""  # sudo may ask for a password, which needs a terminal
     return local(hosts, f"ssh {asks}{{}} {shlex.quote(command)}")
 
 
 def local(hosts: Iterable[str], command: str) -> str:
-    """Return what to type to run the command here, for each of the hosts: `{}` in it is the host's name."""
+    """Return the line to type that runs the command here for each host: `{}` stands for the host's name."""
     names = list(hosts)
     if len(names) == 1:
         return command.replace("{}", shlex.quote(names[0]))
@@ -81,7 +81,7 @@ def local(hosts: Iterable[str], command: str) -> str:
 
 
 def _runs(hosts: Iterable[str]) -> list[list[str]]:
-    """Return the names in runs of neighbours; what has none is a run of its own."""
+    """Return the names in runs of neighbours; a name without a neighbour is a run of its own."""
     found: list[list[str]] = []
     for host in sorted(hosts, key=_natural):
         if found and _next(found[-1][-1]) == host:
@@ -96,7 +96,7 @@ def _natural(host: str) -> list[tuple[int, str]]:
 
 
 def _next(host: str) -> str | None:
-    """Return the name that would be the next one's: the number of its first label counts, of an address the last."""
+    """Return the next name: the last number of the first label plus 1; for an address, the last number plus 1."""
     parts = _parts(host)
     if parts is None:
         return None
@@ -111,7 +111,7 @@ def _parts(host: str) -> tuple[str, str, str] | None:
 
 
 def _typed(run: list[str]) -> str:
-    """Return shell words for the names; a long run as seq prints it."""
+    """Return shell words for the names; a long run as a call of seq."""
     parts = _parts(run[0])
     if len(run) <= SHORTEST or parts is None or "%" in run[0]:
         return " ".join(map(shlex.quote, run))

@@ -1,4 +1,4 @@
-"""Whether the hosts have the GPUs that a job is planned for, alike, in order, and free."""
+"""Checks of the hosts' GPUs: enough for the plan, alike, working, and free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudtrain.launcher.backend import Check
 
 __all__ = ["FREE", "checks"]
 
-FREE = "free"  # the check's name: whether somebody else is on the machine
+FREE = "free"  # the check's name: whether the GPUs are free of jobs and users
 
 _CURES = {
     "no-tool": "have nvidia-smi on the PATH of a login without a terminal: {look}",
@@ -36,14 +36,14 @@ _COMMANDS = {
 
 @dataclass(frozen=True)
 class _Unit:
-    """What one rank takes: a GPU, or a slice of one."""
+    """The GPU, or the slice of a GPU, that one rank takes."""
 
     uuid: str
     gpu: Mapping[str, Any]
 
 
 def checks(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield what is to be said of the GPUs of the hosts that answered; `of` counts all hosts."""
+    """Yield the findings about the GPUs of the hosts that answered; `of` counts all hosts."""
     yield from _faults(facts, wish)
     units = {host: _units(fact) for host, fact in facts.items()}
     has_some = {host: found for host, found in units.items() if found}
@@ -72,14 +72,14 @@ def checks(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def _units(fact: Mapping[str, Any]) -> list[_Unit]:
-    """Return what a job can take on the host: no GPU that answers with an error."""
+    """Return the GPUs and slices that a job can take on the host, without GPUs that report an error."""
     gpus = (fact.get("gpus") or {}).get("gpus") or ()
     whole = [gpu for gpu in gpus if not gpu.get("fault")]
     return [_Unit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
 
 
 def _faults(facts: Facts, wish: Wish) -> Iterator[Check]:
-    """Yield what nvidia-smi answers in place of GPUs, and GPUs that answer in place of a value."""
+    """Yield the errors of nvidia-smi, and GPUs with an error in place of a value."""
     told = {host: fault for host, fact in facts.items() if (fault := (fact.get("gpus") or {}).get("fault"))}
     verdict = "fail" if wish.gpus else "warn"
     for kind, hosts in groups({host: str(fault["kind"]) for host, fault in told.items()}).items():
@@ -99,7 +99,7 @@ def _faults(facts: Facts, wish: Wish) -> Iterator[Check]:
 
 
 def _unplanned(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
-    """Yield what to write where there are GPUs that the job would leave alone: they cost as much idle."""
+    """Yield the setting for GPUs that the job would leave idle: idle GPUs cost as much."""
     if units:
         least = min(len(found) for found in units.values())
         words = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
@@ -123,7 +123,7 @@ def _wanted_model(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Chec
 
 
 def _slices(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
-    """Yield a warning: NCCL joins no two slices of one GPU."""
+    """Yield a warning: NCCL cannot join two slices of one GPU."""
     cut = [host for host, found in units.items() if any(unit.gpu["mig"] for unit in found)]
     if cut and wish.ranks > 1:
         cure = f"to make them whole: {remote(cut, 'sudo nvidia-smi -mig 0')}"
@@ -131,7 +131,7 @@ def _slices(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
 
 
 def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: Wish, of: int) -> Iterator[Check]:
-    """Yield who is in the way: a lock always is, a process of somebody else's unless `allow_busy`."""
+    """Yield the users of GPUs: a lock always blocks, a stranger's process blocks unless `allow_busy` is set."""
     enough: dict[str, str] = {}
     for host, there in units.items():
         fact = facts[host]
@@ -156,7 +156,7 @@ def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: Wish, of: int) -
 
 
 def _machines(facts: Facts, of: int) -> Iterator[Check]:
-    """Yield who holds a machine as a whole, as jobs without GPUs do."""
+    """Yield the jobs that hold a machine as a whole, as jobs without GPUs do."""
     locks = {
         host: holder
         for host, fact in facts.items()
@@ -206,7 +206,7 @@ def _ways_out(
     me = fact.get("user")
     holders = {str(holder.get("job")): holder for holder in locks.values()}
     for job, holder in holders.items():
-        # A login may be shared: then the name that the holder gave counts.
+        # Several users may share a login: then the name that the holder gave counts.
         is_mine = holder.get("owner") == me and holder.get("user", me) == me
         yield (
             f"cloudtrain stop {shlex.quote(job)}"
@@ -229,7 +229,7 @@ def _alike(name: str, values: Mapping[str, str], of: int, cure: str) -> Iterator
 
 
 def _model(units: Mapping[str, list[_Unit]]) -> str:
-    """Return the GPU's name as the config takes it: `NVIDIA A100-SXM4-80GB` is A100, `GeForce RTX 4090` RTX-4090."""
+    """Return the GPU's name in the config's form: `NVIDIA A100-SXM4-80GB` is A100, `GeForce RTX 4090` RTX-4090."""
     name = next((str(found[0].gpu["name"]) for found in units.values()), "A100")
     words = re.sub(r"\b(NVIDIA|Tesla|GeForce|Quadro)\b", "", name).split()
     first = "-".join(words[:2]) if words[:1] == ["RTX"] else (words or ["GPU"])[0].partition("-")[0]

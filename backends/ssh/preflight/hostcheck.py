@@ -1,4 +1,4 @@
-"""Whether a host is fit for a job's node: its name, disks, memory, limits, clock, network, what it does at logout."""
+"""Checks of a host as a job's node: its name, disks, memory, limits, clock, network, and its behaviour at logout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = [
     "write",
 ]
 
-# Below the first nothing can be saved, whatever the model; the second is a guess at a few checkpoints.
+# Below the first limit no model can be saved; the second limit is a guess at a few checkpoints.
 DISK_FAIL_MB, DISK_WARN_MB = 50, 10 << 10
 MIN_INODES = 10_000
-SHM_FAIL_MB, SHM_PER_RANK_MB = 64, 1 << 10  # loaders of several workers hand batches over in /dev/shm
+SHM_FAIL_MB, SHM_PER_RANK_MB = 64, 1 << 10  # data loaders with several workers pass batches through /dev/shm
 MIN_NOFILE = 65_536
-SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # beyond, TLS and signed requests break
+SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # with a larger difference TLS and signed requests fail
 
 
 def same_machine(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield hosts that are one machine by two names; containers share a boot id, but neither name nor address."""
+    """Yield hosts that are one machine under two names; containers share a boot id, but neither name nor address."""
     seen = {
         host: repr((fact.get("boot_id"), fact.get("name"), sorted(_addresses(fact))))
         for host, fact in facts.items()
@@ -38,7 +38,7 @@ def same_machine(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def system(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield whether processors and kernels are alike, and whether there are cores for all ranks."""
+    """Yield whether processors and kernels are alike, and whether each host has a core for every rank."""
     machines = {host: str(fact["machine"]) for host, fact in facts.items() if fact.get("machine")}
     if len(set(machines.values())) > 1:
         cure = "name hosts of one kind in ssh.hosts: --set ssh.hosts=[...]"
@@ -56,7 +56,7 @@ def system(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield names that lead to the machine itself alone: we pass addresses, but a script may ask for its name."""
+    """Yield names that resolve only to the machine itself: cloudtrain passes addresses, a script may use the name."""
     grades = {}
     for host, fact in facts.items():
         told = fact.get("own_name")
@@ -73,7 +73,7 @@ def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
         lines = []
         for host in hosts[:4]:
             told, address = facts[host]["own_name"], _address(facts[host])
-            # In this order: of a last line that is deleted first nothing is appended after.
+            # In this order: after `d` has deleted the last line, sed would append no line.
             edit = f'sudo sed -i -e "$ a {address} {told["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
             by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in told["addresses"])
             lines.append(remote([host], "sudo -e /etc/hosts" if by_hand else edit))
@@ -83,7 +83,7 @@ def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def disk(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield the room for jobs and for checkpoints."""
+    """Yield the free space for jobs and for checkpoints."""
     for name, key, setting in (
         ("disk", "disk", "ssh.workdir"),
         ("checkpoint disk", "checkpoint_disk", "checkpoint.uri"),
@@ -107,7 +107,7 @@ def _disk_verdict(told: Mapping[str, Any]) -> str:
 
 
 def _room(told: Mapping[str, Any]) -> str:
-    """Return the free room in steps that fold: hosts are seldom equal to the byte."""
+    """Return the free space in steps, so that hosts fold: equal byte counts are rare."""
     inodes = told.get("inodes")
     if inodes is not None and inodes < MIN_INODES:
         return f"{inodes} files more can be made in {told['path']}"
@@ -119,7 +119,7 @@ def _room(told: Mapping[str, Any]) -> str:
 
 
 def write(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield whether jobs can be written where they should be."""
+    """Yield whether the job folder can be written."""
     failed = {host: why for host, fact in facts.items() if (why := (fact.get("write") or {}).get("error"))}
     grades = {host: ("fail", why) for host, why in failed.items()}
     good = {host: ("ok", "can be written") for host, fact in facts.items() if fact.get("write") and host not in failed}
@@ -133,7 +133,7 @@ def write(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def shm(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield the room in /dev/shm, by which the loaders' workers hand over batches."""
+    """Yield the free space in /dev/shm, through which the loaders' workers pass batches."""
     wanted_mb = SHM_PER_RANK_MB * wish.ranks
     grades = {}
     for host, fact in facts.items():
@@ -154,7 +154,7 @@ def shm(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def limits(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield the limits on open files and, where there is InfiniBand, on locked memory."""
+    """Yield the limits on open files and, with InfiniBand, on locked memory."""
     grades = {}
     for host, fact in facts.items():
         if told := fact.get("limits"):
@@ -183,7 +183,7 @@ def _limit_line(what: str, value: str) -> str:
 
 
 def clock(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield clocks that are off; where all hosts agree it is ours."""
+    """Yield clocks that are off; if all hosts agree with each other, our clock is off."""
     ahead = {host: float(fact["ahead_s"]) for host, fact in facts.items() if fact.get("ahead_s") is not None}
     if not ahead:
         return
@@ -203,7 +203,7 @@ def clock(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def mtu(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield whether packets are of one size on all hosts: where they are not, large ones may be lost without a word."""
+    """Yield whether all hosts have the same MTU: with different MTUs, large packets may be lost without an error."""
     used = {host: interface for host, fact in facts.items() if (interface := _interface(fact)) is not None}
     values = {host: str(interface["mtu"]) for host, interface in used.items()}
     if not values or of < 2:
@@ -216,7 +216,7 @@ def mtu(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def leftovers(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield what earlier jobs have left running."""
+    """Yield the processes that earlier jobs have left."""
     for host, fact in facts.items():
         if left := fact.get("leftovers"):
             jobs = ", ".join(dict.fromkeys(str(process["job"]) for process in left))
@@ -226,7 +226,7 @@ def leftovers(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def logind(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield hosts where logging out would end the job; lingering alone does not keep a session's own processes."""
+    """Yield hosts that end the job at logout; lingering alone does not keep a session's own processes."""
     grades = {}
     for host, fact in facts.items():
         told = fact.get("logind")
@@ -243,7 +243,7 @@ def logind(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def unknown(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield what could not be found out; what the job cannot do without fails."""
+    """Yield the facts that could not be read; a fact that the job needs is a failure."""
     needed = {"write", "disk", "python", *(("gpus",) if wish.gpus else ())}
     by_probe: dict[str, dict[str, tuple[str, str]]] = {}
     for host, fact in facts.items():
@@ -260,7 +260,7 @@ def _addresses(fact: Mapping[str, Any]) -> list[str]:
 
 
 def _interface(fact: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the interface that the job's traffic goes by: of the known address, else the first that leads out."""
+    """Return the interface of the job's traffic: by the known address, else the first external interface."""
     there = [each for each in fact.get("interfaces") or () if each["address"]]
     wanted = fact.get("address")
     if known := [each for each in there if each["address"] == wanted]:

@@ -1,4 +1,4 @@
-"""Who of a job's hosts does not reach whom, and what it is that stands between them."""
+"""The connections between a job's hosts: which pairs fail, and why."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["NAME", "dialled"]
 
 NAME = "peers"
 
-Pairs = dict[tuple[str, str], Mapping[str, Any]]  # (who dials, who is dialled) -> how it failed
+Pairs = dict[tuple[str, str], Mapping[str, Any]]  # (caller, target) -> how the call failed
 
 
 def dialled(told: Mapping[str, Any], ports: Sequence[int] | None = None) -> list[Check]:
-    """Return what a round of dialling has shown; nothing where nobody dialled.
+    """Return the findings of a round of test connections; an empty list if no host was tested.
 
-    `told["unheard"]` maps hosts that could not listen to the reason; `told["failed"]` each host that dialled to its
-    failed calls, as dialling.dial tells them.
+    `told["unheard"]` maps hosts that could not listen to the reason; `told["failed"]` maps each calling host to its
+    failed calls, in the form of dialling.dial.
     """
     if not told:
         return []
@@ -36,7 +36,7 @@ def dialled(told: Mapping[str, Any], ports: Sequence[int] | None = None) -> list
 
 
 def _folded(pairs: Pairs, hosts: Sequence[str], ports: Sequence[int] | None) -> Iterator[Check]:
-    """Yield a line for each host that is to blame alone, then one for each group of pairs that is left."""
+    """Yield a line for each host that explains all its failures, then a line for each group of remaining pairs."""
     left = dict(pairs)
     if len(hosts) > 2:
         for host in hosts:
@@ -50,7 +50,7 @@ def _folded(pairs: Pairs, hosts: Sequence[str], ports: Sequence[int] | None) -> 
                 for pair in list(left)
                 if (is_deaf and pair[1] == host) or (is_mute and pair[0] == host)
             }
-            if mine:  # else each of its pairs is another one's fault
+            if mine:  # else the failures of its pairs belong to an earlier host
                 words = "and the others do not reach each other" if is_deaf and is_mute else "reaches no other host"
                 words = "cannot be reached by all others" if not is_mute else words
                 yield _check(f"{host} {words}", [host], mine, ports)
@@ -59,13 +59,13 @@ def _folded(pairs: Pairs, hosts: Sequence[str], ports: Sequence[int] | None) -> 
         back = {pair: left[pair] for pair in left if pair[1] in callers and pair[0] in targets}
         is_mutual = len(back) == len(mine) and set(callers).isdisjoint(targets)
         if is_mutual and hosts.index(callers[0]) > hosts.index(targets[0]):
-            continue  # said already, from the other side
+            continue  # the other direction has a line already
         words = f"{ranges(callers)} {'<->' if is_mutual else '->'} {ranges(targets)}"
         yield _check(words, [*callers, *targets] if is_mutual else targets, mine, ports)
 
 
 def _sides(pairs: Pairs, hosts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
-    """Return those who fail to reach the same hosts, and these."""
+    """Return groups of callers that fail to reach the same targets, with the targets."""
     targets = {host: tuple(target for source, target in pairs if source == host) for host in hosts}
     by_targets: dict[tuple[str, ...], list[str]] = {}
     for host in hosts:

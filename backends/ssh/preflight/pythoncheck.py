@@ -1,4 +1,4 @@
-"""Whether the hosts' interpreters can train together: the same Python, torch and NCCL, on drivers that carry them."""
+"""Whether the hosts' interpreters can train together: equal Python, torch and NCCL, with drivers that support torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK = "ls /usr/bin/python3* /opt/*/bin/python3"
 
 
 def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield whether each host has an interpreter that will do, and the same."""
+    """Yield whether each host has a suitable interpreter, and whether the versions agree."""
     asked = {host: fact["python"] for host, fact in facts.items() if fact.get("python")}
     missing = {host: str(told["error"]) for host, told in asked.items() if "error" in told}
     for why, hosts in groups(missing).items():
@@ -32,7 +32,7 @@ def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
         cure = f"name a newer one, --set ssh.python=/path/to/python: {remote(old, _LOOK)}"
         yield Check("python", "fail", f"{least} is the oldest that will do: {fold(old, 0)}", cure)
     elif versions:
-        # A later patch of the same minor version reads what the other has pickled.
+        # Interpreters of one minor version read each other's pickles.
         same = len({numbers(version)[:2] for version in versions.values()}) == 1
         rest = [host for host, version in versions.items() if version != most(versions)]
         cure = f"give them the same, `python` of a host in ssh.hosts: {remote(rest, _LOOK)}"
@@ -40,7 +40,7 @@ def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
 
 
 def torch(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
-    """Yield what is to be said of torch, its NCCL, and the driver that they need."""
+    """Yield the findings about torch, its NCCL, and the driver that both need."""
     asked = {host: fact["python"] for host, fact in facts.items() if "version" in (fact.get("python") or {})}
     if wish.has_own_torch or not asked:
         return
@@ -74,7 +74,7 @@ def _cuda(facts: Facts, asked: Facts, of: int) -> Iterator[Check]:
     nccl = {host: str(told["nccl"]) for host, told in asked.items() if told.get("nccl")}
     if len(set(nccl.values())) > 1:
         rest = [host for host, version in nccl.items() if version != most(nccl)]
-        # Its number is part of torch's own requirements: the same torch, installed anew, brings it.
+        # torch's requirements fix NCCL's version: a reinstalled torch brings the matching NCCL.
         cure = f"{remote(rest, 'python3 -m pip install --force-reinstall torch')}, with that host's `python`"
         yield Check("NCCL", "fail", fold(nccl, of), cure)
     elif nccl:
@@ -93,7 +93,7 @@ def _cuda(facts: Facts, asked: Facts, of: int) -> Iterator[Check]:
 
 
 def _requirement(version: str) -> str:
-    """Return what pip installs the same torch by; builds for a CUDA of their own lie on an index of their own."""
+    """Return pip's arguments for the same torch; builds for a CUDA version are on an index of their own."""
     number, _, build = version.partition("+")
     if not number:
         return "torch"

@@ -1,4 +1,4 @@
-"""Hosts that could not be asked: why, in few words, and what to type against it."""
+"""Hosts that could not be asked: a short reason, and the command that fixes or tests the cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["reached"]
 
 NAME = "reachable"
 
-# What ssh or our channel says -> in few words; what to type, `{}` the host. The first that matches counts.
+# Pattern in the message of ssh or our channel -> short reason, and command with `{}` for the host. First match wins.
 _REASONS = (
     (r"no interpreter|python\S*: .*(not found|No such file)", "has no Python", "sudo apt install python3"),
     (r"IDENTIFICATION HAS CHANGED|another one than before", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
@@ -32,7 +32,7 @@ _REASONS = (
     ),
     (r"Connection (closed|reset)|kex_exchange|banner exchange", "it closes the connection", "ssh -v {} true"),
 )
-# What the host has said to our first program is the host's own, whatever words it has.
+# A host's answer to our first program is kept as the host's own message, whatever words the message has.
 _OWN_WORDS = r"our first (program|call)|no Python 3|its folder|its Python"
 _ADVICE = {
     "has no Python": "or name one that is there: --set ssh.python=/path/to/python",
@@ -47,7 +47,7 @@ _ADVICE = {
 
 
 def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> list[Check]:
-    """Return a line for each reason why hosts could not be asked, or that all were."""
+    """Return a line for each reason why hosts could not be asked, or a line for all if every host answered."""
     silent = {host: words for host, words in facts.items() if isinstance(words, str)}
     by_reason: dict[tuple[str, str], list[str]] = {}
     for host, words in silent.items():
@@ -65,7 +65,7 @@ def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> list[Check]:
 
 
 def _reason(host: str, words: str) -> tuple[str, str]:
-    """Return what is the matter, and what to type against it or, of what the host itself has said, what to mend."""
+    """Return the reason, and the command to type; for a message of the host itself, the message and its hint."""
     said, _, hint = words.partition("\n  hint: ")
     text = " ".join(said.removeprefix(f"{host}: ").removeprefix(f"{host} ").split())[:300]
     if hint and re.search(_OWN_WORDS, said):

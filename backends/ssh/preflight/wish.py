@@ -1,4 +1,4 @@
-"""What a job wants of its hosts, and what they have told of themselves."""
+"""A job's requirements for its hosts, and the facts that the hosts report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 __all__ = ["Facts", "Wish"]
 
-Facts = Mapping[str, Mapping[str, Any]]  # host -> what survey.facts told of it
+Facts = Mapping[str, Mapping[str, Any]]  # host -> the report of survey.facts
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the job wants of each host: `ranks`, and `gpus` (0: none).
+    """The job's requirements for each host: `ranks`, and `gpus` (0: none).
 
-    `ranks_are_chosen`: the config says how many ranks, so that leaving GPUs idle may be meant. `gpu_model` as the
-    config calls it. `has_own_torch`: what the job runs in brings one.
+    `ranks_are_chosen`: the config sets the number of ranks, so idle GPUs may be intended. `gpu_model`: the config's
+    name. `has_own_torch`: the job's environment brings torch.
     """
 
     ranks: int
