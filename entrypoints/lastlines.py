@@ -28,13 +28,13 @@ def of_rank(rank: int) -> list[str]:
     return of_text(text.partition("\n")[2] if begin and "\n" in text else text)
 
 
-def of_text(text: str, most: int = MOST) -> list[str]:
+def of_text(text: str) -> list[str]:
     """Return the last lines, event tails off, progress bars in their last state, long lines cut, without empty ones."""
     found: list[str] = []
     for line in reversed(text.split("\n")):
         shown = events.parse(line.rstrip("\r").rpartition("\r")[2])[0].rstrip()
         if shown:
             found.append(shown if len(shown) <= LINE_CHARACTERS else f"{shown[: LINE_CHARACTERS - 1]}…")
-        if len(found) == most:
+        if len(found) == MOST:
             break
     return found[::-1]

@@ -70,12 +70,12 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent dies (Linux); survives exec."""
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies (Linux); survives exec."""
     parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signum)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died meanwhile, of which the kernel says nothing
-        os.kill(os.getpid(), signum)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def descendants(root: int) -> list[int]:

@@ -32,7 +32,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["IGNORE_FILES", "Bundle", "check", "collect", "pack"]
+__all__ = ["IGNORE_FILES", "Bundle", "check", "collect", "pack", "size_words"]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
@@ -77,11 +77,12 @@ class Bundle:
         """Return one line: size and number of the user's files, their commit, the archive's size."""
         commit = f", commit {self.git['commit'][:10]}" if self.git.get("commit") else ""
         dirty = " with uncommitted changes" if self.git.get("dirty") else ""
-        files = f"{self.files} file{'s' * (self.files != 1)}, {_size(self.code_bytes)}{commit}{dirty}"
-        return f"{files}; {_size(self.bytes)} packed, with cloudtrain's own files"
+        files = f"{self.files} file{'s' * (self.files != 1)}, {size_words(self.code_bytes)}{commit}{dirty}"
+        return f"{files}; {size_words(self.bytes)} packed, with cloudtrain's own files"
 
 
-def _size(size_bytes: int) -> str:
+def size_words(size_bytes: int) -> str:
+    """Return `2.0 MB`, `12.3 kB`."""
     return f"{size_bytes / MB:.1f} MB" if size_bytes >= MB / 10 else f"{size_bytes / 1000:.1f} kB"
 
 

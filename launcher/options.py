@@ -27,6 +27,7 @@ __all__ = [
     "completes",
     "config_options",
     "examples",
+    "file_option",
     "job_argument",
     "json_option",
     "named_job_argument",
@@ -90,6 +91,12 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every questi
 def examples(*lines: str) -> str:
     """Return a command's epilog: what one would type."""
     return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def file_option(use: str) -> Callable[[F], F]:
+    """Return the option -f of a command that needs no config file; `use` says how the file is used."""
+    told = f"{use}  [default: {DEFAULT_FILE}, if there]"
+    return click.option("-f", "--file", type=click.Path(path_type=Path), help=told)
 
 
 def job_argument(command: F) -> F:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,7 @@ def is_earned(job: Job) -> bool:
     return attempt.number < asked.get("max_attempts", 1) and not backends.load(job.backend).pace(attempt.ref).retries
 
 
-def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ) -> Job | None:
+def earned(registry: Registry, job: Job) -> Job | None:
     """Send the attempt that the config's `retry` asks for, if it does; return the job with it, None without one.
 
     Whoever else follows the job may be quicker, or know a secret that is not known here: then theirs is the attempt.
@@ -114,7 +113,7 @@ def earned(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ
     number, most = job.attempt.number + 1, job.config["retry"]["max_attempts"]
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
-        return submit.resend(registry, job, prepare_next(registry, job), environ)
+        return submit.resend(registry, job, prepare_next(registry, job))
     except (CloudtrainError, OSError) as error:
         known = registry.find(job.id)
         if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:

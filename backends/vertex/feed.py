@@ -192,9 +192,7 @@ def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def lists(
-    access: Access, query: str, token: str, parts: dict[str, dict[str, str]], tries: int = 1
-) -> tuple[list[Entry], str]:
+def lists(access: Access, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[Entry], str]:
     """Return one page of the query's entries, and the next page's token, "" at the end. Raises GoogleError."""
     asked: dict[str, Any] = {
         "resourceNames": [f"projects/{access.project}"],
@@ -204,7 +202,7 @@ def lists(
     }
     if token:
         asked["pageToken"] = token
-    answer = rest.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=tries)
+    answer = rest.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=1)
     found = rest.object_in(answer)
     return [of_json(raw) for raw in joined(found.get("entries", ()), parts)], str(found.get("nextPageToken", ""))
 

@@ -11,7 +11,7 @@ import click
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, json_option, yes_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
 from cloudtrain.launcher.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
@@ -23,12 +23,7 @@ __all__ = ["command"]
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
 @click.argument("wanted", nargs=-1, metavar="[JOB]...")  # unknown here, so nothing completes a name
 @click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask this backend alone.")
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    help=f"Look where its jobs run.  [default: {DEFAULT_FILE}]",
-)
+@file_option("Look where its jobs run.")
 @yes_option
 @json_option
 def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes: bool, as_json: bool) -> int:

@@ -13,7 +13,7 @@ import click
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import ALL, DEFAULT_FILE, completes, examples, json_option
+from cloudtrain.launcher.options import ALL, DEFAULT_FILE, completes, examples, file_option, json_option
 from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ HERE = "cloudtrain"  # what is said of this installation
 )
 @click.argument("backend", required=False, shell_complete=completes("backends"))
 @click.option("--backend", "named", metavar="NAME", shell_complete=completes("backends"), help="As BACKEND.")
-@click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help=f"Look at this job.  [default: {DEFAULT_FILE}, if there]"
-)
+@file_option("Look at this job.")
 @json_option
 def command(backend: str | None, named: str | None, file: Path | None, as_json: bool) -> int:
     """Find the problems of a job: on this machine, and on every backend with a block in the config file.

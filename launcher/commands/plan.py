@@ -38,6 +38,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
+    from cloudtrain.launcher.bundle import size_words
     from cloudtrain.launcher.money.foretold import books_of
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
@@ -45,14 +46,10 @@ def command(overrides: Overrides, as_json: bool) -> int:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump()}
         print_json({**shown, "budgets": books.dump(worst_micro)})
         return 0
-    largest = ", ".join(f"{name} {_size(size)}" for name, size in prepared.bundle.largest[:3])
+    largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
     print_text([*lines, *books.lines(worst_micro)])
     return 0
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1000:.1f} kB"
 
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:

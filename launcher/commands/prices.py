@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.columns import csv_text, table, width
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, file_option, json_option
 from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ PERCENT = 0.0005  # as a share, from which on a price is another one
 @click.option("--region", help="In this region alone.")
 @click.option("--type", "instance_type", help="Of this machine type alone.")
 @click.option("--spot/--on-demand", "is_spot", default=None, help="Spot prices alone, or on demand alone.")
-@click.option(
-    "-f",
-    "--file",
-    type=click.Path(path_type=Path),
-    help=f"Of its machines.  [default: {DEFAULT_FILE}, if there]",
-)
+@file_option("Of its machines.")
 @click.option("--all", "is_all", is_flag=True, help="Of all machines, not only the config's.")
 @click.option("--wide", is_flag=True, help="Show all columns: one GPU's price, what it is off by, origin, day.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
@@ -172,26 +167,25 @@ def _usd(value: float | None) -> str:
 
 
 def _csv(found: list[Line]) -> list[str]:
-    names = [
-        "backend",
-        "instance_type",
-        "region",
-        "kind",
-        "accelerator",
-        "count",
-        "usd_per_hour",
-        "counted_usd_per_hour",
+    from cloudtrain.launcher.prices.quote import Key
+
+    names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
+    names += [
+        "counted_usd_per_accelerator_hour",
+        "spot",
+        "derived",
+        "own",
+        "uncertainty",
+        "as_of",
+        "age_days",
+        "source",
     ]
-    names += ["counted_usd_per_accelerator_hour", "spot", "derived"]
-    names += ["own", "uncertainty", "as_of", "age_days", "source"]
     rows = [line.dump() for line in found]
     return csv_text(names, [[row[name] for name in names] for row in rows]).splitlines()
 
 
 @command.command("refresh")
-@click.option(
-    "-f", "--file", type=click.Path(path_type=Path), help=f"Of its backends.  [default: {DEFAULT_FILE}, if there]"
-)
+@file_option("Of its backends.")
 @click.option("--backend", shell_complete=completes("backends"), help="Of this backend alone.")
 @click.option("--region", "regions", multiple=True, help="In this region, not the config's or the environment's.")
 @click.option("--type", "types", multiple=True, help="Of this machine type, with GPUs or without; repeatable.")

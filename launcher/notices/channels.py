@@ -56,9 +56,9 @@ def entries(config: Mapping[str, Any]) -> tuple[Entry, ...]:
     return tuple(_entry(each) for each in config.get("notify") or ())
 
 
-def desktop(environ: Mapping[str, str] = os.environ) -> Entry | None:
+def desktop() -> Entry | None:
     """Return the desktop if notices can be shown, else None."""
-    if any(environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
+    if any(os.environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
         return Entry("desktop", "", _ON_DESKTOP)
     return None
 
