@@ -86,10 +86,9 @@ WAIT = Desired()
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's limits. Times are seconds since the job's start; `limit_reason` of the deadline: time or budget.
+    """The job's limits. Times are seconds since the job's start; `limit_reason`: the deadline's cause, time or budget.
 
-    A restart needs at least `fewest` nodes (None: all), and a number of nodes that `sizes` allows: ranks must share
-    the batch evenly.
+    A restart needs at least `fewest` nodes (None: all), and a number in `sizes`: ranks must share the batch evenly.
     """
 
     nodes: int

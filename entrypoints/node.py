@@ -141,8 +141,7 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
 def _from_vertex(environ: Mapping[str, str]) -> Node | None:
     """Return the node from Vertex AI's CLUSTER_SPEC: pool 0 is the head, pool 1 holds all followers.
 
-    Raises ValueError on a replica of a further pool. The port is part of each replica's name. A single replica may
-    have no CLUSTER_SPEC.
+    Raises ValueError in a further pool. Each replica's name includes the port. A single replica may lack CLUSTER_SPEC.
     """
     if "CLOUD_ML_JOB_ID" not in environ and "CLUSTER_SPEC" not in environ:
         return None

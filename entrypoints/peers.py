@@ -2,8 +2,8 @@
 
 One TCP connection per node, JSON lines, a beat every BEAT_S even without changes. After a silence node 0 counts a node
 as lost, and a node without messages from node 0 fences itself. torchrun notices neither case (a cut link: over 150 s,
-measured with torch 2.13). The token authenticates and does not encrypt. Beats continue while the agent waits for a
-disk or for processes to die.
+measured with torch 2.13). The token authenticates and does not encrypt. Beats continue while an agent waits for a
+disk or for dying processes.
 """
 
 from __future__ import annotations

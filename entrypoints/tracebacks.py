@@ -1,4 +1,4 @@
-"""Which frames of a traceback are shown where all of them do not fit: the user's own frame is never left out.
+"""Selects the frames of a traceback if not all frames fit: the user's own frame is never left out.
 
 A frame of the user's code has a relative path, because `worker.py` takes the code folder off. All other frames are of
 libraries, or have no file (`<string>`).
