@@ -1,4 +1,4 @@
-"""The supervisor of one node: detached from the process that started the agent, runs boot, restarts and ends boot.
+"""The supervisor of a node: starts, restarts and ends boot, detached from the process that started the supervisor.
 
 An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (a stop request
 from a user or a tool), `log/` (a file per rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle).
@@ -100,7 +100,7 @@ class Agent:
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
         self.told_s = 0.0  # when the state was last written
         self.meter: gpumeter.Meter | None = None
-        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next GPU event is due; GPUs in the last
+        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next GPU event is due; GPUs in the last event
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
@@ -113,7 +113,7 @@ class Agent:
             self._share_checkpoints()
 
     def _share_checkpoints(self) -> None:
-        """Serve this node's checkpoints to all nodes, and keep a copy of the preceding node's checkpoints."""
+        """Serve this node's checkpoints to all nodes; the first successor keeps a copy of the leader's checkpoints."""
         spec, folder = self.spec, self.checkpoints
         server = peers.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
         self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
@@ -485,7 +485,7 @@ class Agent:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         try:
             durable.write_json(self.root / name, value)
-        except OSError as error:  # the supervisor continues: to end the job matters more than the record
+        except OSError as error:  # the supervisor continues: ending the job matters more than the record
             print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:

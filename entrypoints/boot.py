@@ -132,7 +132,7 @@ def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch:
 
 
 def torchrun_environment(node: nodes.Node) -> dict[str, str]:
-    """Return the environment for torchrun: without the platform's misleading variables, with torch's variables."""
+    """Return the environment for torchrun: without the platform's misleading variables, with variables for torch."""
     env = {
         key: value
         for key, value in os.environ.items()
@@ -156,7 +156,7 @@ def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _result_folder() -> Iterator[Path]:
-    """Yield the folder for results: the supervisor's, or a temporary folder without a supervisor."""
+    """Yield the folder for results: the supervisor's or, without a supervisor, a temporary folder."""
     if "CLOUDTRAIN_RESULT_DIR" in os.environ:
         yield Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
         return
@@ -221,7 +221,7 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
 def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
     """Return the time when boot itself ends the job, on the monotonic clock of `now_s`; infinity without a deadline.
 
-    The supervisor has stopped the job long before, in good order, with a save.
+    A working supervisor has stopped the job long before, in good order, with a save.
     """
     deadline_s = variables.deadline_s(environ)
     if deadline_s is None:
@@ -369,7 +369,7 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         )
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
-        with contextlib.suppress(OSError):  # the exit code is enough
+        with contextlib.suppress(OSError):  # the exit code has the main fact
             durable.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
     return code
 

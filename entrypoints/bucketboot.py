@@ -32,7 +32,7 @@ def token() -> str:
     try:
         with request.build_opener(request.ProxyHandler({})).open(asked, timeout=10) as answer:
             return str(json.load(answer)["access_token"])
-    except error.HTTPError as failure:  # at a machine's start, and no answer of the bucket
+    except error.HTTPError as failure:  # at a machine's start; not the bucket's answer
         raise OSError(f"the metadata server answers {failure}") from None
 
 

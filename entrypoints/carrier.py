@@ -1,4 +1,4 @@
-"""Folder sync with a bucket, which SageMaker has built in: a replica's disk is new after every restart.
+"""Syncs a folder to a bucket and back, like SageMaker itself: a replica's disk is new after each restart.
 
 All nodes upload their folders to the same prefix: of two files with the same name, the last upload stays. Half-written
 files, names that end in `.tmp`, links and empty folders are not uploaded.
@@ -31,7 +31,7 @@ THREADS = 4
 SMALL_BYTES = 1 << 20  # small files go last, because they may refer to large files (`latest`, an index)
 NAME_BYTES = 1024  # of an object's name
 
-_BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # an object's metadata
+_BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # metadata keys of an object
 _T = TypeVar("_T")
 
 
@@ -282,7 +282,7 @@ def _open_for_writing(folder: Path) -> set[str]:
 
 
 def _each(work: Callable[[_T], None], items: Iterable[_T]) -> None:
-    """Call `work` with each item, in THREADS threads; after an exception, start no further call, and raise it.
+    """Call `work` with each item, in THREADS threads; after an exception, start no further call, and re-raise.
 
     Unlike a pool's threads, these threads do not delay the end of the process.
     """

@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
     for helper in helpers:
         helper.finish()
-    # The event tells log followers that the log is complete.
+    # The event tells log followers that the log is complete, if `final` is true.
     is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else the platform may start again
     counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
     events.emit("end", f"node {told['node']} has ended", **counted)
@@ -262,7 +262,7 @@ class _Ending:
         return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
 
     def begin(self, node: int) -> None:
-        """Delete the exit report of an earlier container of this node."""
+        """Add the node to the exit report's uri, and delete the report of an earlier container."""
         if self.uri is not None:
             self.uri = f"{self.uri}-{node}.json"
             staging.retract(self.uri)

@@ -17,7 +17,7 @@ __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 
 SOON_S = 300.0  # after a start: a repeated peer failure within this time is final
 COLLECT_S = 5.0  # from the first failure: time for other nodes' failures, which may hold the root cause
-FENCE_S = 5.0  # before a restart: a lost node that is alive ends its ranks only as late as the loss is seen
+FENCE_S = 5.0  # before a restart: a lost node that is alive fences itself only at about the same time
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Coordinator:
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)  # nodes that left the job, and do not return
+    gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
     missed_s: float | None = None  # since when a node of this generation is lost
 
     def decide(
@@ -202,7 +202,7 @@ class Coordinator:
         return self.desired
 
     def _failing(self, failed: list[Report], all_over: bool, lost: set[int], now_s: float) -> Desired:
-        """Wait COLLECT_S after the first failure for other nodes' failures, then kill all ranks."""
+        """Wait after the first failure for reports of the remaining nodes, then kill all ranks."""
         if self.first_failure_s is None:
             self.first_failure_s = now_s
         if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):

@@ -53,7 +53,7 @@ class Busy(RuntimeError):
 
 
 class Taken:
-    """Locks held by this process. Forked children hold the locks too; programs that are executed do not."""
+    """Locks held by this process. Forked children hold the locks too; programs started with exec do not."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder

@@ -44,7 +44,7 @@ class Meter:
         self.thread.start()
 
     def finish(self) -> None:
-        """Stop measuring. A measurement that hangs is not waited for."""
+        """Stop measuring, without waiting for a measurement that hangs."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
 
 
 def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
-    """Append the event lines to an existing log, after the end of an incomplete line; return whether the log exists."""
+    """Append the event lines to an existing log, after ending an incomplete line; return False if the write fails."""
     # Without O_CREAT: in a container the rank may be another user, who makes the file.
     with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
         if file.seek(0, os.SEEK_END):

@@ -1,4 +1,4 @@
-"""The last lines that a rank printed before its end: these lines often name the cause, unlike the exception."""
+"""The last lines that a rank printed before its end: the cause is often in the lines, not in the exception."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Line:
         self._last = Desired()  # the desired state when the last leader was lost
         self._took_over_s: float | None = None  # when this node took over, until a new generation starts
         self._tell_missing_s = WAITING_S
-        self._gone_s: dict[int, float] = {}  # nodes that left the job: when they left
+        self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
         self._left_out_s: dict[int, float] = {}  # nodes without a place in the newest generation: since when
         self._may_succeed = bool(spec.get("succeeds"))
         self._door = door
@@ -98,7 +98,7 @@ class Line:
         return held_s
 
     def gone_s(self) -> dict[str, float]:
-        """Return the time in use of each node that left the job, in seconds, by node."""
+        """Return the time in use, in seconds, of each node that the job gave up."""
         return {str(node): self._gone_s[node] for node in sorted(self._gone_s)}
 
     def exchange(self, report: Report) -> Desired:

@@ -121,7 +121,7 @@ def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
 
 
 def _from_azureml(environ: Mapping[str, str]) -> Node | None:
-    """Return the node from torch's variables, which count nodes (Azure ML starts a process per node)."""
+    """Return the node from torch's variables, which count nodes (the Azure ML job has a process per node)."""
     if "AZUREML_RUN_ID" not in environ:
         return None
     told = environ.get("NODE_RANK", environ.get("AZUREML_CR_NODE_RANK", ""))

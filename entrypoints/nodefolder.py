@@ -32,7 +32,7 @@ def look(root: Path, checkpoints: Path) -> dict[str, Any]:
     state = durable.read_json(root / STATE)
     if _is_elsewhere(state):
         return {"state": state, "exit": None, "alive": False, "asked": None, "elsewhere": True}
-    # Check the process before the files: an agent that ends between the two checks has written its exit before.
+    # Check the process before the files: an agent that ends between the two checks has then written its exit.
     is_alive = state is not None and processes.alive(state["pid"], state["stamp"])
     ended = durable.read_json(root / EXIT)
     asked = durable.read_json(root / STOP)

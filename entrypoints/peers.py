@@ -1,4 +1,4 @@
-"""The connections between a job's agents: every node sends its report to node 0, node 0 answers the desired state.
+"""The connections between a job's agents: every node sends its report to node 0, node 0 sends the desired state.
 
 One TCP connection per node, JSON lines, a beat every BEAT_S even without changes. After a silence node 0 counts a node
 as lost, and a node without messages from node 0 fences itself. torchrun notices neither case (a cut link: over 150 s,
@@ -251,7 +251,7 @@ class Head:
     def _take(self, wire: _Wire, message: dict[str, Any]) -> None:
         try:
             report = Report.load(message)
-        except (TypeError, ValueError):  # the peer runs another version of cloudtrain
+        except (TypeError, ValueError):  # the peer runs a different version of cloudtrain
             return
         if wire.node is None:
             wire.node = report.node
@@ -274,7 +274,7 @@ class Member:
         """`refusal_s`: node 0 counts as gone after it has refused all connections for so many seconds."""
         self.head = head
         self._refusal_s = refusal_s
-        self._refused_s: float | None = None  # since when connections are refused; None if the last was not
+        self._refused_s: float | None = None  # since when node 0 refuses connections, None if it does not
         self._silence_s = silence_s
         self._join_timeout_s = join_timeout_s
         self._token = token

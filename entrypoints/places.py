@@ -13,7 +13,7 @@ START_LOCK, NEVER_SENT = "start.lock", "never-sent"
 RECORD = "record.json"  # for a registry that has lost the job
 # Per node: the agent's state, the exit record, the stop request.
 STATE, EXIT, STOP = "state.json", "exit.json", "stop.json"
-TELL_S = 60.0  # between two writes of the state, which has the node's time in use, also after a power cut
+TELL_S = 60.0  # between two writes of the state: the state has the node's time in use, even after a power cut
 
 _NOT_WHOLE = re.compile(r"\.(tmp|damaged-\d+|old-\d+)$|^first-start\.json$|^\.")
 

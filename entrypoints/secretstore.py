@@ -1,4 +1,4 @@
-"""Reads a container's secrets from the platform's own secret store, by name; no request or file has the values."""
+"""Reads a container's secrets from the platform's own secret store, by name; no request and no file has the values."""
 
 from __future__ import annotations
 

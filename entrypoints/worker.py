@@ -128,7 +128,7 @@ def _run_user_code(kind: str, command: list[str]) -> None:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
     sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
-    # In __main__ itself, not with runpy.run_path: pickled classes and spawned data-loader workers import __main__.
+    # In __main__ itself, not with runpy.run_path: pickled classes and spawned data-loader workers need __main__.
     scope = sys.modules["__main__"].__dict__
     for name in [name for name in scope if not name.startswith("__")]:
         del scope[name]
