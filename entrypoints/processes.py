@@ -42,7 +42,7 @@ def cores() -> int:
 
 
 def stamp(pid: int) -> str | None:
-    """Return a stamp that tells the process from later processes with the same pid, None if the process is gone.
+    """Return a stamp that identifies the process even after its pid is reused, None if the process is gone.
 
     Boot id and start time: a process after a reboot or with a reused pid has a different stamp. Without /proc (macOS)
     the stamp is the pid.

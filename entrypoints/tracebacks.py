@@ -39,7 +39,7 @@ def frames_of(trace: str) -> tuple[list[Frame], list[str]]:
 def chosen(frames: Sequence[Frame], fits: Callable[[list[str]], bool]) -> list[str]:
     """Return the lines of the deepest frames that fit, and always the deepest frame of the user's code.
 
-    GAP stands for frames left out. Lines of carets are left out where all frames do not fit.
+    GAP stands for frames left out. Lines of carets are left out if not all frames fit.
     """
     if not frames or fits(found := [line for frame in frames for line in frame]):
         return found if frames else []
