@@ -1,1 +1,1 @@
-"""What runs on the nodes: the standard library, and torch in the trainer. Shipped alone: nothing else of ours."""
+"""The code on the nodes: needs the standard library only, and torch in the trainer; sent without the launcher."""

@@ -1,8 +1,8 @@
-"""The supervisor of one node: detached from whoever started it, it runs boot, restarts it, and ends it cleanly.
+"""The supervisor of a node: starts, restarts and ends boot, detached from the process that started the supervisor.
 
-An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (written by who
-wants the job stopped), `log/` (one file a rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle).
-Node 0's agent decides (see coordinate.py); an agent that no longer hears it fences itself.
+An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (a stop request
+from a user or a tool), `log/` (a file per rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle).
+Node 0's agent decides (see coordinate.py). An agent that no longer hears node 0's agent fences itself.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
-KEEP_S = 60.0  # for copying the kept files at the job's end
+KEEP_S = 60.0  # time to copy the kept files at the job's end
 NOT_COPIED = f"agent: the kept files were not copied within {KEEP_S:.0f} s"
-MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
+MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
 
 
 def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[int]) -> dict[str, Any]:
-    """Supervise a node from this process, as a container's first one does; return how the job ended, as exit.json.
+    """Supervise a node from this process, a container's first process; return the job's end, the value of exit.json.
 
-    `stops` are the signals to stop that came before.
+    `stops` are the stop signals that arrived before the call.
     """
     agent = Agent(spec, server, os.umask(0o077))
     agent.run(stops=stops)
@@ -68,38 +68,38 @@ def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[in
 
 
 class Agent:
-    """One node's life, from the first state on disk to exit.json."""
+    """The supervision of one node, from the first state on disk to exit.json."""
 
     def __init__(
         self, spec: dict[str, Any], server: socket.socket | None, umask: int, taken: gpulocks.Taken | None = None
     ) -> None:
         self.spec = spec
         self.taken = taken  # the locks, held until this process ends
-        self.umask = umask  # the user's own, for what the job writes
+        self.umask = umask  # the user's own umask, for the files that the job writes
         self.root = Path(spec["root"])
         self.started_s = time.time()
         self.report = Report(spec["node"])
-        self.note: str | None = None  # why the job runs on fewer nodes than it was given
+        self.note: str | None = None  # why the job runs on fewer nodes than planned
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
-        self.ended_s = 0.0  # when the ranks had ended, before their files were copied
-        self.killed = False  # in this generation, by ourselves: then how boot ended is no news
+        self.ended_s = 0.0  # when the ranks had ended, before the agent copied their files
+        self.killed = False  # the agent killed this generation: then boot's signal is no failure
         door = None
-        if spec.get("succeeds") and server is None:  # where the others find it, should it decide
+        if spec.get("succeeds") and server is None:  # a successor's listener
             door = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
         self.held_port: socket.socket | None = None
         self.line = Line(spec, server, self._fresh_port, door)
         self.times = logtimes.TimeIndex(self.root / "log")
         self.terminated = False
-        self.ended: dict[str, Any] | None = None  # what exit.json holds
-        # What the job runs in, where that is more than its `python`: kept from being tidied away, or a container.
+        self.ended: dict[str, Any] | None = None  # the content of exit.json
+        # The job's environment, if `python` alone is not enough: a venv locked against clean-up, or a container.
         self.kept = venvs.hold(spec["environment_lock"]) if spec.get("environment_lock") else None
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
-        self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
+        self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
         self.told_s = 0.0  # when the state was last written
         self.meter: gpumeter.Meter | None = None
         self.gathering: Gathering | None = None  # before boot starts
-        self.launch: Callable[[], None] | None = None  # which it then does
+        self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         run = spec["spec"]["run"]
         self.is_task = run["kind"] == "task"
@@ -110,14 +110,14 @@ class Agent:
             self._share_checkpoints()
 
     def _share_checkpoints(self) -> None:
-        """Offer what is saved on this node's disk to the others, and keep a copy of what the one before it saves."""
+        """Serve this node's checkpoints to all nodes; the first successor keeps a copy of the leader's checkpoints."""
         spec, folder = self.spec, self.checkpoints
         server = peers.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
         self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec["token"], Path(spec["copies"]))
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
-        """Supervise to the end; say on the pipe `announce` that it has begun."""
+        """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.terminated = bool(stops)
         if self.replicas is not None and self.spec.get("replicates", True):
@@ -139,12 +139,12 @@ class Agent:
         try:
             while not self._turn():
                 pass
-        except Exception as error:  # a fault of ours must not look like a lost machine
+        except Exception as error:  # an error of the agent must not look like a lost machine
             traceback.print_exc()
             self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
 
     def _prepare(self) -> None:
-        """Begin to make ready what the ranks run in, where the config asks for it; no rank starts before that."""
+        """Start to install the ranks' environment, if the config has `setup`; ranks start after the installation."""
         if not self.spec["spec"].get("setup"):
             return
         first = Desired("run", 1, nodes=tuple(range(self.spec["spec"]["nodes"])))
@@ -162,7 +162,7 @@ class Agent:
         self._set(phase="idle")
 
     def _turn(self) -> bool:
-        """Look, tell, obey, and wait for news, once; return whether the job is over."""
+        """Poll, report, obey, and wait for messages, once; return whether the job is over."""
         self._look()
         try:
             desired = self.line.exchange(self.report)
@@ -197,7 +197,7 @@ class Agent:
         self.meter.tell(self.root / "log" / "rank-0.log", told)
 
     def _look(self) -> None:
-        """Bring the report up to date: has boot ended, has somebody asked to stop?"""
+        """Update the report: check whether boot has ended, and whether a stop request has arrived."""
         if self.preparation is not None and (made := self.preparation.result()) is not None:
             self._take_prepared(made)
         is_here = self.gathering is None or self.gathering.is_done
@@ -212,12 +212,12 @@ class Agent:
         if self.boot is not None and self._boot_code() is not None and self._has_kept():
             self._collect()
         if self.report.stop != "now" and (request := durable.read_json(self.root / STOP)):
-            self._set(stop=request["reason"])  # `now` may come after `user` has waited long enough
+            self._set(stop=request["reason"])  # a user whose request `user` takes too long may request `now`
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
 
     def _has_kept(self) -> bool:
-        """End the processes that the ranks have left; return whether the files that they wrote are kept."""
+        """Kill the processes that the ranks have left; return whether the ranks' files are kept."""
         if self.keeper is None:
             return True
         if not self.keeper.is_closing:
@@ -231,11 +231,11 @@ class Agent:
         return True
 
     def _newest(self) -> tuple[str, float] | None:
-        """Return a script's newest checkpoint on this node; the trainer finds its own."""
+        """Return a script's newest checkpoint on this node; None for the trainer, which finds its own checkpoints."""
         return None if self.is_task else newest(self.checkpoints)
 
     def _tell_unkept(self) -> list[str]:
-        """Copy the last kept files; tell in the log which other files the script has left, and return their names."""
+        """Copy the last kept files; log the names of the script's unkept files, and return these names."""
         if self.keeper is None:
             return []
         if not self.keeper.close(KEEP_S):
@@ -243,12 +243,12 @@ class Agent:
         return tell_unkept(self.keeper.unkept(), self.root / "log" / "boot.log")
 
     def _may_begin_anew(self) -> bool:
-        """Return whether the ranks may start without what could not be brought: there is something, or never was."""
+        """Return whether ranks may start although files could not be fetched: a checkpoint exists, or never existed."""
         is_first = self.report.generation == 1 and self.spec["attempt"] == 1
         return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
-        """Return a port for the next generation's torchrun, held for this job until the generation after that."""
+        """Return a port for the next generation's torchrun, reserved for this job until the following generation."""
         if self.held_port is not None:
             self.held_port.close()
         self.held_port = peers.reserved(self.spec)
@@ -267,16 +267,16 @@ class Agent:
                 processes.kill(self.boot.pid, signal.SIGTERM)
 
     def _kill_ranks(self) -> list[int]:
-        """Kill all below; return what could not be killed."""
+        """Kill all descendants; return the pids that could not be killed."""
         if self.report.phase == "running" and not self.killed:
-            # Killed for another node's timeout, or for not stopping: the rank to blame may stand here.
+            # The cause is another node's timeout, or a rank that does not stop: the stuck rank may be on this node.
             heartbeat.print_stacks(self._result(), heartbeat.STALE_S)
         self.killed = True
         self._not_launched(EXIT_FAILED)
         return self._kill_tree()
 
     def _not_launched(self, code: int) -> None:
-        """Where boot has not started yet, see that it never does."""
+        """Cancel the start of boot, if boot has not started yet."""
         if self.gathering is not None:
             self.gathering.cancel()
         if self.keeper is not None and self.launch is not None:
@@ -286,7 +286,7 @@ class Agent:
             self._set(phase="exited", code=code)
 
     def _kill_tree(self) -> list[int]:
-        """Kill the container, whose processes are not below this one, and what is; return what could not be killed."""
+        """Kill the container, whose processes are no descendants, and all descendants; return the pids still alive."""
         if self.container is not None and self.report.generation:
             fault = dockerrun.remove(self.container, self._in_container().name)
             if fault:
@@ -339,7 +339,7 @@ class Agent:
                     cwd=self.root,
                     umask=self.umask,
                     env=env,
-                    # A container's is its life line: it ends with the agent.
+                    # The container ends when the agent ends: its standard input closes.
                     stdin=subprocess.DEVNULL if self.container is None else subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -352,18 +352,18 @@ class Agent:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(message),))
 
     def _resume_path(self, desired: Desired) -> Path | None:
-        """Return the checkpoint that a script resumes from; with `resume: never` the job's first start has none."""
+        """Return the checkpoint that a script resumes from; None for the first start with `resume: never`."""
         is_first = desired.generation == 1 and self.spec["attempt"] == 1
         if desired.resume is None or (is_first and self.spec["spec"]["checkpoint"]["resume"] == "never"):
             return None
         return self.checkpoints / desired.resume
 
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
-        """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
+        """Return the environment of boot and the ranks; the job's `env` and secrets override machine variables."""
         spec = self.spec
-        # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
+        # Without time to save before the end, no deadline is passed on: `on_limit: stop` stops without a save.
         saves = spec["deadline_s"] < spec["max_duration_s"]
-        # The wall clock may have been set since this agent's start: the time that is left counts.
+        # The wall clock may have changed since this agent's start, so the remaining time counts.
         end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
         deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
@@ -383,11 +383,11 @@ class Agent:
             "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
             "CLOUDTRAIN_GRACE": f"{spec['grace_s']:.0f}",
         }
-        # The user's own PYTHONPATH stays, behind the folder that boot and the trainer come from.
+        # The user's own PYTHONPATH stays, after the folder of boot and the trainer.
         machine = os.environ if self.container is None else dockerrun.inherited(os.environ)
         theirs = spec["environment"].get("PYTHONPATH", machine.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
-        # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
+        # torchrun limits ranks to one thread only on nodes with several ranks; several nodes on a machine need a limit.
         threads = max(1, processes.cores() // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
         defaults = {"OMP_NUM_THREADS": str(threads)}
         known = {**spec["environment"], **beside}
@@ -409,7 +409,7 @@ class Agent:
         assert self.boot is not None
         code, self.boot = self.boot.returncode, None
         if code == -signal.SIGTERM and self.asked_to_stop:
-            code = EXIT_STOPPED  # asked before it could listen
+            code = EXIT_STOPPED  # the signal came before boot had a handler
         self._kill_tree()
         result = self._result()
         failures = tuple((durable.read_json(result / "result.json") or {}).get("failures", ()))[:MAX_FAILURES]
@@ -445,7 +445,7 @@ class Agent:
         self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck, "unkept": unkept}
         self._write(EXIT, self.ended)
         self._set(phase="ended")
-        if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there
+        if verdict["state"] == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
             for name in ("runtime", "reserve"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
@@ -473,15 +473,15 @@ class Agent:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         try:
             durable.write_json(self.root / name, value)
-        except OSError as error:  # the supervisor goes on: killing what runs matters more than saying so
+        except OSError as error:  # the supervisor continues: ending the job matters more than the record
             print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
-        self.terminated = True  # the machine shuts down, or somebody asks by hand: stop the job, saving first
+        self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
 
 
 def _teller(spec: dict[str, Any], began_s: float) -> Teller | None:
-    """Return what tells people of the job, where it is to tell by itself."""
+    """Return the job's notifier, None if the job sends no notifications by itself."""
     if not spec["spec"].get("notices"):
         return None
     from cloudtrain.entrypoints.notices import teller
@@ -494,6 +494,6 @@ def _failure(message: str, kind: str = "config") -> dict[str, Any]:
 
 
 def _failed(reason: str, message: str) -> dict[str, Any]:
-    """Return the verdict of a node that cannot hear node 0's."""
+    """Return the verdict of a node that cannot receive node 0's verdict."""
     error = {"rank": None, "kind": "lost", "message": message}
     return {"state": "failed", "reason": reason, "error": error, "restarts": 0, "restarted_after": []}

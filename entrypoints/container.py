@@ -1,14 +1,14 @@
-"""The first process in a managed platform's container: finds out who the node is, and supervises it.
+"""The first process in a managed platform's container: identifies the node, and supervises the node.
 
     python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
     python3 -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER checkpoints=/mnt/a/b input.train=/mnt/c
     python3 -m cloudtrain.entrypoints.container /tmp/cloudtrain gs://BUCKET/.../order.json fence=MARK
 
-The folder is the platform's; the spec in it, in a variable as base64, or in a bucket (with the mark of the send that it
-is for) is the request's, with the platform's places
-relative to that folder, of which the last arguments know some better. The supervisor is the very agent of the other
-backends, so a job restarts, stops and fails here as it does there; only logs go to standard output, the account of a
-failure to where the platform looks for it, and the archive has come by itself.
+The first argument is the platform's folder. The second argument locates the container order: a file in the folder, a
+variable in base64, or an object in a bucket (with the mark of its submission). The order has the platform's paths
+relative to the folder; further arguments override these paths. The supervisor is the agent of the ssh and local
+backends, so a job restarts, stops and fails in the same way on all backends. But logs go to standard output, the exit
+report goes to the platform's place for failures, and the archive is already in place.
 Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["FAILURE_BYTES", "account", "main"]
 
 FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
 MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
-LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
+LEAST_S = 60.0  # for a job whose time is nearly used up: the platform will end the job
 WORKDIR = "/tmp/cloudtrain-work"  # the same path in every container: an environment cannot be moved
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
     """Supervise this container's node to the job's end; return the container's exit code."""
     root = Path(argv[0]).absolute()
     stops: list[int] = []
-    # As process 1 it would not even notice a signal without a handler.
+    # The kernel ignores signals without a handler for process 1.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
     ending = _Ending(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
         spec = _spec(root, argv[1], argv[2:])
-        spec.pop("record", None)  # it is for launchers
+        spec.pop("record", None)  # the record is for launchers
         ending = _Ending.of(spec, root)
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
         node = nodes.identify({**os.environ, **about})
@@ -83,25 +83,25 @@ def main(argv: list[str]) -> int:
         verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
     finally:
         pump.finish()
-    code = ending.tell(verdict)  # before what may take longer than the platform gives
+    code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
     for helper in helpers:
         helper.finish()
-    # Whoever follows the log knows by it that nothing more will come.
-    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else it may be started anew
+    # The event tells log followers that the log is complete, if `final` is true.
+    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else the platform may start again
     counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
     events.emit("end", f"node {told['node']} has ended", **counted)
     return code
 
 
 def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
-    """Return what runs beside the agent and the pump."""
+    """Return the threads that run in addition to the agent and the log relay."""
     found: list[Sweeper | Note | Carrier] = [
         Carrier(root / each["place"], each["uri"], by=f"node-{told['node']}") for each in spec.get("carried", ())
     ]
     if told["node"] != 0:
         return found
     checkpoints, kept_in = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec.get("kept_in")
-    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder is its own
+    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder belongs to the script
         before_s = spec["max_duration_s"] - told["max_duration_s"]
         found.append(Note(_note_folder(spec, root), spec["job"], spec["attempt"], before_s, kept_in))
     if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
@@ -110,15 +110,15 @@ def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Swe
 
 
 def _note_folder(spec: dict[str, Any], root: Path) -> Path:
-    """Return where the note of the used time is: beside the checkpoints, unless a store keeps it by itself."""
+    """Return the folder for the note on used time: the checkpoint folder, unless a store keeps the note."""
     return root / str(spec["places"]["own" if spec.get("kept_in") else "checkpoints"])
 
 
 def account(verdict: dict[str, Any]) -> str:
-    """Return how the job ended, in words and as data (an event line), short enough to be passed on whole.
+    """Return the exit report: an event line of at most FAILURE_BYTES, which platforms pass on whole.
 
-    The frame of the user's code goes first, then the lines printed last, then more of the traceback. A long message
-    is shortened further where that frame would have no room.
+    The frame of the user's code has priority, then the lines printed last, then more of the traceback. A long message
+    is cut further if the frame does not fit.
     """
     error = verdict.get("error") or {}
     frames, end = tracebacks.frames_of(str(error.get("traceback") or ""))
@@ -139,7 +139,7 @@ def account(verdict: dict[str, Any]) -> str:
 
 
 def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
-    """Return the account's line for people, and its fields but for the traceback and the lines printed last."""
+    """Return the exit report's text, and its fields without the traceback and the lines printed last."""
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
     message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), message_bytes)
@@ -149,14 +149,14 @@ def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -
 
 
 def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:
-    """Return the last of the parts whose JSON, together, has at most so many bytes."""
+    """Return the longest tail of the parts whose JSON has at most `size` bytes."""
     while parts and len(json.dumps(joined(parts))) > size:
         parts = parts[1:]
     return parts
 
 
 def _short(text: str, size: int) -> str:
-    """Return the beginning of the text, in one line, whose JSON has at most so many bytes."""
+    """Return the beginning of the text as a single line whose JSON has at most `size` bytes."""
     text = " ".join(text.split("\n"))[:size]
     while len(json.dumps(text)) > size:
         text = text[: len(text) * 9 // 10]
@@ -164,13 +164,13 @@ def _short(text: str, size: int) -> str:
 
 
 def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
-    """Return the spec, with the places that the platform has told on the command line. Raises ValueError."""
+    """Return the container order, with the platform's paths from the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
         return usedtime.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     spec: dict[str, Any] = json.loads(text)
-    if name != source:  # what only the sending could know
+    if name != source:  # values known only at submission
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
         spec["token"] = sent.get("token", spec["job"])
         spec["sent_s"] = sent.get("sent_s")
@@ -187,13 +187,13 @@ def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
 
 
 def _link(usual: Path, path: Path) -> None:
-    """Make the usual place lead to where the platform has put the folder: what was rendered knows no other."""
+    """Link the usual path to the platform's folder: rendered files refer to the usual path only."""
     with contextlib.suppress(OSError):
         usual.symlink_to(path, target_is_directory=True)
 
 
 def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
-    """Return what the agent of this node is told."""
+    """Return the agent's spec for this node."""
     places = spec["places"]
     own = root / places["own"]
     folders = {name: str(root / places[name]) for name in ("checkpoints", "output")}
@@ -223,7 +223,7 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         "environment": environment,
         "secrets": secretstore.fetch(spec["secrets"]),
         "colocated": 1,
-        # Where a platform shares no folder between running nodes, a start of a script's ranks gathers the files.
+        # If the platform shares no folder between running nodes, a script's start gathers files from all nodes.
         "copies": str(own / "fetched.json") if spec.get("gathers") else None,
         "replicates": False,
         "workdir": WORKDIR,
@@ -233,7 +233,7 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
 
 
 def _prefer_newer_driver() -> None:
-    """Take over what the image's own start would have set: an image newer than the machine's driver brings its own."""
+    """Apply the image's own start-up script: an image newer than the machine's driver contains a newer driver."""
     bash = shutil.which("bash")
     if bash is None or not CUDA_COMPAT.exists():
         return
@@ -246,9 +246,9 @@ def _prefer_newer_driver() -> None:
 
 @dataclass
 class _Ending:
-    """Where the platform, or the launcher, looks for the account of an end: a file, an object in a bucket, the log.
+    """The place of the exit report for the platform or the launcher: a file, an object in a bucket, or the log.
 
-    `codes`: the exit codes by which the platform knows whether a new start may mend it, None where it does not ask.
+    `codes`: the exit codes that tell the platform whether a restart may help, None if the platform uses no such codes.
     """
 
     failure: Path | None = None
@@ -257,12 +257,12 @@ class _Ending:
 
     @classmethod
     def of(cls, spec: dict[str, Any], root: Path) -> _Ending:
-        """Return what the spec says of it."""
+        """Return the places and codes that the container order names."""
         place = spec["places"]["failure"]
         return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
 
     def begin(self, node: int) -> None:
-        """Take back what a life before has said; the node is known from here on."""
+        """Add the node to the exit report's uri, and delete the report of an earlier container."""
         if self.uri is not None:
             self.uri = f"{self.uri}-{node}.json"
             staging.retract(self.uri)
@@ -272,12 +272,12 @@ class _Ending:
         return self.codes is not None and code == self.codes["again"]
 
     def tell(self, verdict: dict[str, Any]) -> int:
-        """Say how it ended; return the container's exit code."""
+        """Write the exit report; return the container's exit code."""
         if self.uri is not None and self.uri.endswith(".json"):
             staging.report(self.uri, verdict)
         if verdict["state"] == "succeeded":
             return EXIT_DONE
-        with contextlib.suppress(OSError):  # a full disk: the log has it
+        with contextlib.suppress(OSError):  # a full disk: the log has the error
             if self.failure is None:
                 print(account(verdict), flush=True)
             else:

@@ -19,7 +19,7 @@ __all__ = ["MARK", "MAX_BYTES", "NAMES", "emit", "format_line", "parse"]
 
 MARK = "  ::ct "
 MAX_BYTES = 4096
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would make one a line
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would build an encoder per line
 NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done", "gpu")
 
 
@@ -36,19 +36,19 @@ def format_line(event: str, text: str, fields: dict[str, Any]) -> str:
 
 
 def emit(event: str, text: str, **fields: Any) -> None:
-    """Write one event line to standard output; a full disk or a reader that has gone must not end a training run."""
+    """Write one event line to standard output; a full disk or a lost reader must not end a training run."""
     with contextlib.suppress(OSError):
         os.write(1, (format_line(event, text, fields) + "\n").encode())
 
 
 def parse(line: str) -> tuple[str, dict[str, Any] | None]:
-    """Return the text for people and the event's fields (`e` names it), or None where the line is no event."""
+    """Return the text for people and the event's fields (`e` is the event's name), None if the line is no event."""
     text, mark, tail = line.rpartition(MARK)
     if not mark:
         return line, None
     try:
         fields = json.loads(tail)
-    except (ValueError, RecursionError):  # brackets in brackets, a thousand deep
+    except (ValueError, RecursionError):  # brackets nested a thousand deep
         return line, None
     if not isinstance(fields, dict) or "e" not in fields:
         return line, None

@@ -1,10 +1,10 @@
-"""Who may use which GPU of this machine: locks that all its users and all their jobs share.
+"""Locks on this machine's GPUs, shared by all users of the machine and all their jobs.
 
-A lock is an flock on `FOLDER/NAME.lock`, held by a job's agent; the kernel frees it when the agent dies, however it
-dies. NAME is a GPU's UUID, and `machine` where there is no GPU. Beside it lies `NAME.UID.json`, in which the holder
-says who it is; it carries the user's number because in a sticky folder nobody can replace another one's file. It is
-only believed while the lock is held, and of the very process that wrote it. Lock files are never removed: two
-processes could then hold two files of one name.
+A lock is an flock on `FOLDER/NAME.lock`, held by a job's agent; the kernel frees the lock when the agent dies for any
+reason. NAME is a GPU's UUID, or `machine` on a host without GPUs. The holder describes itself in a note,
+`NAME.UID.json`, with the user's number, because in a sticky folder a user cannot replace a file of a different user. A
+note counts only while the lock is held, and only for the process that wrote the note. Lock files are never removed:
+else two processes could hold two files of the same name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import processes
 
-TYPE_CHECKING = False  # as typing's own, whose import costs each look at a host 4 ms
+TYPE_CHECKING = False  # in place of typing's, whose import adds 4 ms to each poll of a host
 if TYPE_CHECKING:
     from typing import Any
 
@@ -31,20 +31,20 @@ MACHINE = "machine"  # the lock's name on a host without GPUs
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
 OPEN_TO_ALL = 0o1777
 
-# A look at a lock (`holders`) takes it for microseconds, a new folder or file has its mode a moment after its name.
+# `holders` takes each lock for microseconds; a new folder or file gets its mode a moment after its name: so retry.
 TRIES, PAUSE_S = 10, 0.02
 MAX_NOTE = 1 << 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
-_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # no link is followed, no named pipe waited for
+_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # follow no link, wait for no named pipe
 
 
 class Unusable(RuntimeError):
-    """The folder or a file in it cannot be trusted or used; the words say how to mend it."""
+    """The folder or a file in the folder is unsafe or unusable; the message describes the fix."""
 
 
 class Busy(RuntimeError):
-    """Somebody else holds `name`; `holder` is as in `holders`, None where it has not said who it is."""
+    """A different process holds `name`; `holder` is an entry of `holders`, None if the holder has no note."""
 
     def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None) -> None:
         self.name, self.holder = name, holder
@@ -53,7 +53,7 @@ class Busy(RuntimeError):
 
 
 class Taken:
-    """Locks that this process holds. Children that only fork hold them too; what they start does not."""
+    """Locks held by this process. Forked children hold the locks too; programs started with exec do not."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder
@@ -61,18 +61,18 @@ class Taken:
         self.files: dict[str, int] = {}  # name -> descriptor
 
     def tell(self) -> None:
-        """Write down that this very process is the holder; a forked child that goes on alone calls it."""
+        """Write notes that name this process as the holder; a forked child that replaces its parent calls `tell`."""
         me = {"pid": os.getpid(), "stamp": processes.stamp(os.getpid()), "host": os.uname().nodename}
         labels = self.about.get("labels") or {}
         told = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
         told.pop("labels", None)
         for name in self.files:
-            # Who cannot say so holds the lock all the same: a full disk, or a stranger's file of that name.
+            # The lock is held even without a note: the disk may be full, or a different user's file may have the name.
             with contextlib.suppress(OSError):
                 _write(self.folder, name, {**told, "name": name, "label": labels.get(name) or _label(name)})
 
     def touch(self) -> None:
-        """Make the files look used: cleaners of /tmp remove what has been left alone for ten days."""
+        """Update the files' times: cleaners of /tmp remove files that are unchanged for ten days."""
         for name, lock in self.files.items():
             with contextlib.suppress(OSError):
                 os.utime(lock)
@@ -80,12 +80,12 @@ class Taken:
                 os.utime(_note(self.folder, name, os.getuid()), follow_symlinks=False)
 
     def hand_over(self) -> None:
-        """Close this process's descriptors, unlocking nothing: a forked child holds the locks from here on."""
+        """Close this process's descriptors without unlocking: a forked child holds the locks from now on."""
         while self.files:
             os.close(self.files.popitem()[1])
 
     def release(self) -> None:
-        """Free the locks, also where a child still has the descriptors."""
+        """Free the locks, even if a child still has the descriptors."""
         for name, lock in self.files.items():
             with contextlib.suppress(OSError):
                 _note(self.folder, name, os.getuid()).unlink()
@@ -95,10 +95,10 @@ class Taken:
 
 
 def folder(wanted: str | None = None, *, make: bool = True) -> Path:
-    """Return the folder of the locks, which is the same for all users of this machine; make it where it is missing.
+    """Return the folder of the locks, the same for all users of this machine; create a missing folder.
 
-    Of the usual places the first counts whose parent all users may write to, whoever asks: root, who may write
-    anywhere, must not choose another one than a user who came before. Raises Unusable.
+    The result is the first usual place whose parent all users may write to. The rule is the same for root, who may
+    write anywhere: root must not choose a different folder than an earlier user. Raises Unusable.
     """
     if wanted is not None:
         place = Path(wanted).expanduser()
@@ -112,27 +112,27 @@ def folder(wanted: str | None = None, *, make: bool = True) -> Path:
 
 
 def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> Taken:
-    """Lock all the names, or none; wait for nobody.
+    """Lock all names, or no name, without waiting.
 
-    `about` is what others are told: `job`, `user` (default: this process's own), and whatever else; `labels` maps names
-    to words for people, as "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first that is held, and Unusable.
+    `about` goes into the notes: `job`, `user` (default: this process's user), and any further keys; `labels` maps names
+    to text for users: "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first name that is held, and Unusable.
     """
     taken = Taken(folder, {"since_s": time.time(), **about})
     try:
         for name in sorted(set(names)):
             taken.files[name] = _lock(folder, name, (about.get("labels") or {}).get(name))
     except BaseException:
-        taken.hand_over()  # nothing was written yet
+        taken.hand_over()  # no note is written yet
         raise
     taken.tell()
     return taken
 
 
 def holders(folder: Path) -> list[dict[str, Any]]:
-    """Return who holds which lock: `name`, `label`, `user`, `owner`, `job`, `pid`, `since_s` (unix seconds), and more.
+    """Return the holders of locks: `name`, `label`, `user`, `owner`, `job`, `pid`, `since_s` (unix seconds), and more.
 
-    `owner` is the login that the machine itself vouches for. Of a holder that has not said who it is only `name` and
-    `label` are known.
+    `owner` is the login according to the machine: the owner of the note's file. A holder without a note has `name` and
+    `label` only.
     """
     found = []
     for path in sorted(folder.glob("*.lock")):
@@ -165,19 +165,19 @@ def _lock(folder: Path, name: str, label: str | None) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor of the lock's file, made where it is missing."""
+    """Return a descriptor of the lock's file; create a missing file."""
     for _ in range(TRIES):
-        # Opening first: with O_CREAT the kernel refuses another user's file in a sticky folder (fs.protected_regular).
+        # Open without O_CREAT first: fs.protected_regular refuses O_CREAT on different users' files in sticky folders.
         with contextlib.suppress(OSError):
             return _regular(path, os.open(path, os.O_RDWR | _SAFELY))
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
         except FileExistsError:
-            time.sleep(PAUSE_S)  # somebody is just making it
+            time.sleep(PAUSE_S)  # a concurrent process creates the file
         except OSError as error:
             raise Unusable(f"cannot make the lock {path}: {error.strerror}; is the folder mode 1777?") from error
         else:
-            os.fchmod(lock, 0o666)  # whatever the umask is
+            os.fchmod(lock, 0o666)  # regardless of the umask
             return lock
     if path.is_symlink():
         raise Unusable(f"{path} is a link of {_owner(path)}, which no lock is: sudo rm {path}")
@@ -193,18 +193,18 @@ def _regular(path: Path, lock: int) -> int:
 
 
 def _is_still(path: Path, lock: int) -> bool:
-    """Return whether the name still means the file that was opened: a cleaner may have come between."""
+    """Return whether the path still is the opened file: a cleaner may have removed the file meanwhile."""
     with contextlib.suppress(OSError):
         return os.path.samestat(path.lstat(), os.fstat(lock))
     return False
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether the lock could be taken. A shared lock, so that two who look do not see each other."""
+    """Return whether the lock is free. The test takes a shared lock, so that two concurrent tests do not collide."""
     try:
         lock = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
-        return True  # gone, or no lock
+        return True  # the file is gone, or is no lock
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,11 +215,11 @@ def _is_free(path: Path) -> bool:
 
 
 def _holder(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return what the living process that holds the lock has written, None where there is none such."""
+    """Return the note of the living process that holds the lock, None without a valid note."""
     told = [note for path in folder.glob(f"{name}.*.json") if (note := _read(path)) is not None]
     here = [note for note in told if processes.alive(note["pid"], note.get("stamp"))]
     if not here:
-        # Where /proc hides other users' processes, the kernel's list of locks still names their pids.
+        # If /proc hides processes of different users, the kernel's list of locks still names their pids.
         pids = _lock_pids(folder / f"{name}.lock")
         here = [note for note in told if note["pid"] in pids and processes.is_of_this_boot(note.get("stamp"))]
     return max(here, key=lambda note: float(note["since_s"]), default=None)
@@ -237,7 +237,7 @@ def _lock_pids(path: Path) -> set[int]:
 def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
     path = _note(folder, name, os.getuid())
     partial = folder / f".{path.name}.{os.getpid()}.tmp"
-    partial.unlink(missing_ok=True)  # of a dead process of ours that had this pid
+    partial.unlink(missing_ok=True)  # left by a dead process with the same pid
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o644)
     try:
         with os.fdopen(file, "w") as stream:
@@ -250,7 +250,7 @@ def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return the note, None where it is none or is not of the user whose number it carries."""
+    """Return the note, None if the note is invalid or its file belongs to a user with a different number."""
     try:
         file = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
@@ -268,7 +268,7 @@ def _note(folder: Path, name: str, uid: int) -> Path:
 
 
 def _checked(place: Path, *, is_shared: bool) -> Path:
-    """Return the folder once it is there and can be trusted."""
+    """Return the folder after its creation and a check of its owner and mode. Raises Unusable."""
     fault = ""
     for _ in range(TRIES):
         try:
@@ -285,12 +285,12 @@ def _checked(place: Path, *, is_shared: bool) -> Path:
             os.close(opened)
         if not fault:
             return place
-        time.sleep(PAUSE_S)  # its maker may be about to open it to all
+        time.sleep(PAUSE_S)  # the creator may not have set the mode yet
     raise Unusable(fault)
 
 
 def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
-    """Return what is wrong with the folder; what is ours is mended."""
+    """Return the fault of the folder, or an empty string; fix the mode of the user's own shared folder."""
     found = os.fstat(opened)
     mode = stat.S_IMODE(found.st_mode)
     is_ours = found.st_uid == os.getuid()
@@ -312,7 +312,7 @@ def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
 
 
 def _is_open_to_all(parent: Path) -> bool:
-    """Return whether all users may make things there, and none remove another one's: root's own, sticky."""
+    """Return whether all users may create files but not remove a different user's: a sticky folder of root."""
     with contextlib.suppress(OSError):
         found = parent.stat()
         return stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1002 == 0o1002 and found.st_uid == 0

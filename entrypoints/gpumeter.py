@@ -52,7 +52,7 @@ class Meter:
             self._due_s, self._told = time.monotonic() + EVENT_S, len(told)
 
     def finish(self) -> None:
-        """Measure no more. A measurement that hangs is left to itself."""
+        """Stop measuring, without waiting for a measurement that hangs."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -84,7 +84,7 @@ def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
 
 
 def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
-    """Append the event lines to an existing log; return whether. A line that the rank has begun is ended before."""
+    """Append the event lines to an existing log, after ending an incomplete line; return False if the write fails."""
     # Without O_CREAT: in a container the rank may be another user, who makes the file.
     with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
         if file.seek(0, os.SEEK_END):

@@ -1,6 +1,6 @@
-"""Starts agents, each detached from whoever asked for it: all that are asked for, or none.
+"""Starts agents, each detached from the calling process: all requested agents, or no agent.
 
-python -m cloudtrain.entrypoints.starting < specs.json      answers when they live
+python -m cloudtrain.entrypoints.starting < specs.json      answers when all agents run
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def main() -> int:
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork one detached agent for each of `request["nodes"]`; return when each has written its state.
+    """Fork a detached agent for each of `request["nodes"]`; return when all agents have written their states.
 
-    All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
-    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so, with `"busy": true` where
-    somebody else holds what `request["locks"]` names: then it may be tried again. Where an agent cannot start, as on a
-    full disk, `why` is that agent's own account; the mark is left then, and the agents before that one are killed.
+    All agents start, once, or no agent starts: `request["folder"]` holds a lock, and a mark if the start was given up
+    meanwhile. With the mark the answer is `{"started": false, "why": ...}`. `"busy": true` means that a different job
+    holds a lock of `request["locks"]`: a retry may succeed. If an agent cannot start (a full disk), `why` is the
+    agent's error, the start is marked as given up, and the earlier agents are killed.
     """
     umask = os.umask(0o077)
     folder = Path(request["folder"])
@@ -64,7 +64,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             for spec in request["nodes"]:
                 pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
         except (OSError, RuntimeError) as error:
-            for pid in pids:  # they wait for the missing one, and have started nothing
+            for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)
             (folder / NEVER_SENT).touch()
             return {"started": False, "why": str(error)}
@@ -77,7 +77,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
-    """Take the locks that the nodes' agents hold until they end. Raises gpulocks.Busy, gpulocks.Unusable."""
+    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.Busy, gpulocks.Unusable."""
     if locks is None:
         return None
     return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
@@ -86,7 +86,7 @@ def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
 def _fork_agent(
     spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.Taken | None
 ) -> int:
-    """Fork twice, so that init is the agent's parent; return its pid once its state is on disk."""
+    """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
     ready, announce = os.pipe()
     child = os.fork()
     if child:
@@ -113,7 +113,7 @@ def _fork_agent(
         Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
         code = 0
     except BaseException as error:
-        with contextlib.suppress(OSError):  # once the agent has begun, nobody reads there
+        with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader
             os.write(account, f"{_words(error, spec)}\n".encode())
         traceback.print_exc()
     finally:
@@ -123,7 +123,7 @@ def _fork_agent(
 
 
 def _words(error: BaseException, spec: dict[str, Any]) -> str:
-    """Return in one line why the agent could not start."""
+    """Return the reason, in a line, why the agent could not start."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space is left on the disk of {spec['root']} ({error.strerror})"
     return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are shown where all of them do not fit: the user's own frame is never left out.
+"""Selects the frames of a traceback if not all frames fit: the user's own frame is never left out.
 
 A frame of the user's code has a relative path, because `worker.py` takes the code folder off. All other frames are of
 libraries, or have no file (`<string>`).
@@ -39,7 +39,7 @@ def frames_of(trace: str) -> tuple[list[Frame], list[str]]:
 def chosen(frames: Sequence[Frame], fits: Callable[[list[str]], bool]) -> list[str]:
     """Return the lines of the deepest frames that fit, and always the deepest frame of the user's code.
 
-    GAP stands for frames left out. Lines of carets are left out where all frames do not fit.
+    GAP stands for frames left out. Lines of carets are left out if not all frames fit.
     """
     if not frames or fits(found := [line for frame in frames for line in frame]):
         return found if frames else []
