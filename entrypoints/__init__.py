@@ -1,1 +1,1 @@
-"""What runs on the nodes: the standard library, and torch in the trainer. Shipped alone: nothing else of ours."""
+"""The code that runs on the nodes: standard library, and torch in the trainer. Shipped without the other packages."""

@@ -1,8 +1,8 @@
-"""The supervisor of one node: detached from whoever started it, it runs boot, restarts it, and ends it cleanly.
+"""The supervisor of one node: a detached process that runs boot, restarts boot, and ends the job cleanly.
 
-An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (written by who
-wants the job stopped), `log/` (one file a rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle).
-Node 0's agent decides (see coordinate.py); an agent that no longer hears it fences itself.
+An agent's folder: `state.json` (phase, pid), `exit.json` (the job's end, written once), `stop.json` (a stop request),
+`log/` (one file per rank), `result/GENERATION/`, `code/` and `runtime/` (the unpacked bundle). Node 0's agent decides
+(see coordinate.py); an agent that loses contact with node 0 fences itself.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 __all__ = ["Agent", "supervise"]
 
 TICK_S = 0.1
-MOST_NAMES = 20  # of files that nothing keeps, in an event
-KEEP_S = 60.0  # for copying the kept files at the job's end
-MAX_FAILURES = 4  # of a node, the root cause first: the others are its echoes
+MOST_NAMES = 20  # of files without a kept copy, in an event
+KEEP_S = 60.0  # limit for copying the kept files at the job's end
+MAX_FAILURES = 4  # per node, the root cause first: the later failures are consequences
 
 
 def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[int]) -> dict[str, Any]:
-    """Supervise a node from this process, as a container's first one does; return how the job ended, as exit.json.
+    """Supervise a node from this process, a container's first process; return the content of exit.json.
 
-    `stops` are the signals to stop that came before.
+    `stops` are the stop signals that came before the call.
     """
     agent = Agent(spec, server, os.umask(0o077))
     agent.run(stops=stops)
@@ -69,40 +69,40 @@ def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[in
 
 
 class Agent:
-    """One node's life, from the first state on disk to exit.json."""
+    """One node's agent, from the first state on disk to exit.json."""
 
     def __init__(
         self, spec: dict[str, Any], server: socket.socket | None, umask: int, taken: gpulocks.Taken | None = None
     ) -> None:
         self.spec = spec
         self.taken = taken  # the locks, held until this process ends
-        self.umask = umask  # the user's own, for what the job writes
+        self.umask = umask  # the user's umask, for the files of the job
         self.root = Path(spec["root"])
         self.started_s = time.time()
         self.report = Report(spec["node"])
-        self.note: str | None = None  # why the job runs on fewer nodes than it was given
+        self.note: str | None = None  # why the job runs on fewer nodes than requested
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
         self.ended_s = 0.0  # when the ranks had ended, before their files were copied
-        self.killed = False  # in this generation, by ourselves: then how boot ended is no news
+        self.killed = False  # whether the agent killed this generation: then boot's exit code means nothing
         door = None
-        if spec.get("succeeds") and server is None:  # where the others find it, should it decide
+        if spec.get("succeeds") and server is None:  # where the other nodes connect if this node becomes leader
             door = peers.on_free_port(spec, partial(peers.listen, spec["address"]))
         self.held_port: socket.socket | None = None
         self.line = Line(spec, server, self._fresh_port, door)
         self.times = logtimes.TimeIndex(self.root / "log")
         self.stop_file = self.root / STOP
         self.terminated = False
-        self.ended: dict[str, Any] | None = None  # what exit.json holds
-        # What the job runs in, where that is more than its `python`: kept from being tidied away, or a container.
+        self.ended: dict[str, Any] | None = None  # the content of exit.json
+        # The environment of the ranks beyond `python`: a lock against removal of the environment, or a container.
         self.kept = venvs.hold(spec["environment_lock"]) if spec.get("environment_lock") else None
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
-        self.preparation: Preparation | None = None  # of what `requirements` and `setup` ask for
+        self.preparation: Preparation | None = None  # installs `requirements` and runs `setup`
         self.told_s = 0.0  # when the state was last written
         self.meter: gpumeter.Meter | None = None
-        self.gpus_due_s, self.gpus_told = 0.0, 0  # when the next event of the GPUs is due; of how many the last was
-        self.gathering: Gathering | None = None  # before boot starts
-        self.launch: Callable[[], None] | None = None  # which it then does
+        self.gpus_due_s, self.gpus_told = 0.0, 0  # time of the next GPU event; number of GPUs in the last event
+        self.gathering: Gathering | None = None  # runs before boot starts
+        self.launch: Callable[[], None] | None = None  # starts boot after the gathering
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         run = spec["spec"]["run"]
         self.is_task = run["kind"] == "task"
@@ -113,14 +113,14 @@ class Agent:
             self._share_checkpoints()
 
     def _share_checkpoints(self) -> None:
-        """Offer what is saved on this node's disk to the others, and keep a copy of what the one before it saves."""
+        """Serve the checkpoints on this node's disk to other nodes, and replicate the previous node's checkpoints."""
         spec, folder = self.spec, self.checkpoints
         server = peers.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
         self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec["token"], Path(spec["copies"]))
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
-        """Supervise to the end; say on the pipe `announce` that it has begun."""
+        """Supervise the job to its end; write to the pipe `announce` when supervision has begun."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.terminated = bool(stops)
         if self.replicas is not None and self.spec.get("replicates", True):
@@ -142,12 +142,12 @@ class Agent:
         try:
             while not self._turn():
                 pass
-        except Exception as error:  # a fault of ours must not look like a lost machine
+        except Exception as error:  # a bug in the agent must not look like a lost machine
             traceback.print_exc()
             self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
 
     def _prepare(self) -> None:
-        """Begin to make ready what the ranks run in, where the config asks for it; no rank starts before that."""
+        """Begin to prepare the environment of the ranks, if the config asks for it; the ranks start afterwards."""
         if not self.spec["spec"].get("setup"):
             return
         first = Desired("run", 1, nodes=tuple(range(self.spec["spec"]["nodes"])))
@@ -165,7 +165,7 @@ class Agent:
         self._set(phase="idle")
 
     def _turn(self) -> bool:
-        """Look, tell, obey, and wait for news, once; return whether the job is over."""
+        """Poll, report, obey, and wait for messages, once; return whether the job is over."""
         self._look()
         try:
             desired = self.line.exchange(self.report)
@@ -187,7 +187,7 @@ class Agent:
         return False
 
     def _tell_gpus(self, desired: Desired) -> None:
-        """Report how busy this node's GPUs are; on rank 0's node, write all nodes' figures into rank 0's log."""
+        """Report how busy this node's GPUs are; on rank 0's node, write the figures of all nodes into rank 0's log."""
         if self.meter is not None and self.meter.latest != self.report.gpus:
             self.report = replace(self.report, gpus=self.meter.latest)
         is_first = self.report.phase == "running" and desired.nodes[:1] == (self.report.node,)
@@ -201,7 +201,7 @@ class Agent:
             self.gpus_due_s, self.gpus_told = time.monotonic() + gpumeter.EVENT_S, len(told)
 
     def _look(self) -> None:
-        """Bring the report up to date: has boot ended, has somebody asked to stop?"""
+        """Update the report: check whether boot has ended, and whether a stop was requested."""
         if self.preparation is not None and (made := self.preparation.result()) is not None:
             self._take_prepared(made)
         is_here = self.gathering is None or self.gathering.is_done
@@ -216,12 +216,12 @@ class Agent:
         if self.boot is not None and self._boot_code() is not None and self._has_kept():
             self._collect()
         if self.report.stop != "now" and (request := durable.read_json(self.stop_file)):
-            self._set(stop=request["reason"])  # `now` may come after `user` has waited long enough
+            self._set(stop=request["reason"])  # a request `now` may follow an earlier request `user`
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
 
     def _has_kept(self) -> bool:
-        """End the processes that the ranks have left; return whether the files that they wrote are kept."""
+        """End the processes that the ranks left behind; return whether the kept files of the ranks are copied."""
         if self.keeper is None:
             return True
         if not self.keeper.is_closing:
@@ -235,11 +235,11 @@ class Agent:
         return True
 
     def _newest(self) -> tuple[str, float] | None:
-        """Return a script's newest checkpoint on this node; the trainer finds its own."""
+        """Return a script's newest checkpoint on this node; the trainer finds checkpoints without help."""
         return None if self.is_task else newest(self.checkpoints)
 
     def _tell_unkept(self) -> list[str]:
-        """Copy the last kept files; tell in the log which other files the script has left, and return their names."""
+        """Copy the last kept files; log the names of the script's other files, and return the names."""
         if self.keeper is None:
             return []
         if not self.keeper.close(KEEP_S):
@@ -253,12 +253,12 @@ class Agent:
         return names
 
     def _may_begin_anew(self) -> bool:
-        """Return whether the ranks may start without what could not be brought: there is something, or never was."""
+        """Return whether the ranks may start though files are missing: at the first start, or with a checkpoint."""
         is_first = self.report.generation == 1 and self.spec["attempt"] == 1
         return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
-        """Return a port for the next generation's torchrun, held for this job until the generation after that."""
+        """Return a port for the next generation's torchrun, reserved for this job until the following generation."""
         if self.held_port is not None:
             self.held_port.close()
         self.held_port = peers.reserved(self.spec)
@@ -277,16 +277,16 @@ class Agent:
                 processes.kill(self.boot.pid, signal.SIGTERM)
 
     def _kill_ranks(self) -> list[int]:
-        """Kill all below; return what could not be killed."""
+        """Kill all descendants; return the processes that could not be killed."""
         if self.report.phase == "running" and not self.killed:
-            # Killed for another node's timeout, or for not stopping: the rank to blame may stand here.
+            # After another node's timeout, or a refusal to stop, the rank at fault may be on this node.
             heartbeat.print_stacks(self._result(), heartbeat.STALE_S)
         self.killed = True
         self._not_launched(EXIT_FAILED)
         return self._kill_tree()
 
     def _not_launched(self, code: int) -> None:
-        """Where boot has not started yet, see that it never does."""
+        """Cancel a start of boot that is still pending."""
         if self.gathering is not None:
             self.gathering.cancel()
         if self.keeper is not None and self.launch is not None:
@@ -296,7 +296,7 @@ class Agent:
             self._set(phase="exited", code=code)
 
     def _kill_tree(self) -> list[int]:
-        """Kill the container, whose processes are not below this one, and what is; return what could not be killed."""
+        """Kill the container, whose processes are no descendants, and all descendants; return the survivors."""
         if self.container is not None and self.report.generation:
             fault = dockerrun.remove(self.container, self._in_container().name)
             if fault:
@@ -350,7 +350,7 @@ class Agent:
                     cwd=self.root,
                     umask=self.umask,
                     env=env,
-                    # A container's is its life line: it ends with the agent.
+                    # The pipe ties a container to the agent: the container ends with the agent.
                     stdin=subprocess.DEVNULL if self.container is None else subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -363,18 +363,18 @@ class Agent:
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(message),))
 
     def _resume_path(self, desired: Desired) -> Path | None:
-        """Return the checkpoint that a script resumes from; with `resume: never` the job's first start has none."""
+        """Return the checkpoint that a script resumes from; None at the job's first start with `resume: never`."""
         is_first = desired.generation == 1 and self.spec["attempt"] == 1
         if desired.resume is None or (is_first and self.spec["spec"]["checkpoint"]["resume"] == "never"):
             return None
         return self.checkpoints / desired.resume
 
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
-        """Return what boot and the ranks see. The job's own `env` and secrets win over this machine's."""
+        """Return the environment of boot and the ranks. The job's `env` and secrets override the machine's."""
         spec = self.spec
-        # Without a time to save before the end there is none to tell of: `on_limit: stop` means the end as it comes.
+        # With `on_limit: stop` the job has no time to save before the end, so the ranks get no deadline.
         saves = spec["deadline_s"] < spec["max_duration_s"]
-        # The wall clock may have been set since this agent's start: the time that is left counts.
+        # The wall clock may have been set since this agent's start, so the deadline comes from the remaining time.
         end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
         deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
@@ -394,11 +394,11 @@ class Agent:
             "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
             "CLOUDTRAIN_GRACE": f"{spec['grace_s']:.0f}",
         }
-        # The user's own PYTHONPATH stays, behind the folder that boot and the trainer come from.
+        # The user's PYTHONPATH stays, behind the folder of boot and the trainer.
         machine = os.environ if self.container is None else dockerrun.inherited(os.environ)
         theirs = spec["environment"].get("PYTHONPATH", machine.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
-        # torchrun sets one thread a rank only where it starts several; several nodes on one machine need it too.
+        # torchrun sets one thread per rank only if it starts several; several nodes on one machine need the limit too.
         threads = max(1, processes.cores() // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
         defaults = {"OMP_NUM_THREADS": str(threads)}
         known = {**spec["environment"], **beside}
@@ -406,7 +406,7 @@ class Agent:
         return {**defaults, **machine, **own, **spec["secrets"], **beside, "PYTHONPATH": path}
 
     def _boot_code(self) -> int | None:
-        """Reap every ended child of the subreaper; return boot's exit code once it has one."""
+        """Reap every ended child of the subreaper; return boot's exit code, None while boot runs."""
         assert self.boot is not None
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -420,7 +420,7 @@ class Agent:
         assert self.boot is not None
         code, self.boot = self.boot.returncode, None
         if code == -signal.SIGTERM and self.asked_to_stop:
-            code = EXIT_STOPPED  # asked before it could listen
+            code = EXIT_STOPPED  # the signal came before boot had a handler
         self._kill_tree()
         result = self._result()
         failures = tuple((durable.read_json(result / "result.json") or {}).get("failures", ()))[:MAX_FAILURES]
@@ -457,7 +457,7 @@ class Agent:
         self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck, "unkept": unkept}
         self._write(EXIT, self.ended)
         self._set(phase="ended")
-        if verdict["state"] == "succeeded":  # `code` stays: a script runs there, and may have written there
+        if verdict["state"] == "succeeded":  # `code` stays: a script runs in this folder, and may have written files
             for name in ("runtime", "reserve"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
@@ -485,15 +485,15 @@ class Agent:
     def _write(self, name: str, value: dict[str, Any]) -> None:
         try:
             durable.write_json(self.root / name, value)
-        except OSError as error:  # the supervisor goes on: killing what runs matters more than saying so
+        except OSError as error:  # continue: killing the processes matters more than a report
             print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
-        self.terminated = True  # the machine shuts down, or somebody asks by hand: stop the job, saving first
+        self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
 
 
 def _teller(spec: dict[str, Any], began_s: float) -> Teller | None:
-    """Return what tells people of the job, where it is to tell by itself."""
+    """Return the node's notifier, None if the job sends no notifications from the node."""
     if not spec["spec"].get("notices"):
         return None
     from cloudtrain.entrypoints.notices import teller
@@ -506,6 +506,6 @@ def _failure(message: str, kind: str = "config") -> dict[str, Any]:
 
 
 def _failed(reason: str, message: str) -> dict[str, Any]:
-    """Return the verdict of a node that cannot hear node 0's."""
+    """Return the verdict of a node without contact to node 0."""
     error = {"rank": None, "kind": "lost", "message": message}
     return {"state": "failed", "reason": reason, "error": error, "restarts": 0, "restarted_after": []}

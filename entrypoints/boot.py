@@ -1,14 +1,14 @@
-"""The first process on every node, whatever started it: finds out who it is, runs torchrun, says how it ended.
+"""The first process on every node, on every platform: identifies the node, runs torchrun, reports how torchrun ended.
 
 Standard library only, so that a broken torch installation is still reported. Exit codes: 0 done, 75 saved and
-resumable, 64 bad config, 69 the nodes did not find each other, 70 the training failed, 143 stopped by a signal
-before it had saved anything.
+resumable, 64 bad config, 69 the nodes did not find each other, 70 the training failed, 143 stopped by a signal before a
+save.
 
-What it says goes to standard output; torchrun's own chatter to CLOUDTRAIN_LOG_DIR/torchrun.log where that is set.
-CLOUDTRAIN_RESULT_DIR/result.json holds the code and every failure known, the root cause first.
+Boot prints to standard output; torchrun's output goes to CLOUDTRAIN_LOG_DIR/torchrun.log if the variable is set.
+CLOUDTRAIN_RESULT_DIR/result.json holds the code and every known failure, the root cause first.
 
-It ends what does not end by itself: ranks that make no more steps (heartbeat.py), a torchrun that stays when all work
-on the node is done, and a job that runs on long after its deadline, because who supervises it is stopped or stuck.
+Boot kills processes that do not end: ranks without steps (heartbeat.py), a torchrun that stays after all work on the
+node is done, and a job that runs long after its deadline, because the supervisor is stopped or stuck.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED =
 RESOLVE_PATIENCE_S = 300  # a cluster's DNS and its slowest node's image pull
 JOIN_TIMEOUT_S = 900
 SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; SageMaker gives 120 s
-LOOK_S = 1.0  # between two looks at what the ranks have left
-EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun; it takes about one
+LOOK_S = 1.0  # between two polls of the ranks' exit files
+EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun, which takes about one second
 EXIT_BARRIER_S = 300.0  # torchrun's own wait for the other nodes' ranks, at its end (torch 2.13)
-GRACE_S = 120.0  # for stopping, where CLOUDTRAIN_GRACE does not say
-SLACK_S = 60.0  # for the supervisor's own end of a job that does not stop in its grace
-HANG_ACCOUNTS_S = 5.0  # between finding a hang and the kill, which the other nodes' ranks would take for a cause
+GRACE_S = 120.0  # for stopping, if CLOUDTRAIN_GRACE is not set
+SLACK_S = 60.0  # for the supervisor to end a job that does not stop within its grace period
+HANG_ACCOUNTS_S = 5.0  # between finding a hang and the kill: other nodes' ranks would report the kill as a cause
 
 
 def main() -> int:
@@ -102,11 +102,11 @@ def main() -> int:
 
 
 def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
-    """Return the command line of torchrun on this node; its own files go below `scratch`, not into the temp folder.
+    """Return the command line of torchrun on this node; torchrun's files go below `scratch`, not into the temp folder.
 
-    Static rendezvous with ranks in node order where a supervisor of ours restarts the whole job (it hands out the
-    port); c10d with torchrun's own restarts elsewhere. `--` guards the script's flags: torchrun takes ambiguous
-    prefixes of its own options (`--log`, `--max`) even behind the script's name.
+    Under cloudtrain's supervisor, which restarts the whole job and gives the port: static rendezvous with ranks in node
+    order. Otherwise: c10d with torchrun's restarts. `--` guards the script's flags: torchrun takes ambiguous prefixes
+    of its options (`--log`, `--max`) even behind the script's name.
     """
     count, nproc = node.count, str(spec["nproc_per_node"])
     if node.platform == "agent":
@@ -132,7 +132,7 @@ def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch:
 
 
 def torchrun_environment(node: nodes.Node) -> dict[str, str]:
-    """Return the environment for torchrun: without the platform's misleading variables, with what torch needs."""
+    """Return the environment for torchrun: without the platform's misleading variables, with torch's own."""
     env = {
         key: value
         for key, value in os.environ.items()
@@ -140,23 +140,23 @@ def torchrun_environment(node: nodes.Node) -> dict[str, str]:
     }
     env |= {"CLOUDTRAIN_NODE_RANK": str(node.rank), "CLOUDTRAIN_NUM_NODES": str(node.count)}
     # A restarted rank would read the dead generation's addresses from the shared store (torch 2.13: half of all
-    # restarts in place failed; with this, none of six).
+    # restarts in place failed; with this variable, 0 of 6).
     env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     interface = nodes.interface_of(node.address)
-    if interface:  # gloo falls back to loopback, and on Debian the own name is 127.0.1.1
+    if interface:  # gloo falls back to loopback, and on Debian the host name resolves to 127.0.1.1
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
         env.setdefault("NCCL_SOCKET_IFNAME", interface)
     return env
 
 
 def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sort failures: what broke by itself before what broke because a peer was gone, then by time."""
+    """Sort failures: independent failures before failures after the loss of a peer, then by time."""
     return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
 
 
 @contextlib.contextmanager
 def _result_folder() -> Iterator[Path]:
-    """Yield the folder for results: the supervisor's, or one of our own where there is none."""
+    """Yield the folder for results: the supervisor's, or a temporary folder without a supervisor."""
     if "CLOUDTRAIN_RESULT_DIR" in os.environ:
         yield Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
         return
@@ -167,7 +167,7 @@ def _result_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How torchrun ended: its exit code, None where we end it; whether it was asked to stop; why we end it."""
+    """How torchrun ended: exit code (None if boot ends it), whether a stop was requested, why boot ends it."""
 
     code: int | None
     was_stopped: bool = False
@@ -175,7 +175,7 @@ class _Ended:
 
 
 def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: dict[str, Any]) -> _Ended:
-    """Run torchrun, passing signals on, until it ends or must be ended."""
+    """Run torchrun, pass signals on, until torchrun ends or must be ended."""
     asked_s: list[float] = []
     with _torchrun_log() as log:
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
@@ -192,7 +192,7 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: d
 
 
 def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: dict[str, Any]) -> _Ended:
-    """Return when torchrun has ended, stays though the work is over or the job's deadline is, or when a rank hangs."""
+    """Return after torchrun's end, or if torchrun outlives the work or the job's deadline, or if a rank hangs."""
     supervisor = heartbeat.Supervisor(os.getppid())
     beats = heartbeat.Watch(folder, spec.get("hang_timeout_s", math.inf), time.monotonic())
     over_s: float | None = None
@@ -221,7 +221,7 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
 def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
     """Return when boot itself ends the job, on the monotonic clock that shows `now_s`; infinity without a deadline.
 
-    Long after the supervisor would have: that one stops, saves and ends it in good order.
+    The time is long after the supervisor's deadline: the supervisor stops, saves and ends the job in good order.
     """
     deadline_s = variables.deadline_s(environ)
     if deadline_s is None:
@@ -235,9 +235,9 @@ def _overdue() -> dict[str, Any]:
 
 
 def _patience_s(folder: Path, nproc: int) -> float | None:
-    """Return how long torchrun may stay once the work is over, None while some of it may be under way.
+    """Return how long torchrun may stay after the work is over, None while work may continue.
 
-    The trainer's word is for all nodes. Where only this node's ranks have left, torchrun waits for the others'.
+    The trainer's outcome covers all nodes. If only this node's ranks have left, torchrun waits for the others.
     """
     if _trainer_code(folder) is not None:
         return EXIT_DEADLINE_S
@@ -245,15 +245,15 @@ def _patience_s(folder: Path, nproc: int) -> float | None:
 
 
 def _trainer_code(folder: Path) -> int | None:
-    """Return the exit code for what the trainer has written as its last word, None where it has not."""
+    """Return the exit code for the trainer's outcome file, None without the file."""
     told = durable.read_json(folder / "outcome.json") or {}
     return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(told.get("outcome", ""))
 
 
 def _left_code(folder: Path, nproc: int) -> int | None:
-    """Return the code that all this node's ranks have left with, done or saved; None where one has not said so.
+    """Return the code that all ranks of this node left with, done or saved; None if a rank has not reported.
 
-    What comes after that is the interpreter's teardown, which hangs or aborts one time in nine (torch 2.13, gloo).
+    The interpreter's teardown follows, and hangs or aborts one time in nine (torch 2.13, gloo).
     """
     codes = [path.read_text() for path in folder.glob("left-*")]
     if len(codes) < nproc:
@@ -262,7 +262,7 @@ def _left_code(folder: Path, nproc: int) -> int | None:
 
 
 def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
-    """Return the failure. Its time is the last beat's: of several ranks that wait, the cause was silent first."""
+    """Return the failure, timed at the last heartbeat: of several waiting ranks, the cause was silent first."""
     where = "its stack is in the log"
     if processes.waits_in_kernel(hang.pid):
         where = "it waits for a disk or a network share, and cannot print its stack"
@@ -277,27 +277,27 @@ def _torchrun_log() -> AbstractContextManager[TextIO | None]:
 
 
 def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[str, Any]]]:
-    """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
+    """Return the node's exit code and failures, from the files of the ranks, torchrun and the trainer."""
     if ended.code == 0:
         return EXIT_DONE, []
     if ended.failures:
         return EXIT_FAILED, list(ended.failures)
     left = _left_code(folder, nproc)
-    # Asked to stop, a script that exits 0 has saved, or given up; done it is not.
+    # After a stop request, a script that exits 0 has saved or given up; the script is not done.
     if left == EXIT_SAVED or (left == EXIT_DONE and not ended.was_stopped):
         return left, []
     if ended.code is None and (code := _trainer_code(folder)) is not None:
         return code, []
     by_rank = {f["rank"]: f for path in sorted(folder.glob("rank-*.json")) if (f := durable.read_json(path))}
     for failure in durable.read_json(folder / "torchrun.json") or []:
-        if failure["rank"] not in by_rank:  # a rank's own account says more than its exit code
+        if failure["rank"] not in by_rank:  # a rank's exit report says more than an exit code
             by_rank[failure["rank"]] = _with_lines(failure)
     saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
     outcome = durable.read_json(folder / "outcome.json") or {}
     failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
-    if ended.was_stopped:  # a rank that died of the very signal that asked it to stop has not failed
+    if ended.was_stopped:  # a rank that died of the stop request's signal has not failed
         failures = [f for f in failures if f.get("signal") != "SIGTERM"]
-    if any(f.get("signal") != "SIGTERM" for f in failures):  # so torchrun ends a failed rank's siblings
+    if any(f.get("signal") != "SIGTERM" for f in failures):  # torchrun ends a failed rank's siblings with this signal
         failures = [{**f, "peer_lost": True} if f.get("signal") == "SIGTERM" else f for f in failures]
     if failures:
         failures = root_cause_first(failures)
@@ -314,7 +314,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
 
 
 def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, Any] | None:
-    """Return the failure of a script if the ranks have ended well but joined no common group."""
+    """Return the failure of a script whose ranks ended well but joined no common process group."""
     nproc, run = spec["nproc_per_node"], spec["run"]
     if run["kind"] == "task" or run.get("allow_alone") or nproc * nodes_count == 1:
         return None
@@ -322,7 +322,7 @@ def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, An
 
 
 def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
-    """Return the failure of a rank without an account of its own, with the lines that the rank printed last.
+    """Return the failure of a rank without an exit report, with the lines that the rank printed last.
 
     An exit code alone says little, as with argparse: the message names the last line too.
     """
@@ -335,7 +335,7 @@ def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:
-    """Return the failures; that of a killed rank says so where the kernel has killed processes for want of memory."""
+    """Return the failures; a killed rank's message mentions processes that the kernel killed for lack of memory."""
     if killed < 1:
         return failures
     count = "a process" if killed == 1 else f"{killed} processes"
@@ -344,7 +344,7 @@ def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, 
 
 
 def _last_words() -> str:
-    """Return the end of what torchrun printed: where nothing else is known, the cause stands there."""
+    """Return the end of torchrun's output, which names the cause if no other source does."""
     folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
     try:
         lines = (Path(folder) / "torchrun.log").read_text(errors="replace").splitlines() if folder else []
@@ -369,7 +369,7 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         )
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
-        with contextlib.suppress(OSError):  # the exit code says the main thing
+        with contextlib.suppress(OSError):  # the exit code carries the main result
             durable.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
     return code
 

@@ -1,6 +1,6 @@
-# Brings a job's code from its bucket and becomes container.py: python3 -u -c THIS CODE_URI ORDER_URI FENCE [ENDPOINT]
-# The job's arguments carry this text, so it is short and needs nothing of ours. At exit code 1 Vertex AI ends the job,
-# at 143 it may begin anew: only the network has failed.
+# Downloads a job's code and becomes container.py: python3 -u -c THIS CODE_URI ORDER_URI FENCE [ENDPOINT]
+# The job's arguments contain this source, so it is short and imports no cloudtrain module. At exit code 1 Vertex AI
+# ends the job, at 143 Vertex AI may restart it: only the network has failed.
 import hashlib
 import io
 import json
@@ -19,25 +19,25 @@ PATIENCE_S = float(os.environ.get("CLOUDTRAIN_BOOT_PATIENCE_S", "300"))  # a new
 
 
 def end(words: str, code: int = 1) -> None:
-    """Say why, and end."""
+    """Print the reason, and exit."""
     print(f"cloudtrain: {words}", flush=True)
     os._exit(code)
 
 
 def token() -> str:
-    """Return a token of the job's service account; no proxy is asked for it."""
+    """Return a token of the job's service account, without a proxy."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     about = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     asked = request.Request(about, headers={"Metadata-Flavor": "Google"})
     try:
         with request.build_opener(request.ProxyHandler({})).open(asked, timeout=10) as answer:
             return str(json.load(answer)["access_token"])
-    except error.HTTPError as failure:  # at a machine's start: no answer of the bucket's
+    except error.HTTPError as failure:  # at a machine's start; not an answer of the bucket
         raise OSError(f"the metadata server answers {failure}") from None
 
 
 def fetch(uri: str, endpoint: str) -> bytes:
-    """Return the object's bytes; end where they cannot be had."""
+    """Return the object's bytes; exit on a failure."""
     bucket, _, name = uri[5:].partition("/")
     url = f"{endpoint.rstrip('/')}/storage/v1/b/{bucket}/o/{parse.quote(name, safe='')}?alt=media"
     until = time.monotonic() + PATIENCE_S
@@ -60,7 +60,7 @@ def fetch(uri: str, endpoint: str) -> bytes:
 
 
 def main(argv: list[str]) -> None:
-    """Bring, unpack, become."""
+    """Download, unpack, exec."""
     # The first process of a container has no default for signals.
     signal.signal(signal.SIGTERM, lambda *_: end("stopped before the start", 143))
     if sys.version_info < (3, 10):  # noqa: UP036 - any image may be told to run this

@@ -1,4 +1,4 @@
-"""Unpacking what was shipped: verified by its hash, and nothing outside the folder whatever the archive says."""
+"""Unpacking of the bundle: verified by hash, and never outside the folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["BundleError", "extract", "unpack"]
 
 
 class BundleError(Exception):
-    """The archive is not what was announced, or reaches outside its folder."""
+    """The archive differs from the announced hash, or a member reaches outside its folder."""
 
 
 def unpack(archive: Path, sha256: str, folder: Path) -> None:
     """Unpack a gzipped tar below `folder`.
 
-    Raises BundleError where the hash differs, or a member is absolute, climbs out, or is neither a file, a folder nor
-    a link that stays inside. (Python 3.11.2 and older lack tarfile's data filter.)
+    Raises BundleError if the hash differs, or a member is absolute, climbs out, or is neither a file, a folder nor a
+    link that stays inside. (Python 3.11.2 and older lack tarfile's data filter.)
     """
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != sha256:
@@ -33,12 +33,12 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
 def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> list[Path]:
     """Unpack an archive below the folder; return its files. Raises BundleError, TarError, EOFError, OSError.
 
-    With `left_out`, a member that must not be unpacked is noted there, and the others are.
+    With `left_out`, forbidden members are skipped and added to the list.
     """
     links: set[PurePosixPath] = set()
     files: list[Path] = []
     with tarfile.open(archive, "r:gz") as tar:
-        tar.extraction_filter = lambda member, _: member  # ours is _check: Python 3.11.3 and older have no filters
+        tar.extraction_filter = lambda member, _: member  # _check filters: Python 3.11.3 and older have no filters
         for member in tar:
             try:
                 _check(member, links)
@@ -47,7 +47,7 @@ def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> l
                     raise
                 left_out.append(str(error))
                 continue
-            if (folder / member.name).is_symlink():  # what is there already must not be written through
+            if (folder / member.name).is_symlink():  # never write through an existing link
                 (folder / member.name).unlink()
             member.mode &= 0o755
             member.uid = member.gid = 0
@@ -66,7 +66,7 @@ def _check(member: tarfile.TarInfo, links: set[PurePosixPath]) -> None:
         links.add(path)
         target = PurePosixPath(member.linkname)
         ups = [part == ".." for part in target.parts]
-        # Upward steps at the start only, and no more than the link lies deep.
+        # Upward steps only at the start, and at most as many as the link's depth.
         if target.is_absolute() or any(ups[sum(ups) :]) or sum(ups) > len(path.parts) - 1:
             raise BundleError(f"the link {member.name!r} points outside the bundle")
     elif not (member.isreg() or member.isdir()):

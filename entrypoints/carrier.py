@@ -1,7 +1,7 @@
-"""Carries a folder to a bucket and back, as SageMaker does by itself: a replica's disk is new after every restart.
+"""Syncs a folder to a bucket and back, as SageMaker does: a replica's disk is new after every restart.
 
-Each node carries its own folder to the same place, as if it were shared: of two files of one name the last one carried
-stays. What is half written is not carried, and neither are names that end in `.tmp`, links, or empty folders.
+Each node syncs its folder to the same place, like a shared folder: of two files with one name the last upload stays.
+The sync skips half-written files, names that end in `.tmp`, links, and empty folders.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from cloudtrain.entrypoints.googlestorage import Bucket, Changed, Item, split
 __all__ = ["Carrier", "bring"]
 
 EVERY_S = 20.0
-QUIET_S, OPEN_QUIET_S = 2.0, 60.0  # since the last writing to a file; to one that somebody holds open for it, as a log
+QUIET_S, OPEN_QUIET_S = 2.0, 60.0  # since the last write; for files held open for writing, like a log
 FINISH_S = 900.0
-GONE_ROUNDS = 30  # until a file that is gone here goes there too, though what is new here is not there yet
+GONE_ROUNDS = 30  # until a local deletion reaches the bucket even if new files are not yet uploaded
 THREADS = 4
-SMALL_BYTES = 1 << 20  # small files go last: they tell of large ones (`latest`, an index)
+SMALL_BYTES = 1 << 20  # small files go last: small files refer to large files (`latest`, an index)
 NAME_BYTES = 1024  # of an object's
 
-_BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # what an object says of itself
+_BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # metadata of an object
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class _Look:
-    """A file as it was when it was looked at."""
+    """A file's size and time at one scan."""
 
     size: int
     written_ns: int
@@ -45,16 +45,16 @@ class _Look:
 
 @dataclass(frozen=True)
 class _There:
-    """A file as the bucket has it. `generation` is None where somebody else has put it there."""
+    """A file in the bucket. `generation` is None if a different writer uploaded the file."""
 
     look: _Look
     generation: str | None
 
 
 def bring(uri: str, folder: Path) -> int:
-    """Bring what is there, but for what is here as it is there, or newer; return how many files are there.
+    """Download the files that are missing or older in the folder; return the number of files in the bucket.
 
-    Of a uri that is an object's, that object alone. Raises OSError, with a sentence of what to do.
+    A uri of a single object brings only the object. Raises OSError, whose message says what to do.
     """
     name, prefix = _place(uri)
     bucket = Bucket(name)
@@ -84,31 +84,31 @@ def bring(uri: str, folder: Path) -> int:
 
 
 class Carrier:
-    """A thread that carries now and then, and what is left at the end; the next round mends what fails.
+    """A thread that syncs at intervals, and once more at the end; the next round retries failures.
 
-    What it has put there, in a life before too, and what is gone here, it removes there; nothing of anybody else's.
+    The thread deletes from the bucket only its own uploads, also from an earlier container, that are deleted locally.
     """
 
     def __init__(self, folder: Path, uri: str, by: str | None = None) -> None:
-        """`by`: who this is among those that carry to the place, the same after a restart. Default: the host's name."""
+        """`by`: this writer's name among the writers to the place, stable over restarts. Default: the host's name."""
         name, self._prefix = _place(uri)
         self._folder, self._uri = folder, uri
         self._by = by or socket.gethostname()
         self._bucket = Bucket(name)
         self._there: dict[str, _There] | None = None
         self._first: set[str] = set()
-        self._gone: dict[str, int] = {}  # for how many rounds
+        self._gone: dict[str, int] = {}  # number of rounds
         self._told: set[str] = set()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
 
     def start(self) -> None:
-        """Begin; what is here now, and there too, was brought from there."""
+        """Begin; files that exist both locally and in the bucket came from the bucket."""
         self._first = set(self._scan())
         self._thread.start()
 
     def finish(self, limit_s: float | None = None) -> None:
-        """Carry the rest, files that are held open too, and return; at the limit, say that it was not all."""
+        """Sync the rest, including open files, and return; at the limit, report that the sync is incomplete."""
         self._is_over.set()
         limit_s = FINISH_S if limit_s is None else limit_s
         self._thread.join(limit_s)
@@ -125,7 +125,7 @@ class Carrier:
         failures: list[str] = []
         try:
             self._carry(failures, is_last=is_last)
-        except Exception as error:  # of whatever kind: the next round tries again
+        except Exception as error:  # of any kind: the next round retries
             failures.append(str(error) if isinstance(error, OSError) else repr(error))
         if failures and is_last:
             self._say("end", f"not all of {self._folder} is in {self._uri}: {failures[0]}")
@@ -133,7 +133,7 @@ class Carrier:
             self._say("fault", f"{self._folder} is not carried to {self._uri} for now: {failures[0]}")
 
     def _carry(self, failures: list[str], *, is_last: bool) -> None:
-        """Put there what is new here, then remove there what is gone here; add to the failures."""
+        """Upload new local files, then delete remotely the locally deleted files; add to the failures."""
         there = self._there = self._known() if self._there is None else self._there
         here = self._scan()
         new = {name: look for name, look in here.items() if name not in there or there[name].look != look}
@@ -141,7 +141,7 @@ class Carrier:
         ready = {name: look for name, look in new.items() if is_last or _is_quiet(look, name in is_open)}
         large = {name: look for name, look in new.items() if look.size > SMALL_BYTES}
         self._put({name: look for name, look in ready.items() if name in large}, failures, is_last=is_last)
-        # A small one that is younger than a large one may tell of it, which must be there first.
+        # A small file that is younger than a large file may refer to the large file, which must be uploaded first.
         missing = [look.written_ns for name, look in large.items() if name not in there or there[name].look != look]
         limit_ns = min(missing, default=1 << 64)
         told = {name: look for name, look in ready.items() if name not in large and look.written_ns < limit_ns}
@@ -150,7 +150,7 @@ class Carrier:
             self._sweep(here, is_last=is_last, is_waiting=not set(here) <= set(there))
 
     def _put(self, looks: dict[str, _Look], failures: list[str], *, is_last: bool) -> None:
-        """Put files there, the oldest first; one that is written to meanwhile, or is gone, waits for another round."""
+        """Upload files, the oldest first; a file that changes or disappears meanwhile waits for the next round."""
         there = self._there
         assert there is not None
 
@@ -165,7 +165,7 @@ class Carrier:
                     there[name] = _There(look, item.generation)
             except (FileNotFoundError, Changed):
                 pass
-            except ConnectionError:  # nor would the others come there
+            except ConnectionError:  # the remaining uploads would fail too
                 raise
             except OSError as error:
                 failures.append(str(error))
@@ -173,21 +173,21 @@ class Carrier:
         _each(put, sorted(looks, key=lambda name: looks[name].written_ns))
 
     def _sweep(self, here: dict[str, _Look], *, is_last: bool, is_waiting: bool) -> None:
-        """Remove there what is gone here, but not before what is new here is there.
+        """Delete remotely the locally deleted files, but only after all new local files are uploaded.
 
-        A script that removes a file and then writes it anew must not find neither if its machine is lost in between.
+        A script that deletes and rewrites a file must find one version even if the machine is lost in between.
         """
         there = self._there
         assert there is not None
         self._gone = {name: self._gone.get(name, 0) + 1 for name in there if name not in here}
         for name, rounds in self._gone.items():
             if ((rounds > 1 or is_last) and not is_waiting) or rounds > GONE_ROUNDS:
-                if there[name].generation is not None:  # if it is that one still
+                if there[name].generation is not None:  # only this generation
                     self._bucket.delete(self._prefix + name, there[name].generation)
                 del there[name]
 
     def _known(self) -> dict[str, _There]:
-        """Return what is there of what was here at the start."""
+        """Return the remote versions of the files that existed locally at the start."""
         found = {}
         for item in self._bucket.items(self._prefix):
             name = item.key.removeprefix(self._prefix)
@@ -197,7 +197,7 @@ class Carrier:
         return found
 
     def _scan(self) -> dict[str, _Look]:
-        """Return the files by name, as they are now."""
+        """Return the current files by name."""
         found = {}
         for place, folders, files in os.walk(self._folder):
             folders[:] = [name for name in folders if not name.endswith(".tmp")]
@@ -225,7 +225,7 @@ def _place(uri: str) -> tuple[str, str]:
 
 
 def _is_file(name: str) -> bool:
-    """Return whether an object of this name is one to bring: within the folder, and no folder or part of a file."""
+    """Return whether to download an object of this name: inside the folder, and neither a folder nor a partial file."""
     return "\0" not in name and not any(part in ("", ".", "..") or part.endswith(".tmp") for part in name.split("/"))
 
 
@@ -251,22 +251,22 @@ def _look_at(path: Path) -> _Look:
 
 
 def _look_of(item: Item) -> _Look:
-    """Return how a file is that was brought."""
+    """Return the size and time of a downloaded file."""
     told = item.about.get(_WRITTEN, "")
     if told.isdecimal():
         return _Look(item.size, int(told))
-    when = datetime.fromisoformat(item.updated.replace("Z", "+00:00"))  # of whoever else has put it there
+    when = datetime.fromisoformat(item.updated.replace("Z", "+00:00"))  # uploaded by a different writer
     return _Look(item.size, int(when.timestamp() * 1000) * 10**6)
 
 
 def _is_quiet(look: _Look, is_open: bool) -> bool:
-    """Return whether the file is whole, as far as can be told. A time to come is none of one that is being written."""
+    """Return whether the file looks complete. A future mtime does not mean that a write is in progress."""
     age_s = (time.time_ns() - look.written_ns) / 1e9
     return not 0 <= age_s <= (OPEN_QUIET_S if is_open else QUIET_S)
 
 
 def _open_for_writing(folder: Path) -> set[str]:
-    """Return the names of the folder's files that some process, as far as can be seen, holds open to write to."""
+    """Return the names of the folder's files that a visible process holds open for writing."""
     top = f"{os.path.realpath(folder)}/"
     found = set()
     for place in Path("/proc").glob("[0-9]*/fd/*"):
@@ -281,9 +281,9 @@ def _open_for_writing(folder: Path) -> set[str]:
 
 
 def _each(work: Callable[[_T], None], items: Iterable[_T]) -> None:
-    """Call it with each item, in a few threads; raise what one raises, and begin no further.
+    """Call `work` with each item, in THREADS threads; raise the first error, and start no further items.
 
-    The threads hold up no end of the process, as a pool's would.
+    The threads never delay the end of the process, unlike a pool's threads.
     """
     todo: Iterator[_T] = iter(list(items))
     lock = threading.Lock()

@@ -1,14 +1,14 @@
-"""The first process in a managed platform's container: finds out who the node is, and supervises it.
+"""The first process in a managed platform's container: identifies the node, and supervises the node.
 
     python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
     python3 -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER checkpoints=/mnt/a/b input.train=/mnt/c
     python3 -m cloudtrain.entrypoints.container /tmp/cloudtrain gs://BUCKET/.../order.json fence=MARK
 
-The folder is the platform's; the spec in it, in a variable as base64, or in a bucket (with the mark of the send that it
-is for) is the request's, with the platform's places
-relative to that folder, of which the last arguments know some better. The supervisor is the very agent of the other
-backends, so a job restarts, stops and fails here as it does there; only logs go to standard output, the account of a
-failure to where the platform looks for it, and the archive has come by itself.
+The folder is the platform's. The request's spec lies in the folder, in a variable as base64, or in a bucket (with the
+mark of the matching submit); paths in the spec are relative to the folder, and the last arguments override paths. The
+supervisor is the agent of the other backends, so a job restarts, stops and fails in the same way. Only three things
+differ: logs go to standard output, the exit report goes to the platform's place, and the platform delivers the archive.
+
 Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["FAILURE_BYTES", "account", "main"]
 
 FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
 MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
-LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends it anyway
+LEAST_S = 60.0  # for a job whose time is nearly used up: the platform ends the job anyway
 WORKDIR = "/tmp/cloudtrain-work"  # the same path in every container: an environment cannot be moved
 CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
 
@@ -49,13 +49,13 @@ def main(argv: list[str]) -> int:
     """Supervise this container's node to the job's end; return the container's exit code."""
     root = Path(argv[0]).absolute()
     stops: list[int] = []
-    # As process 1 it would not even notice a signal without a handler.
+    # Process 1 ignores every signal without a handler.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
     ending = _Ending(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
         spec = _spec(root, argv[1], argv[2:])
-        spec.pop("record", None)  # it is for launchers
+        spec.pop("record", None)  # only launchers read the record
         ending = _Ending.of(spec, root)
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
         node = nodes.identify({**os.environ, **about})
@@ -83,25 +83,25 @@ def main(argv: list[str]) -> int:
         verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
     finally:
         pump.finish()
-    code = ending.tell(verdict)  # before what may take longer than the platform gives
+    code = ending.tell(verdict)  # first, because the helpers may need more time than the platform gives
     for helper in helpers:
         helper.finish()
-    # Whoever follows the log knows by it that nothing more will come.
-    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else it may be started anew
+    # Followers of the log stop reading after this event.
+    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # or the platform restarts the node
     counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
     events.emit("end", f"node {told['node']} has ended", **counted)
     return code
 
 
 def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
-    """Return what runs beside the agent and the pump."""
+    """Return the threads that run beside the agent and the log relay."""
     found: list[Sweeper | Note | Carrier] = [
         Carrier(root / each["place"], each["uri"], by=f"node-{told['node']}") for each in spec.get("carried", ())
     ]
     if told["node"] != 0:
         return found
     checkpoints, kept_in = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec.get("kept_in")
-    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder is its own
+    if spec["run"]["kind"] == "task" or kept_in:  # a script manages its checkpoint folder alone
         before_s = spec["max_duration_s"] - told["max_duration_s"]
         found.append(Note(_note_folder(spec, root), spec["job"], spec["attempt"], before_s, kept_in))
     if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
@@ -110,15 +110,15 @@ def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Swe
 
 
 def _note_folder(spec: dict[str, Any], root: Path) -> Path:
-    """Return where the note of the used time is: beside the checkpoints, unless a store keeps it by itself."""
+    """Return the folder for the note of the used time: beside the checkpoints, or the node's folder with a store."""
     return root / str(spec["places"]["own" if spec.get("kept_in") else "checkpoints"])
 
 
 def account(verdict: dict[str, Any]) -> str:
-    """Return how the job ended, in words and as data (an event line), short enough to be passed on whole.
+    """Return how the job ended, in words and as data (an event line), within the platform's size limit.
 
-    The frame of the user's code goes first, then the lines printed last, then more of the traceback. A long message
-    is shortened further where that frame would have no room.
+    The frame of the user's code goes first, then the lines printed last, then more of the traceback. A long message is
+    shortened further if the frame would have no room.
     """
     error = verdict.get("error") or {}
     frames, end = tracebacks.frames_of(str(error.get("traceback") or ""))
@@ -139,7 +139,7 @@ def account(verdict: dict[str, Any]) -> str:
 
 
 def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
-    """Return the account's line for people, and its fields but for the traceback and the lines printed last."""
+    """Return the exit report's line for people, and its fields without the traceback and the lines printed last."""
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
     message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), message_bytes)
@@ -149,14 +149,14 @@ def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -
 
 
 def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:
-    """Return the last of the parts whose JSON, together, has at most so many bytes."""
+    """Return the last parts whose joint JSON has at most `size` bytes."""
     while parts and len(json.dumps(joined(parts))) > size:
         parts = parts[1:]
     return parts
 
 
 def _short(text: str, size: int) -> str:
-    """Return the beginning of the text, in one line, whose JSON has at most so many bytes."""
+    """Return the beginning of the text, in one line, whose JSON has at most `size` bytes."""
     text = " ".join(text.split("\n"))[:size]
     while len(json.dumps(text)) > size:
         text = text[: len(text) * 9 // 10]
@@ -164,13 +164,13 @@ def _short(text: str, size: int) -> str:
 
 
 def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
-    """Return the spec, with the places that the platform has told on the command line. Raises ValueError."""
+    """Return the spec, with the places given on the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
         return usedtime.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     spec: dict[str, Any] = json.loads(text)
-    if name != source:  # what only the sending could know
+    if name != source:  # values that were unknown before the submit
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
         spec["token"] = sent.get("token", spec["job"])
         spec["sent_s"] = sent.get("sent_s")
@@ -187,13 +187,13 @@ def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
 
 
 def _link(usual: Path, path: Path) -> None:
-    """Make the usual place lead to where the platform has put the folder: what was rendered knows no other."""
+    """Link the usual place to the platform's folder: the rendered request knows only the usual place."""
     with contextlib.suppress(OSError):
         usual.symlink_to(path, target_is_directory=True)
 
 
 def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
-    """Return what the agent of this node is told."""
+    """Return the spec of this node's agent."""
     places = spec["places"]
     own = root / places["own"]
     folders = {name: str(root / places[name]) for name in ("checkpoints", "output")}
@@ -223,7 +223,7 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
         "environment": environment,
         "secrets": secretstore.fetch(spec["secrets"]),
         "colocated": 1,
-        # Where a platform shares no folder between running nodes, a start of a script's ranks gathers the files.
+        # If running nodes share no folder on the platform, each start of a script's ranks gathers the files.
         "copies": str(own / "fetched.json") if spec.get("gathers") else None,
         "replicates": False,
         "workdir": WORKDIR,
@@ -233,7 +233,7 @@ def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str,
 
 
 def _prefer_newer_driver() -> None:
-    """Take over what the image's own start would have set: an image newer than the machine's driver brings its own."""
+    """Apply the image's driver setup: an image newer than the machine's driver contains its own driver libraries."""
     bash = shutil.which("bash")
     if bash is None or not CUDA_COMPAT.exists():
         return
@@ -246,9 +246,9 @@ def _prefer_newer_driver() -> None:
 
 @dataclass
 class _Ending:
-    """Where the platform, or the launcher, looks for the account of an end: a file, an object in a bucket, the log.
+    """Where the platform or the launcher reads the exit report: a file, an object in a bucket, the log.
 
-    `codes`: the exit codes by which the platform knows whether a new start may mend it, None where it does not ask.
+    `codes`: the exit codes by which the platform decides on a new start, None if the platform ignores them.
     """
 
     failure: Path | None = None
@@ -257,12 +257,12 @@ class _Ending:
 
     @classmethod
     def of(cls, spec: dict[str, Any], root: Path) -> _Ending:
-        """Return what the spec says of it."""
+        """Return the ending that the spec describes."""
         place = spec["places"]["failure"]
         return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
 
     def begin(self, node: int) -> None:
-        """Take back what a life before has said; the node is known from here on."""
+        """Delete the exit report of an earlier container, and take the node's number."""
         if self.uri is not None:
             self.uri = f"{self.uri}-{node}.json"
             staging.retract(self.uri)
@@ -272,12 +272,12 @@ class _Ending:
         return self.codes is not None and code == self.codes["again"]
 
     def tell(self, verdict: dict[str, Any]) -> int:
-        """Say how it ended; return the container's exit code."""
+        """Write the exit report; return the container's exit code."""
         if self.uri is not None and self.uri.endswith(".json"):
             staging.report(self.uri, verdict)
         if verdict["state"] == "succeeded":
             return EXIT_DONE
-        with contextlib.suppress(OSError):  # a full disk: the log has it
+        with contextlib.suppress(OSError):  # on a full disk the report is in the log only
             if self.failure is None:
                 print(account(verdict), flush=True)
             else:

@@ -1,8 +1,8 @@
-"""What a job's nodes should be doing, decided by node 0 from what every node reports. No clock, no socket, no process.
+"""The desired state of a job's nodes, decided by node 0 from the reports of all nodes. No clock, socket or process.
 
-Both directions carry states, not commands: each node says what it is, node 0 says what should be, and a message lost
-or repeated changes nothing. A generation is one start of all nodes' torchrun; a restart is the next generation, on
-fewer nodes where one was lost and the job may go on without it.
+Both directions carry states, not commands: each node reports its state, node 0 answers with the desired state, and a
+lost or repeated message changes nothing. A generation is one start of torchrun on all nodes; a restart is the next
+generation, on fewer nodes if a node was lost and the job may continue without it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from cloudtrain.entrypoints.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root
 
 __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 
-SOON_S = 300.0  # after its start: then a failure like the last one counts as the same
-COLLECT_S = 5.0  # how long the first failure waits for the others' accounts, which may hold the root cause
-FENCE_S = 5.0  # before the others go on: a lost node that still lives ends its own ranks as late as they miss it
+SOON_S = 300.0  # after a generation's start: a repeated failure within this time counts as the same
+COLLECT_S = 5.0  # how long the first failure waits for the other nodes' exit reports, which may hold the root cause
+FENCE_S = 5.0  # delay before the others continue: a lost node that still runs ends its ranks within this time
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a node says of itself. `phase`: preparing idle running exited; `stop`: why somebody asks it to stop.
+    """A node's report. `phase`: preparing idle running exited; `stop`: the reason of a stop request.
 
-    `address` and `ports` (of the line, of copies): where the others find it, should they need to. `newest`: a script's
-    newest checkpoint on this node, by its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
-    of each local rank's GPU (gpumeter.py).
+    `address` and `ports` (of the connection, of copies): where other nodes can reach this node. `newest`: a script's
+    newest checkpoint on this node, as a path in the checkpoint folder, and its time in unix seconds. `gpus`: figures of
+    each local rank's GPU (gpumeter.py).
     """
 
     node: int
@@ -43,7 +43,7 @@ class Report:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Report:
-        """Return the report that `dataclasses.asdict` and JSON have carried."""
+        """Return the report from the JSON form of `dataclasses.asdict`."""
         line, copies = data.get("ports", (0, 0))
         newest = data.get("newest") and (data["newest"][0], data["newest"][1])
         told = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
@@ -53,11 +53,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Desired:
-    """What every node should be. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
+    """The desired state of every node. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
 
-    `nodes` run this generation, each with its place among them as its rank; who is not named runs nothing. `note`
-    says for people why some are missing. `places`: each node's number, address, and ports as in its report. `resume`:
-    the checkpoint that a script resumes from, the same on all nodes, by its path in the checkpoint folder.
+    `nodes` run this generation; a node's position is its rank; nodes outside the list run nothing. `note` tells people
+    why nodes are missing. `places`: each node's number, address, and ports as in its report. `resume`: the checkpoint
+    that a script resumes from, the same on all nodes, as a path in the checkpoint folder.
     """
 
     want: str = "wait"
@@ -76,7 +76,7 @@ class Desired:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Desired:
-        """Return what `dump` and JSON have carried."""
+        """Return the desired state from the JSON form of `dump`."""
         places = tuple((node, address, line, copies) for node, address, line, copies in data.get("places", ()))
         return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places})
 
@@ -86,10 +86,10 @@ WAIT = Desired()
 
 @dataclass(frozen=True)
 class Rules:
-    """The job's limits. Times are seconds since its start; `limit_reason` is what set the deadline: time or budget.
+    """The job's limits. Times are seconds since the job's start; `limit_reason` (time or budget) set the deadline.
 
-    `fewest` nodes may a restart go on with (None: all), of those numbers that `sizes` allows: ranks must share the
-    batch evenly.
+    A restart needs at least `fewest` nodes (None: all), and a number of nodes in `sizes`: ranks must share the batch
+    evenly.
     """
 
     nodes: int
@@ -104,11 +104,11 @@ class Rules:
 
     @property
     def leaves_time(self) -> bool:
-        """Whether there is time to save before the end: with `on_limit: stop` there is none, and none is missed."""
+        """Whether the job has time to save before the end; with `on_limit: stop` the job has no time to save."""
         return self.soft_deadline_s < self.hard_deadline_s
 
     def size(self, left: int) -> int:
-        """Return how many of the nodes that are left a restart takes, 0 where it cannot be."""
+        """Return how many of the remaining nodes a restart takes, 0 if a restart is impossible."""
         fewest = self.nodes if self.fewest is None else self.fewest
         allowed = range(1, self.nodes + 1) if self.sizes is None else self.sizes
         return max((size for size in allowed if fewest <= size <= left), default=0)
@@ -116,7 +116,7 @@ class Rules:
 
 @dataclass
 class Coordinator:
-    """Node 0's memory: what it wants now, and since when."""
+    """Node 0's memory: the desired state, and since when."""
 
     rules: Rules
     desired: Desired = WAIT
@@ -126,15 +126,15 @@ class Coordinator:
     restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
-    gone: set[int] = field(default_factory=set)  # nodes that the job went on without: not taken back
-    missed_s: float | None = None  # since when one of this generation's nodes is lost
+    gone: set[int] = field(default_factory=set)  # nodes that the job continues without: never taken back
+    missed_s: float | None = None  # since when a node of this generation is lost
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
     ) -> Desired:
-        """Return what should be, given every node's last report and the nodes that went silent.
+        """Return the desired state, from every node's last report and the set of silent nodes.
 
-        `now_s` counts from the job's start; `fresh_port` finds one that is free on node 0, when a generation starts.
+        `now_s` counts from the job's start; `fresh_port` finds a free port on node 0, when a generation starts.
         """
         before = self.desired
         if before.want != "end":
@@ -166,7 +166,7 @@ class Coordinator:
             return self._end("succeeded", None)
         reason = next((r.stop for r in current if r.stop), None)
         if self.desired.want == "kill":
-            # Who has not heard of this generation runs none of it.
+            # A node that has not heard of this generation runs none of its ranks.
             idle = [r for r in reports.values() if r.node in members - lost and r.generation < self.desired.generation]
             over = exited + [replace(r, failures=(), code=None) for r in idle if r.phase != "running"]
             return self._after_kill(over, lost, now_s, port, reason)
@@ -185,9 +185,9 @@ class Coordinator:
         if reason:
             return self._end("stopped", reason)
         broken = [f for r in current if r.phase == "exited" for f in r.failures]
-        if broken:  # a node that could not unpack what it was sent, or make ready what the ranks run in
+        if broken:  # a node could not unpack the bundle, or prepare the ranks' environment
             return self._end("failed", "error", broken[0])
-        if now_s >= self.rules.soft_deadline_s:  # machines that wait are billed like machines that train
+        if now_s >= self.rules.soft_deadline_s:  # waiting machines cost as much as training machines
             return self._end("stopped", self.rules.limit_reason)
         if len(current) == self.rules.nodes:
             if any(r.phase == "preparing" for r in current):
@@ -203,7 +203,7 @@ class Coordinator:
         return self.desired
 
     def _failing(self, failed: list[Report], all_over: bool, lost: set[int], now_s: float) -> Desired:
-        """The first failure waits a moment for the other nodes' accounts, then all are killed."""
+        """Return the next desired state: wait a moment for other nodes' exit reports, then kill all ranks."""
         if self.first_failure_s is None:
             self.first_failure_s = now_s
         if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):
@@ -211,9 +211,9 @@ class Coordinator:
             reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
             return self._end("stopped", reason)
         broken = [r for r in failed if r.code != EXIT_SAVED]
-        # Ranks that wait for a stuck one seem stuck as well: the longest silent is known when all have looked.
+        # Ranks that wait for a stuck rank seem stuck too: the longest silent rank is known after all nodes have polled.
         certain = any(not f.get("peer_lost") and f["kind"] != "hang" for r in broken for f in r.failures)
-        patience_s = COLLECT_S if broken else self.rules.grace_s  # nodes that saved wait for those still saving
+        patience_s = COLLECT_S if broken else self.rules.grace_s  # nodes that saved wait for nodes that still save
         if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
             return replace(self.desired, want="kill")
         return self.desired
@@ -229,20 +229,20 @@ class Coordinator:
         if self.missed_s is not None and size and now_s - self.missed_s < FENCE_S:
             return self.desired
         failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
-        if missing:  # that explains the echoes, but not what a rank raised by itself
+        if missing:  # a lost node explains the consequences, but not an error that a rank raised first
             causes = sum(not f.get("peer_lost") for f in failures)
             failures.insert(causes, self._loss(missing, len(left), can_go_on=size > 0))
         first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
-        # What code raised it would raise again; a killed or stuck worker, a lost peer or a failed rendezvous may mend.
+        # An exception from code would repeat; a killed or stuck worker, a lost peer or a failed rendezvous may recover.
         is_fault = first["kind"] in ("signal", "rendezvous", "hang", "lost") or bool(first.get("peer_lost"))
         is_config = any(r.code == EXIT_CONFIG for r in exited)
-        # Nothing but echoes, soon, and the same as last time: what the ranks cannot reach, no restart brings.
+        # Only consequences, soon, and the same as last time: a restart cannot fix an address that ranks cannot reach.
         echo = {(f.get("rank"), f.get("type"), f["message"][:80]) for f in failures if f.get("peer_lost")}
         was_soon = (self.first_failure_s or 0.0) - self.started_s < SOON_S
         is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
         self.last_echo = echo
         if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
-            if reason or now_s >= self.rules.soft_deadline_s:  # no start for a job that is to stop
+            if reason or now_s >= self.rules.soft_deadline_s:  # no restart for a job that is to stop
                 return self._end("stopped", reason or self.rules.limit_reason, first)
             return self._restart(first, left[:size], lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
@@ -259,7 +259,7 @@ class Coordinator:
         return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
-        """Return the failure that a lost node is, with why the others cannot go on where they were meant to."""
+        """Return the failure for lost nodes, with the reason why the job cannot continue."""
         message = f"{_named(missing)} lost: its agent is silent"
         fewest = self.rules.fewest or self.rules.nodes
         if fewest < self.rules.nodes and not can_go_on:
@@ -281,7 +281,7 @@ class Coordinator:
         if waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
             if self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time:
                 return self._end("stopped", self.desired.reason)
-            # The agents kill at `end`: whoever has not saved by now has had its time.
+            # The agents kill at `end`: a rank that has not saved by then is too late.
             message = f"did not leave within {waited_s:.0f} s, so it was killed"
             return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
         return self.desired

@@ -1,7 +1,7 @@
-"""JSON files that are whole or absent, whatever dies while they are written, and that are written on a full disk too.
+"""JSON files that are complete or absent even after a crash during the write, and that can be written on a full disk.
 
-A supervisor takes some room at its start (`reserve`); whoever below it finds the disk full gives a piece back and
-writes again, so that how a job ended, and why, is on record.
+A supervisor reserves disk space at its start (`reserve`); if a descendant process finds the disk full, the process
+frees a piece and writes again, so that the end of a job, and the reason, is recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECES, PIECE_BYTES = 6, 1 << 16
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` by write, fsync and rename. Raises OSError, leaving what was there before."""
+    """Write `value` by write, fsync and rename. Raises OSError, and leaves the old file unchanged."""
     try:
         _write(path, value)
     except OSError as error:
@@ -29,7 +29,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the file's value, or None where there is no file or it holds no JSON."""
+    """Return the file's value, or None if the file is missing or holds invalid JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -37,7 +37,7 @@ def read_json(path: Path) -> Any:
 
 
 def reserve(folder: Path) -> None:
-    """Take the room, for this process and those that inherit its environment."""
+    """Reserve disk space, for the process and all processes that inherit its environment."""
     folder.mkdir(exist_ok=True)
     for number in range(PIECES):
         (folder / str(number)).write_bytes(os.urandom(PIECE_BYTES))
@@ -45,7 +45,7 @@ def reserve(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """See that a file's bytes, or a folder's names, outlive a power cut. Raises OSError."""
+    """Make a file's bytes, or a folder's names, survive a power cut. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -67,12 +67,12 @@ def _write(path: Path, value: Any) -> None:
 
 
 def _give_back() -> bool:
-    """Free one piece; return whether there was one left."""
+    """Free one piece; return whether a piece was left."""
     folder = os.environ.get(RESERVE)
     for piece in sorted(Path(folder).glob("*")) if folder else []:
         try:
             piece.unlink()
             return True
         except FileNotFoundError:
-            continue  # another process took it
+            continue  # freed by a different process
     return False

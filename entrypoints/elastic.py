@@ -1,7 +1,7 @@
-"""torchrun, called as a library, so that how each rank ended is known as data.
+"""torchrun, called as a library, so that the end of each rank is known as data.
 
-The command line is torchrun's own. What it prints on failure says neither the signal that killed a rank nor which
-failed first in a form to rely on; `ChildFailedError` does. The failures go to CLOUDTRAIN_RESULT_DIR/torchrun.json.
+The command line is torchrun's. The printed failure names neither the signal that killed a rank nor the first failure in
+a reliable form; `ChildFailedError` has both. The failures go to CLOUDTRAIN_RESULT_DIR/torchrun.json.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun with these arguments; return 0, or 1 where a worker failed or a signal stopped it."""
+    """Run torchrun with these arguments; return 0, or 1 after a failed worker or a signal."""
     processes.die_with_parent()
-    # Only now: `-m` puts the folder that it starts in before the standard library, and the code may hold a platform.py.
+    # Not earlier: `-m` puts its start folder before the standard library, and the code may contain a platform.py.
     if "CLOUDTRAIN_CODE_DIR" in os.environ:
         os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
     from torch.distributed import run
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         print(f"torchrun: stopped by signal {int(stop.sigval)}", file=sys.stderr)
         return 1
     except Exception as error:
-        # Only what torchrun itself raises comes here: the nodes did not find each other, a port was taken.
+        # Only torchrun's own errors come here: the nodes did not find each other, a port was taken.
         message = f"{type(error).__name__}: {error}"
         _write([{"rank": None, "kind": "rendezvous", "message": message, "time_s": time.time()}])
         print(message, file=sys.stderr)

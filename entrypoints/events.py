@@ -19,12 +19,12 @@ __all__ = ["MARK", "MAX_BYTES", "NAMES", "emit", "format_line", "parse"]
 
 MARK = "  ::ct "
 MAX_BYTES = 4096
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would make one a line
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would make an encoder per line
 NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done", "gpu")
 
 
 def format_line(event: str, text: str, fields: dict[str, Any]) -> str:
-    """Return the line without its newline; the text is cut, never the machine's part, to stay under MAX_BYTES.
+    """Return the line without its newline; only the text is cut, never the machine's part, to stay under MAX_BYTES.
 
     String fields over 1,000 characters are cut too: a traceback belongs in the log, not in an event.
     """
@@ -36,19 +36,19 @@ def format_line(event: str, text: str, fields: dict[str, Any]) -> str:
 
 
 def emit(event: str, text: str, **fields: Any) -> None:
-    """Write one event line to standard output; a full disk or a reader that has gone must not end a training run."""
+    """Write one event line to standard output; a full disk or a closed reader must not end a training run."""
     with contextlib.suppress(OSError):
         os.write(1, (format_line(event, text, fields) + "\n").encode())
 
 
 def parse(line: str) -> tuple[str, dict[str, Any] | None]:
-    """Return the text for people and the event's fields (`e` names it), or None where the line is no event."""
+    """Return the text for people and the event's fields (`e` is the name), or None if the line is not an event."""
     text, mark, tail = line.rpartition(MARK)
     if not mark:
         return line, None
     try:
         fields = json.loads(tail)
-    except (ValueError, RecursionError):  # brackets in brackets, a thousand deep
+    except (ValueError, RecursionError):  # for example brackets nested a thousand deep
         return line, None
     if not isinstance(fields, dict) or "e" not in fields:
         return line, None

@@ -1,6 +1,6 @@
-"""Sums and spans as people read them, by one rule each; the launcher and the job's own agent both tell by it.
+"""Money and durations as text, by one rule each; shared by the launcher and the job's agent.
 
-A sum has cents, and never fewer than two digits that count: 12.30, 0.17, 0.0041. A span has its two largest units.
+A sum has cents, and at least two significant digits: 12.30, 0.17, 0.0041. A span has its two largest units.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def amount(micro: float) -> str:
 
 
 def dollars(micro: float | None) -> str:
-    """Return `12.30 USD`; `unknown` where it is."""
+    """Return `12.30 USD`; `unknown` for None."""
     return "unknown" if micro is None else f"{amount(micro)} USD"
 
 
@@ -32,13 +32,13 @@ def usd(micro: int) -> str:
 
 
 def up(micro: int) -> int:
-    """Return the sum rounded up as `amount` shows it: what is needed never looks like less."""
+    """Return the sum rounded up to the precision of `amount`: a needed sum never looks smaller."""
     unit = _unit(micro)
     return -(-micro // unit) * unit
 
 
 def down(micro: int) -> int:
-    """Return the sum rounded down as `amount` shows it: what is left never looks like more."""
+    """Return the sum rounded down to the precision of `amount`: a remaining sum never looks larger."""
     unit = _unit(micro)
     return micro // unit * unit
 
@@ -52,7 +52,7 @@ def quantity(value: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return how long, in two units at most: `2h 7m`, `9m 20s`, `3d 4h`, `50s`."""
+    """Return the duration, in two units at most: `2h 7m`, `9m 20s`, `3d 4h`, `50s`."""
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for unit, size in _SPANS:
@@ -63,5 +63,5 @@ def span(seconds: float) -> str:
 
 
 def _unit(micro: int) -> int:
-    """Return what a sum of this size is shown to."""
+    """Return the precision of a sum of this size, in micro-dollars."""
     return int(10 ** min(4, max(0, len(str(abs(micro))) - 2)))

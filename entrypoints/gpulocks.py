@@ -1,10 +1,10 @@
-"""Who may use which GPU of this machine: locks that all its users and all their jobs share.
+"""Locks for the GPUs of this machine, shared by all users and all jobs.
 
-A lock is an flock on `FOLDER/NAME.lock`, held by a job's agent; the kernel frees it when the agent dies, however it
-dies. NAME is a GPU's UUID, and `machine` where there is no GPU. Beside it lies `NAME.UID.json`, in which the holder
-says who it is; it carries the user's number because in a sticky folder nobody can replace another one's file. It is
-only believed while the lock is held, and of the very process that wrote it. Lock files are never removed: two
-processes could then hold two files of one name.
+A lock is an flock on `FOLDER/NAME.lock`, held by a job's agent; the kernel frees the lock at any death of the agent.
+NAME is a GPU's UUID, or `machine` without GPUs. `NAME.UID.json` beside the lock describes the holder; the name contains
+the user's number because in a sticky folder no user can replace a different user's file. The file is trusted only while
+the lock is held, and only if the writing process lives. Lock files are never removed: two processes could then hold two
+files of one name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import processes
 
-TYPE_CHECKING = False  # as typing's own, whose import costs each look at a host 4 ms
+TYPE_CHECKING = False  # the same as typing's, whose import would cost each probe of a host 4 ms
 if TYPE_CHECKING:
     from typing import Any
 
@@ -31,20 +31,20 @@ MACHINE = "machine"  # the lock's name on a host without GPUs
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
 OPEN_TO_ALL = 0o1777
 
-# A look at a lock (`holders`) takes it for microseconds, a new folder or file has its mode a moment after its name.
+# A probe of a lock (`holders`) takes it for microseconds; a new folder or file gets its mode just after its name.
 TRIES, PAUSE_S = 10, 0.02
 MAX_NOTE = 1 << 16
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
-_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # no link is followed, no named pipe waited for
+_SAFELY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # never follow a link or wait for a named pipe
 
 
 class Unusable(RuntimeError):
-    """The folder or a file in it cannot be trusted or used; the words say how to mend it."""
+    """The folder or a file in the folder cannot be trusted or used; the message says how to fix the problem."""
 
 
 class Busy(RuntimeError):
-    """Somebody else holds `name`; `holder` is as in `holders`, None where it has not said who it is."""
+    """A different process holds `name`; `holder` is as in `holders`, None without a description."""
 
     def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None) -> None:
         self.name, self.holder = name, holder
@@ -53,7 +53,7 @@ class Busy(RuntimeError):
 
 
 class Taken:
-    """Locks that this process holds. Children that only fork hold them too; what they start does not."""
+    """Locks that this process holds. Forked children hold the locks too; programs that the children start do not."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder = folder
@@ -61,18 +61,18 @@ class Taken:
         self.files: dict[str, int] = {}  # name -> descriptor
 
     def tell(self) -> None:
-        """Write down that this very process is the holder; a forked child that goes on alone calls it."""
+        """Record this process as the holder; a forked child that continues alone calls this method."""
         me = {"pid": os.getpid(), "stamp": processes.stamp(os.getpid()), "host": os.uname().nodename}
         labels = self.about.get("labels") or {}
         told = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
         told.pop("labels", None)
         for name in self.files:
-            # Who cannot say so holds the lock all the same: a full disk, or a stranger's file of that name.
+            # A holder without a record still holds the lock: a full disk, or a stranger's file of the same name.
             with contextlib.suppress(OSError):
                 _write(self.folder, name, {**told, "name": name, "label": labels.get(name) or _label(name)})
 
     def touch(self) -> None:
-        """Make the files look used: cleaners of /tmp remove what has been left alone for ten days."""
+        """Update the files' times: cleaners of /tmp remove files that are unused for ten days."""
         for name, lock in self.files.items():
             with contextlib.suppress(OSError):
                 os.utime(lock)
@@ -80,12 +80,12 @@ class Taken:
                 os.utime(_note(self.folder, name, os.getuid()), follow_symlinks=False)
 
     def hand_over(self) -> None:
-        """Close this process's descriptors, unlocking nothing: a forked child holds the locks from here on."""
+        """Close this process's descriptors without unlocking: a forked child now holds the locks."""
         while self.files:
             os.close(self.files.popitem()[1])
 
     def release(self) -> None:
-        """Free the locks, also where a child still has the descriptors."""
+        """Free the locks, even if a child still has the descriptors."""
         for name, lock in self.files.items():
             with contextlib.suppress(OSError):
                 _note(self.folder, name, os.getuid()).unlink()
@@ -95,10 +95,10 @@ class Taken:
 
 
 def folder(wanted: str | None = None, *, make: bool = True) -> Path:
-    """Return the folder of the locks, which is the same for all users of this machine; make it where it is missing.
+    """Return the folder of the locks, the same for all users of this machine; create a missing folder.
 
-    Of the usual places the first counts whose parent all users may write to, whoever asks: root, who may write
-    anywhere, must not choose another one than a user who came before. Raises Unusable.
+    The first usual place whose parent is writable for all users counts, for every caller: root can write anywhere, but
+    must choose the same place as an earlier user. Raises Unusable.
     """
     if wanted is not None:
         place = Path(wanted).expanduser()
@@ -112,27 +112,26 @@ def folder(wanted: str | None = None, *, make: bool = True) -> Path:
 
 
 def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> Taken:
-    """Lock all the names, or none; wait for nobody.
+    """Lock all the names, or no name; never wait.
 
-    `about` is what others are told: `job`, `user` (default: this process's own), and whatever else; `labels` maps names
-    to words for people, as "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first that is held, and Unusable.
+    `about` describes the holder: `job`, `user` (default: this process's user), and further fields; `labels` maps names
+    to words for people, as "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first held lock, and Unusable.
     """
     taken = Taken(folder, {"since_s": time.time(), **about})
     try:
         for name in sorted(set(names)):
             taken.files[name] = _lock(folder, name, (about.get("labels") or {}).get(name))
     except BaseException:
-        taken.hand_over()  # nothing was written yet
+        taken.hand_over()  # no record was written yet
         raise
     taken.tell()
     return taken
 
 
 def holders(folder: Path) -> list[dict[str, Any]]:
-    """Return who holds which lock: `name`, `label`, `user`, `owner`, `job`, `pid`, `since_s` (unix seconds), and more.
+    """Return each lock's holder: `name`, `label`, `user`, `owner`, `job`, `pid`, `since_s` (unix seconds), and more.
 
-    `owner` is the login that the machine itself vouches for. Of a holder that has not said who it is only `name` and
-    `label` are known.
+    `owner` is the login that the machine vouches for. For a holder without a record only `name` and `label` are known.
     """
     found = []
     for path in sorted(folder.glob("*.lock")):
@@ -165,7 +164,7 @@ def _lock(folder: Path, name: str, label: str | None) -> int:
 
 
 def _open(path: Path) -> int:
-    """Return a descriptor of the lock's file, made where it is missing."""
+    """Return a descriptor of the lock's file, created if missing."""
     for _ in range(TRIES):
         # Opening first: with O_CREAT the kernel refuses another user's file in a sticky folder (fs.protected_regular).
         with contextlib.suppress(OSError):
@@ -173,11 +172,11 @@ def _open(path: Path) -> int:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
         except FileExistsError:
-            time.sleep(PAUSE_S)  # somebody is just making it
+            time.sleep(PAUSE_S)  # a different process is creating the file
         except OSError as error:
             raise Unusable(f"cannot make the lock {path}: {error.strerror}; is the folder mode 1777?") from error
         else:
-            os.fchmod(lock, 0o666)  # whatever the umask is
+            os.fchmod(lock, 0o666)  # independent of the umask
             return lock
     if path.is_symlink():
         raise Unusable(f"{path} is a link of {_owner(path)}, which no lock is: sudo rm {path}")
@@ -193,18 +192,18 @@ def _regular(path: Path, lock: int) -> int:
 
 
 def _is_still(path: Path, lock: int) -> bool:
-    """Return whether the name still means the file that was opened: a cleaner may have come between."""
+    """Return whether the name still means the opened file: a cleaner may have removed the file in between."""
     with contextlib.suppress(OSError):
         return os.path.samestat(path.lstat(), os.fstat(lock))
     return False
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether the lock could be taken. A shared lock, so that two who look do not see each other."""
+    """Return whether the lock could be taken. The probe takes a shared lock, so concurrent probes do not conflict."""
     try:
         lock = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
-        return True  # gone, or no lock
+        return True  # removed, or not a lock
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -215,7 +214,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _holder(folder: Path, name: str) -> dict[str, Any] | None:
-    """Return what the living process that holds the lock has written, None where there is none such."""
+    """Return the record of the living process that holds the lock, None without a valid record."""
     told = [note for path in folder.glob(f"{name}.*.json") if (note := _read(path)) is not None]
     here = [note for note in told if processes.alive(note["pid"], note.get("stamp"))]
     if not here:
@@ -226,7 +225,7 @@ def _holder(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _lock_pids(path: Path) -> set[int]:
-    """Return the pids that /proc/locks names for the file; a line is `1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF`."""
+    """Return the pids in /proc/locks for the file; a line is `1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF`."""
     with contextlib.suppress(OSError, ValueError):
         inode = str(path.lstat().st_ino)
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -237,7 +236,7 @@ def _lock_pids(path: Path) -> set[int]:
 def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
     path = _note(folder, name, os.getuid())
     partial = folder / f".{path.name}.{os.getpid()}.tmp"
-    partial.unlink(missing_ok=True)  # of a dead process of ours that had this pid
+    partial.unlink(missing_ok=True)  # of a dead process of the same user and pid
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o644)
     try:
         with os.fdopen(file, "w") as stream:
@@ -250,7 +249,7 @@ def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """Return the note, None where it is none or is not of the user whose number it carries."""
+    """Return the record, None if invalid or if the owner differs from the user number in the name."""
     try:
         file = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
@@ -268,7 +267,7 @@ def _note(folder: Path, name: str, uid: int) -> Path:
 
 
 def _checked(place: Path, *, is_shared: bool) -> Path:
-    """Return the folder once it is there and can be trusted."""
+    """Return the folder after checking that it exists and can be trusted."""
     fault = ""
     for _ in range(TRIES):
         try:
@@ -285,12 +284,12 @@ def _checked(place: Path, *, is_shared: bool) -> Path:
             os.close(opened)
         if not fault:
             return place
-        time.sleep(PAUSE_S)  # its maker may be about to open it to all
+        time.sleep(PAUSE_S)  # the creator may be about to set the mode
     raise Unusable(fault)
 
 
 def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
-    """Return what is wrong with the folder; what is ours is mended."""
+    """Return a description of the folder's fault; fix the mode of the user's own folder."""
     found = os.fstat(opened)
     mode = stat.S_IMODE(found.st_mode)
     is_ours = found.st_uid == os.getuid()
@@ -312,7 +311,7 @@ def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
 
 
 def _is_open_to_all(parent: Path) -> bool:
-    """Return whether all users may make things there, and none remove another one's: root's own, sticky."""
+    """Return whether all users may create files, and remove only their own: root's folder, sticky."""
     with contextlib.suppress(OSError):
         found = parent.stat()
         return stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1002 == 0o1002 and found.st_uid == 0
@@ -332,7 +331,7 @@ def _who(holder: dict[str, Any] | None) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Return the time in the unit that fits: 50 s, 12 min, 2 h, 3 d."""
+    """Return the time in the fitting unit: 50 s, 12 min, 2 h, 3 d."""
     for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit_s:
             return f"{seconds // unit_s:.0f} {unit}"

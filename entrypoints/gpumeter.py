@@ -22,8 +22,8 @@ from cloudtrain.entrypoints.host import gpus
 
 __all__ = ["EVENT_S", "Figures", "Meter", "figures_of", "lines", "write"]
 
-EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
-MOST_FAILED = 3  # measurements in a row; then the thread ends
+EVERY_S, EVENT_S = 15.0, 60.0  # between measurements, and between event lines
+MOST_FAILED = 3  # consecutive measurements; then the thread ends
 RANKS_A_LINE = 64  # 64 lists of at most 40 characters stay below a line's 4096 bytes
 
 _FIELDS = ("index", "uuid", "utilization.gpu", "memory.used", "memory.total", "power.draw")
@@ -44,7 +44,7 @@ class Meter:
         self.thread.start()
 
     def finish(self) -> None:
-        """Measure no more. A measurement that hangs is left to itself."""
+        """Stop measuring; abandon a measurement that hangs."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -68,7 +68,7 @@ def figures_of(rows: Sequence[Sequence[str]], visible: str | None, ranks: int) -
 
 
 def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
-    """Yield the event lines for the ranks' figures, with as many ranks in each as fit."""
+    """Yield the event lines for the ranks' figures, with at most RANKS_A_LINE ranks in each line."""
     for begin in range(0, len(told), RANKS_A_LINE):
         some = told[begin : begin + RANKS_A_LINE]
         busy = (f"rank {rank} {'?' if each[0] is None else f'{each[0]:.0f}'} %" for rank, each in some)
@@ -76,8 +76,8 @@ def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
 
 
 def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
-    """Append the event lines to an existing log; return whether. A line that the rank has begun is ended before."""
-    # Without O_CREAT: in a container the rank may be another user, who makes the file.
+    """Append the event lines to an existing log, after the end of a partial line; return whether written."""
+    # Without O_CREAT: in a container the rank may run as a different user, who creates the file.
     with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""What a rank printed last, before what ended it: the cause often stands there, and not in the exception."""
+"""The last lines that a rank printed before its end: the cause often stands in these lines, not in the exception."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _READ_BYTES = 32_768  # a progress bar rewrites one line hundreds of times
 
 
 def of_rank(rank: int) -> list[str]:
-    """Return the last lines of that rank's log on this node, as people read them; none where there is no log."""
+    """Return the last lines of the rank's log on this node, as people read them; an empty list without a log."""
     folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
     if not folder:
         return []
@@ -29,7 +29,7 @@ def of_rank(rank: int) -> list[str]:
 
 
 def of_text(text: str, most: int = MOST) -> list[str]:
-    """Return the last lines, event tails off, progress bars in their last state, long lines cut, without empty ones."""
+    """Return the last nonempty lines, without event tails; progress bars show their last state, long lines are cut."""
     found: list[str] = []
     for line in reversed(text.split("\n")):
         shown = events.parse(line.rstrip("\r").rpartition("\r")[2])[0].rstrip()

@@ -1,8 +1,8 @@
-"""A node's end of the line between a job's agents: it decides, as node 0's, or obeys; and who decides after node 0.
+"""A node's membership in the job: the node leads or follows; and which node succeeds a lost leader.
 
-Where the machine of the node that decides is lost, the next one takes over, if most of the nodes of this generation
-reach it. The one that decided goes on only with half of them or more, so never do two halves of a torn network both.
-Of two nodes the second therefore never takes over: it cannot tell a lost machine from a cut cable.
+If the leader's machine is lost, the next node takes over, if most nodes of this generation reach that node. The old
+leader continues only with at least half of the nodes, so the two halves of a split network never both continue. With
+two nodes the second therefore never takes over: it cannot distinguish a lost machine from a cut cable.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rule
 __all__ = ["Cut", "Line"]
 
 JOIN_TIMEOUT_S = 120.0
-WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until it is said who is missing at the start, and then again
-MOST_HEIRS = 3  # that are tried one after the other: then this node has waited long enough
-HEIR_SHARE = 0.5  # of the silence that makes a node lost: for one that takes over to be heard, and to hear the others
+WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # delay of the first, and interval of the later, messages about missing nodes
+MOST_HEIRS = 3  # number of successors tried in sequence before this node gives up
+HEIR_SHARE = 0.5  # of the silence that makes a node lost: time for a successor to contact the other nodes
 
 
 class Cut(Exception):
-    """This node is cut off from the others, who may go on: it ends for itself. The words say from whom."""
+    """This node lost contact with nodes that may continue: the node ends. The message names the lost nodes."""
 
 
 class Line:
-    """The line, from the agent's start to its end."""
+    """The membership, from the agent's start to its end."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Line:
         fresh_port: Callable[[], int],
         door: socket.socket | None = None,
     ) -> None:
-        """`server` listens where the node decides; `door` does where it may take over."""
+        """`server` listens if the node leads; `door` listens if the node may take over."""
         self.node: int = spec["node"]
-        self.head_address: str = spec["head"][0]  # of the node that decides
-        # Of the nodes that take part: number, address, ports of the line and of copies.
+        self.head_address: str = spec["head"][0]  # of the leader
+        # Members: number, address, ports of the connection and of copies.
         self.places: tuple[tuple[int, str, int, int], ...] = ()
         self._spec = spec
         self._fresh_port = fresh_port
-        self.zero_s = time.monotonic()  # of the clock that counts how long the node is taken
+        self.zero_s = time.monotonic()  # start of the clock for the time that the node is held
         self._silence_s: float = spec.get("silence_s", peers.SILENCE_S)
         self._join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
         self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
@@ -60,11 +60,11 @@ class Line:
             self._member = peers.Member(tuple(spec["head"]), spec["token"], *patience_s)
         self._decider = 0
         self._lost_heads: set[int] = set()
-        self._last = Desired()  # what was to be, when a node that decided was lost
-        self._took_over_s: float | None = None  # until the first decision of a node that took over
+        self._last = Desired()  # the desired state when a leader was lost
+        self._took_over_s: float | None = None  # until the first decision of a successor
         self._tell_missing_s = WAITING_S
-        self._gone_s: dict[int, float] = {}  # nodes that the job goes on without: when they were given up
-        self._left_out_s: dict[int, float] = {}  # nodes of which the newest generation has none: since when
+        self._gone_s: dict[int, float] = {}  # nodes that the job continues without: when each was given up
+        self._left_out_s: dict[int, float] = {}  # nodes outside the newest generation: since when
         self._may_succeed = bool(spec.get("succeeds"))
         self._door = door
         self._turned_s = time.monotonic()
@@ -73,16 +73,16 @@ class Line:
 
     @property
     def port(self) -> int:
-        """Where the others find this node, should it take over; 0 where it never does."""
+        """The port for followers if this node takes over; 0 if this node never takes over."""
         return int(self._door.getsockname()[1]) if self._door else 0
 
     @property
     def reports(self) -> dict[int, Report]:
-        """The other nodes' newest reports, on the node that decides; empty on the others."""
+        """The newest reports of the other nodes, on the leader; empty on followers."""
         return dict(self._head.reports) if self._head is not None else {}
 
     def before(self) -> tuple[str, int] | None:
-        """Return the address and the port of copies of the node that decides, where this node is to follow it."""
+        """Return the leader's address and port of copies, if this node is the first successor."""
         heirs = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
         source = next((place for place in self.places if place[0] == self._decider), None)
         return (source[1], source[3]) if source and heirs[:1] == [self.node] else None
@@ -92,17 +92,17 @@ class Line:
         return time.monotonic() - self.zero_s
 
     def held_s(self) -> float:
-        """Return how long each of the job's nodes was taken, in the mean, by a clock that nobody can set."""
+        """Return how long the job's nodes were held, on average, by the monotonic clock."""
         nodes, now_s = self._spec["spec"]["nodes"], self.now_s()
         held_s: float = sum(self._gone_s.get(node, now_s) for node in range(nodes)) / nodes
         return held_s
 
     def gone_s(self) -> dict[str, float]:
-        """Return the nodes that the job went on without, and how long each was taken."""
+        """Return the nodes that the job continued without, and how long each was held."""
         return {str(node): self._gone_s[node] for node in sorted(self._gone_s)}
 
     def exchange(self, report: Report) -> Desired:
-        """Say how this node is; return what should be. Raises Cut."""
+        """Report this node's state; return the desired state. Raises Cut."""
         self._catch_up()
         if self._member is not None:
             self._member.tell(report)
@@ -120,7 +120,7 @@ class Line:
         return found
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what arrives within the time."""
+        """Read the messages that arrive within the time."""
         self._end().listen(timeout_s)
 
     def _end(self) -> peers.Head | peers.Member:
@@ -129,23 +129,23 @@ class Line:
         return end
 
     def _catch_up(self) -> None:
-        """After a pause of our own, as for a disk, hear what was said meanwhile before anybody is judged silent."""
+        """After a pause of this process, as for a disk, read pending messages before nodes count as silent."""
         stalled_s, self._turned_s = time.monotonic() - self._turned_s, time.monotonic()
         if stalled_s > peers.STALLED_S:
             self.listen(0)
             self._end().excuse()
 
     def _beat(self) -> None:
-        """Let the others hear this node while its agent is busy, as with a disk or with what does not die."""
+        """Send heartbeats while the agent is busy, for example with a disk or a process that does not die."""
         while self._is_open:
             time.sleep(peers.BEAT_S)
             busy_s = time.monotonic() - self._turned_s
             if peers.BEAT_S < busy_s < peers.MAX_STALL_S and self._is_open:
-                with contextlib.suppress(AssertionError):  # one end goes, the other comes
+                with contextlib.suppress(AssertionError):  # the two ends are being exchanged
                     self._end().beat()
 
     def close(self) -> None:
-        """Close it, after the others have read what was last said."""
+        """Close the connections, after the followers have read the last message."""
         self._is_open = False
         if self._head is not None:
             self._head.close()
@@ -162,7 +162,7 @@ class Line:
                 head.tell(coordinator.desired)
                 return coordinator.desired
             lost |= absent
-            # The one that is lost may have begun a generation that not all have heard of.
+            # The lost leader may have begun a generation that only some nodes know.
             newest = max(each.generation for each in reports.values())
             coordinator.desired = replace(coordinator.desired, generation=max(newest, coordinator.desired.generation))
             if 2 * len(nodes - lost) <= len(nodes):
@@ -182,9 +182,9 @@ class Line:
         return desired
 
     def _alone(self, member: peers.Member, report: Report) -> Desired | None:
-        """Return the end of a node that has never heard node 0 and was asked to stop, or whose time is over.
+        """Return the end for a node that never heard node 0, if the node was asked to stop or its time is over.
 
-        Such a node has nothing to save. An open connection gets a moment: node 0's answer may be on its way.
+        The node has nothing to save. An open connection gets a moment: node 0's answer may be on its way.
         """
         if member.desired is not None or self._lost_heads:
             return None
@@ -196,7 +196,7 @@ class Line:
         return replace(desired, verdict={**desired.verdict, "fenced": True})
 
     def _without_head(self, report: Report) -> Desired:
-        """Return what should be where nobody decides: that the ranks end, while the next node is looked for."""
+        """Return the desired state without a leader: the ranks end, while the node looks for the successor."""
         assert self._member is not None
         last = self._member.desired or self._last
         silent_s = self._member.silent_s()
@@ -232,7 +232,7 @@ class Line:
         self._gone_s |= {node: self._left_out_s[node] for node in coordinator.gone & self._left_out_s.keys()}
 
     def _known(self, reports: dict[int, Report]) -> tuple[tuple[int, str, int, int], ...]:
-        """Return where everybody is, for the copies and for who takes over."""
+        """Return the addresses of all nodes, for the copies and for a successor."""
         known = {place[0]: place for place in self._last.places}
         known |= {node: (node, each.address, *each.ports) for node, each in reports.items() if each.address}
         return tuple(known[node] for node in sorted(known))
@@ -242,7 +242,7 @@ class Line:
 
 
 def _rules(spec: dict[str, Any], join_timeout_s: float) -> Rules:
-    # The trainer saves before its deadline by itself; the signal at the soft one is for scripts.
+    # The trainer saves before the deadline without a signal; the signal at the soft deadline is for scripts.
     return Rules(
         nodes=spec["spec"]["nodes"],
         max_restarts=spec["max_restarts"],

@@ -1,7 +1,7 @@
-"""When each line of a log file was written, told beside the file instead of inside it.
+"""The times of a log file's lines, kept in a second file beside the log.
 
-Ranks write their logs straight into files: no pump to stall or to lose lines. The agent looks at the sizes ten times
-a second and notes `size time` where one has grown: the bytes before `size` were there at `time` (unix seconds).
+Ranks write their logs straight into files: no relay can stall or lose lines. The agent polls the sizes ten times a
+second and writes `size time` after growth: the bytes before `size` were present at `time` (unix seconds).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TimeIndex:
         self._sizes: dict[Path, int] = {}
 
     def note(self, now_s: float) -> None:
-        """Note the growth of every log in the folder."""
+        """Record the growth of every log in the folder."""
         for log in self.folder.glob("*.log"):
-            # Where the job has just removed it, or the disk is full, a time is lost; the supervisor must not be.
+            # If the job has just removed the log, or the disk is full, only a time is lost; the supervisor continues.
             with contextlib.suppress(OSError):
                 size = log.stat().st_size
                 if size != self._sizes.get(log, 0):
@@ -39,10 +39,10 @@ class TimeIndex:
 
 
 def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
-    """Return the notes that tell of the log's bytes from `begin` to `end`: (size, unix seconds), both rising.
+    """Return the notes for the log's bytes from `begin` to `end`: (size, unix seconds), both rising.
 
-    A byte was first seen at the time of the first note with a larger size; of the newest bytes there may be none yet.
-    Only the part of the index that tells of them is read, by bisection: a day's is some 20 MB.
+    A byte was first seen at the time of the first note with a larger size; the newest bytes may have no note yet. Only
+    the relevant part of the index is read, by bisection: a day's index is some 20 MB.
     """
     try:
         with log.with_suffix(SUFFIX).open("rb") as index:
@@ -52,7 +52,7 @@ def between(log: Path, begin: int, end: int) -> list[tuple[int, float]]:
 
 
 def before(log: Path, since_s: float) -> int:
-    """Return how many of the log's bytes were there before that time, as far as the notes tell; never more."""
+    """Return how many bytes of the log existed before `since_s`, according to the notes; never too many."""
     try:
         with log.with_suffix(SUFFIX).open("rb") as index:
             size, low, high = 0, 0, index.seek(0, os.SEEK_END)
@@ -104,7 +104,7 @@ def _columns(notes: bytes) -> tuple[list[int], list[float]]:
 
 
 def _note(line: bytes) -> tuple[int, float] | None:
-    """Return what a line says, None of one that is not written to its end."""
+    """Return the note in a line, None for an incomplete line."""
     if not line.endswith(b"\n"):
         return None
     size, _, time_s = line.partition(b" ")

@@ -1,4 +1,4 @@
-"""Who is this node: its index, how many there are, where the head is. One function a platform."""
+"""The identity of a node: index, number of nodes, address of the head. One function per platform."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 
 __all__ = ["HEAD_PORT", "MISLEADING", "Node", "address_of", "identify", "interface_of", "resolve"]
 
-# Set by platforms and outer launchers; to torchrun's workers and to torchrun itself (PET_*) they would be lies:
-# on Vertex and Azure ML, RANK and WORLD_SIZE count nodes, not processes.
+# Set by platforms and outer launchers, and wrong for torchrun's workers and torchrun itself (PET_*): on Vertex and
+# Azure ML, RANK and WORLD_SIZE count nodes, not processes.
 MISLEADING = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 )
 MISLEADING_PREFIXES = ("PET_", "TORCHELASTIC_")
 
-HEAD_PORT = 7777  # of node 0's agent on a managed platform, where nobody else hands one out
-ELSEWHERE = "192.0.2.1"  # TEST-NET-1 of RFC 5737: whatever leads there leads out of this machine
+HEAD_PORT = 7777  # of node 0's agent on a managed platform, if the platform gives no port
+ELSEWHERE = "192.0.2.1"  # TEST-NET-1 of RFC 5737: a route to the address leads out of the machine
 OWN_NAME_S = 60.0  # until a container's own name resolves
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -32,9 +32,9 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 @dataclass(frozen=True)
 class Node:
-    """This node among `count`: `rank` is its index, `head` the name or address of node 0, `evidence` what said so.
+    """A node among `count`: `rank` is the node's index, `head` node 0's name or address, `evidence` the source.
 
-    `port` is where the head's rendezvous listens; `address` this node's own, on the network that reaches the head.
+    `port` is the port of the head's rendezvous; `address` the node's address, on the network that reaches the head.
     """
 
     platform: str
@@ -47,9 +47,9 @@ class Node:
 
 
 def identify(environ: Mapping[str, str]) -> Node:
-    """Return the node that the environment describes; a machine that nobody told anything is a job of one node.
+    """Return the node that the environment describes; without a platform's variables, a job of one node.
 
-    Raises ValueError where a platform's variables contradict themselves.
+    Raises ValueError if a platform's variables contradict each other.
     """
     for detect in _PLATFORMS:
         node = detect(environ)
@@ -61,7 +61,7 @@ def identify(environ: Mapping[str, str]) -> Node:
 
 
 def resolve(name: str, patience_s: float) -> str:
-    """Return the IPv4 address of `name`, waiting for it to appear: cluster DNS is often half a minute late.
+    """Return the IPv4 address of `name`, waiting for the name: cluster DNS is often half a minute late.
 
     Raises TimeoutError with the last answer of the resolver.
     """
@@ -80,14 +80,14 @@ def resolve(name: str, patience_s: float) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has the address, None where it cannot be told (Linux)."""
+    """Return the name of the interface with the address, or None (Linux)."""
     if address.startswith("127."):
         return "lo" if sys.platform == "linux" else "lo0"
     return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
 
 
 def address_of(interface: str) -> str | None:
-    """Return the interface's IPv4 address, None where it has none (Linux)."""
+    """Return the interface's IPv4 address, or None (Linux)."""
     import fcntl
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -97,7 +97,7 @@ def address_of(interface: str) -> str | None:
 
 
 def _from_agent(environ: Mapping[str, str]) -> Node | None:
-    """Our own agent says everything (local, ssh)."""
+    """Return the node that cloudtrain's agent describes completely (local, ssh)."""
     if "CLOUDTRAIN_HEAD" not in environ:
         return None
     head, _, port = environ["CLOUDTRAIN_HEAD"].rpartition(":")
@@ -106,7 +106,7 @@ def _from_agent(environ: Mapping[str, str]) -> Node | None:
 
 
 def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
-    """SageMaker writes a file: this host's name, and all of them. Its order is not to be relied on; the numbers are."""
+    """SageMaker writes a file with this host's name and all hosts; only the numbers in the names are reliable."""
     path = Path(environ.get("CLOUDTRAIN_PLATFORM_ROOT", "/opt/ml"), "input/config/resourceconfig.json")
     if not path.exists():
         return None
@@ -115,13 +115,13 @@ def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
     hosts = sorted(config["hosts"], key=lambda host: [int(part) for part in re.findall(r"\d+", host)])
     address = resolve(name, OWN_NAME_S)
     interface = config.get("network_interface_name", "")
-    if address.startswith("127.") and interface not in ("", "lo"):  # an own name that only this machine knows
+    if address.startswith("127.") and interface not in ("", "lo"):  # a host name that only the machine itself knows
         address = address_of(interface) or address
     return Node("SageMaker", hosts.index(name), len(hosts), hosts[0], HEAD_PORT, address, f"{path}: {name}")
 
 
 def _from_azureml(environ: Mapping[str, str]) -> Node | None:
-    """Azure ML sets torch's variables, which with one process a node count nodes. CLOUDTRAIN_NODES is our own count."""
+    """Azure ML sets torch's variables, with one process per node: node counts. The launcher sets CLOUDTRAIN_NODES."""
     if "AZUREML_RUN_ID" not in environ:
         return None
     told = environ.get("NODE_RANK", environ.get("AZUREML_CR_NODE_RANK", ""))
@@ -132,16 +132,16 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
     if ":" in head:
         raise ValueError(f"MASTER_ADDR {head} is no name and no IPv4 address, which torchrun's nodes would need here")
     found = resolve(head, OWN_NAME_S)
-    if rank == 0 and count > 1 and found.startswith("127.0."):  # an own name that only this machine knows
+    if rank == 0 and count > 1 and found.startswith("127.0."):  # a host name that only the machine itself knows
         found = _towards(ELSEWHERE)
     address = found if rank == 0 else _towards(found)
     return Node("Azure ML", rank, count, head, HEAD_PORT, address, f"NODE_RANK {rank}, MASTER_ADDR {head}")
 
 
 def _from_vertex(environ: Mapping[str, str]) -> Node | None:
-    """Vertex AI names all replicas in CLUSTER_SPEC; pool 0 is the head, pool 1 the others, what is beyond no rank.
+    """Vertex AI names all replicas in CLUSTER_SPEC: pool 0 is the head, pool 1 the followers; others have no rank.
 
-    The port is the one that it announces for every replica. Of a single replica it may say nothing at all.
+    The port is the port that Vertex AI announces for every replica. A single replica may have no CLUSTER_SPEC.
     """
     if "CLOUD_ML_JOB_ID" not in environ and "CLUSTER_SPEC" not in environ:
         return None
@@ -164,16 +164,16 @@ def _from_vertex(environ: Mapping[str, str]) -> Node | None:
 
 
 def _own_address(name: str) -> str:
-    """Return this machine's address by its own name in the cluster, else the one that leads out of it."""
+    """Return the machine's address by its name in the cluster, else the address of the outgoing route."""
     with contextlib.suppress(TimeoutError):
         found = resolve(name, OWN_NAME_S)
-        if not found.startswith("127.0."):  # an own name that only this machine knows
+        if not found.startswith("127.0."):  # a host name that only the machine itself knows
             return found
     return _towards(ELSEWHERE)
 
 
 def _towards(address: str) -> str:
-    """Return this machine's own address on the network by which the other one is reached; nothing is sent."""
+    """Return the machine's address on the network that reaches the given address; send no data."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""What an agent's folder tells whoever asks, and what is left there for it: the same on this machine and over ssh."""
+"""Reads an agent's folder, and leaves requests in the folder: the same functions run locally and over ssh."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from cloudtrain.entrypoints.places import EXIT, STATE, STOP, TELL_S, has_checkpo
 
 __all__ = ["agent_pid", "ask_to_stop", "end", "look", "sweep"]
 
-OBEY_S = 15.0  # an agent's own end may take 12 s where processes do not die
+OBEY_S = 15.0  # an agent's end may take 12 s if processes do not die
 
 
 def look(root: Path, checkpoints: Path) -> dict[str, Any]:
-    """Return how the node is, as JSON; what a killed agent has left running is killed.
+    """Return the node's state, as JSON; kill the processes that a killed agent left running.
 
-    `state` and `exit` are what the agent has written, None where it has not; `alive` whether it runs; `asked` the
-    reason to stop that was left for it; `ended_ago_s` seconds since its end. Of an agent that is gone without a word,
-    `saved`: whether there is something to go on from; `last_s`: when the job last wrote a line, in unix seconds, not
-    the moment somebody asks; `rebooted`: whether the machine has been started since. `elsewhere`: the agent is another
-    machine's, in whose place this one answers, or whose disk it shares; then nothing is told of it. `held_s`: how long
-    an agent without an exit has had the node, by a clock that nobody can set.
+    `state` and `exit` are the agent's files, None if missing; `alive`: whether the agent runs; `asked`: the reason of a
+    stop request; `ended_ago_s`: seconds since the end. For an agent that died without an exit file, `saved`: whether a
+    checkpoint exists; `last_s`: when the job last wrote a line, in unix seconds, independent of the time of the call;
+    `rebooted`: whether the machine was restarted since. `elsewhere`: the agent runs on a different machine, which this
+    machine replaces or shares a disk with; then the other fields stay empty. `held_s`: how long an agent without an
+    exit file has held the node, by the monotonic clock.
     """
     state = durable.read_json(root / STATE)
     if _is_elsewhere(state):
         return {"state": state, "exit": None, "alive": False, "asked": None, "elsewhere": True}
-    # Who lives, before what they wrote: an agent that ends in between has written its exit by then.
+    # Check for life before reading the files: an agent that ends in between has written its exit file by then.
     is_alive = state is not None and processes.alive(state["pid"], state["stamp"])
     ended = durable.read_json(root / EXIT)
     asked = durable.read_json(root / STOP)
@@ -41,24 +41,24 @@ def look(root: Path, checkpoints: Path) -> dict[str, Any]:
         return {**told, "ended_ago_s": time.time() - ended["ended_s"]}
     if state is None:
         return told
-    if is_alive:  # one clock for all processes, from the machine's start on
+    if is_alive:  # one monotonic clock for all processes since the machine's start
         return {**told, **({"held_s": time.monotonic() - state["zero_s"]} if "zero_s" in state else {})}
-    sweep(root)  # what its ranks had started may still be there
+    sweep(root)  # processes of the ranks may still run
     lost = {"saved": has_checkpoint(checkpoints), "last_s": _last_sign_s(root, state["started_s"])}
-    if "held_s" in state:  # as last written, and up to the last line since
+    if "held_s" in state:  # as last written, extended to the last line since
         signs_s = lost["last_s"] - state["started_s"]
         lost["held_s"] = min(max(signs_s, state["held_s"]), state["held_s"] + TELL_S)
     return {**told, **lost, "rebooted": not processes.is_of_this_boot(state["stamp"])}
 
 
 def ask_to_stop(root: Path, reason: str) -> None:
-    """Leave the agent the word: `user` saves first, `now` does not."""
+    """Leave a stop request for the agent: `user` saves first, `now` does not."""
     with contextlib.suppress(FileNotFoundError):
         durable.write_json(root / STOP, {"reason": reason})
 
 
 def end(roots: list[Path]) -> None:
-    """See that nothing of these nodes is left: kill agents that do not obey, and what they leave behind."""
+    """End all processes of these nodes: kill agents that do not obey, and the processes left behind."""
     until_s = time.monotonic() + OBEY_S
     while any(map(agent_pid, roots)) and time.monotonic() < until_s:
         time.sleep(0.05)
@@ -69,13 +69,13 @@ def end(roots: list[Path]) -> None:
 
 
 def agent_pid(root: Path) -> int | None:
-    """Return the pid of the agent, None where it is gone."""
+    """Return the pid of the agent, None after its end."""
     state = durable.read_json(root / STATE)
     return state["pid"] if state and processes.alive(state["pid"], state["stamp"]) else None
 
 
 def sweep(root: Path) -> None:
-    """Kill what an agent that was killed itself has left: found by the log folder in its environment."""
+    """Kill the processes of a killed agent, identified by the log folder in their environment."""
     if fault := dockerrun.sweep(root):
         print(fault, file=sys.stderr)
     for pid in processes.with_environment(CLOUDTRAIN_LOG_DIR=str(root / "log")):
@@ -83,7 +83,7 @@ def sweep(root: Path) -> None:
 
 
 def _is_elsewhere(state: dict[str, Any] | None) -> bool:
-    """Return whether another machine's agent has written it; a name may change, but not since this machine's start."""
+    """Return whether a different machine's agent wrote the state; names may change, but only at a restart."""
     if state is None or state.get("machine") in (None, os.uname().nodename):
         return False
     return not processes.is_of_this_boot(state["stamp"])

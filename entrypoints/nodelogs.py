@@ -1,7 +1,7 @@
-"""Lines out of an agent's log files, by byte offset: a stream taken up again repeats nothing and loses nothing.
+"""Lines from an agent's log files, by byte offset: a resumed stream repeats and loses no line.
 
-A page of a long log is a piece of each file, and all pieces end at about the same time: a rank that says much does not
-run behind the others, and what is read page by page is in order as a whole.
+A page of a long log has a piece of each file, and all pieces end at about the same time: a rank with many lines does
+not fall behind the other ranks, and pages read in sequence are in order as a whole.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from cloudtrain.entrypoints.places import EXIT, STATE
 
 __all__ = ["FILE_BYTES", "PAGE_BYTES", "Chunk", "near_end", "read"]
 
-PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # of all files together, and of each at least
-LINE_BYTES = 1 << 20  # a longer line comes in pieces
+PAGE_BYTES, FILE_BYTES = 4 << 20, 1 << 16  # for all files together, and at least for each file
+LINE_BYTES = 1 << 20  # a longer line is split
 BOOT = "boot.log"
 BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A file's next whole lines. `times` are the notes of when they were written (logtimes.between).
+    """A file's next whole lines. `times` are the notes of their write times (logtimes.between).
 
-    The last line is without its newline where there is none to come, or not for long; it may end with a carriage
-    return, where a progress bar goes on. `has_more`: the page has no room for what follows, so other files' lines that
-    are younger than this piece's last one are not yet their turn.
+    The last line lacks its newline if none will come, or not soon; the line may end with a carriage return, from an
+    active progress bar. `has_more`: the page has no room for the following lines, so younger lines of other files than
+    this piece's last line must wait.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Chunk:
 
     @property
     def rank(self) -> int | None:
-        """Whose lines they are, None of the node's own."""
+        """The rank of the lines, None for the node's own lines."""
         return _rank(self.name)
 
     @property
     def until_s(self) -> float | None:
-        """When its last line was written, None where that is not noted."""
+        """When the last line was written, None without a note."""
         last = self.offset + len(self.data) - 1
         return max(map(itemgetter(1), self.times)) if _is_noted(self.times, last) else None
 
@@ -55,9 +55,9 @@ class Chunk:
 def read(
     root: Path, offsets: Mapping[str, int], ranks: Collection[int] | None = None, page_bytes: int = PAGE_BYTES
 ) -> list[Chunk]:
-    """Return what stands behind the offsets in the node's log files, at most a page of all, none without news.
+    """Return the lines after the offsets in the node's log files, at most a page in all, an empty list without news.
 
-    With `ranks`, only theirs. A last line without newline is held back until the node has ended, or its agent is gone.
+    With `ranks`, only theirs. A last line without newline is held back until the node has ended or its agent is gone.
     """
     state = durable.read_json(root / STATE)
     has_ended = (root / EXIT).exists() or (state is not None and not processes.alive(state["pid"], state["stamp"]))
@@ -75,12 +75,12 @@ def read(
 def near_end(
     root: Path, ranks: Collection[int] | None = None, *, lines: int | None = None, since_s: float | None = None
 ) -> dict[str, int]:
-    """Return offsets behind which each file's last `lines` lines are, or all that were written since then."""
+    """Return the offset in each file of the last `lines` lines, or of all lines written since `since_s`."""
     found = {}
     for path in _files(root / "log", ranks):
         size = path.stat().st_size
         at = 0 if since_s is None else _back(path, logtimes.before(path, since_s), 1)
-        # One more than asked for: the last may not be whole yet.
+        # One line more than requested: the last may be incomplete.
         found[path.name] = at if lines is None else max(at, _last_lines(path, size, lines + 1))
     return found
 
@@ -107,7 +107,7 @@ def _chunk(path: Path, offset: int, size: int, limit: int, *, has_ended: bool) -
     end = data.rfind(b"\n") + 1
     if has_ended and not has_more:
         end = len(data)
-    elif b"\r" in data[end:]:  # a progress bar that runs: its last state may not be whole yet
+    elif b"\r" in data[end:]:  # an active progress bar: its last state may be incomplete
         end = data.rfind(b"\r") + 1
     elif not end and len(data) >= LINE_BYTES:
         end = len(data)
@@ -122,7 +122,7 @@ def _piece(path: Path, offset: int, length: int) -> bytes:
 
 
 def _cut(chunk: Chunk, until_s: float) -> Chunk:
-    """Return the piece of the chunk that was written until then; of the one that sets that time it is all."""
+    """Return the part of the chunk written until then; the whole chunk if the chunk sets the time."""
     count = bisect_right(list(accumulate(map(itemgetter(1), chunk.times), max)), until_s)
     if count == len(chunk.times) and _is_noted(chunk.times, chunk.offset + len(chunk.data) - 1):
         return chunk
@@ -136,7 +136,7 @@ def _is_noted(times: tuple[tuple[int, float], ...], last: int) -> bool:
 
 
 def _last_lines(path: Path, size: int, count: int) -> int:
-    """Return where the last `count` lines begin; one without its newline is a line."""
+    """Return the offset of the last `count` lines; an unfinished line counts."""
     if size == 0:
         return 0
     with path.open("rb") as file:
@@ -146,7 +146,7 @@ def _last_lines(path: Path, size: int, count: int) -> int:
 
 
 def _back(path: Path, offset: int, count: int) -> int:
-    """Return where the line begins that is `count` newlines before the offset."""
+    """Return the start of the line that is `count` newlines before the offset."""
     with path.open("rb") as file:
         while offset > 0:
             begin = max(0, offset - BLOCK)

@@ -1,9 +1,9 @@
-"""The line between a job's agents: every node tells node 0 how it is, node 0 answers what should be.
+"""The connections between a job's agents: every node reports to node 0, and node 0 answers with the desired state.
 
-One TCP connection a node, JSON lines, a beat every BEAT_S even when nothing changes. Silence is a finding: node 0
-counts a node as lost, and a node that hears nothing fences itself. torchrun notices neither (a cut link: over 150 s,
-measured with torch 2.13). The token keeps strangers out; it is no encryption. A beat goes on while the agent waits for
-a disk or for processes to die, which is no silence.
+One TCP connection per node carries JSON lines, with a heartbeat every BEAT_S even without changes. Silence is a signal:
+node 0 counts a silent node as lost, and a node without messages fences itself. torchrun notices neither (a cut link:
+over 150 s, measured with torch 2.13). The token keeps strangers out; messages are not encrypted. Heartbeats continue
+while the agent waits for a disk or for processes to die.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from cloudtrain.entrypoints.coordinate import Desired, Report
 
 __all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port", "reserved"]
 
-PORTS = (20000, 27999)  # below the ephemeral range, where outgoing connections come and go
+PORTS = (20000, 27999)  # below the ephemeral range, which serves outgoing connections
 BEAT_S = 1.0
-SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importing torch
-CLOSED_S = 5.0  # a connection that was closed comes back at once, or its other end is gone
-STALLED_S = 2.0  # between two looks of ours: then what has arrived meanwhile is read before anybody is judged
-MAX_STALL_S = 60.0  # for so long others hear the beat of an agent that does nothing else
+SILENCE_S = 15.0  # several heartbeats on a machine whose cores are all busy importing torch
+CLOSED_S = 5.0  # after a closed connection, the peer reconnects within this time or is gone
+STALLED_S = 2.0  # between two polls of this process: then read pending messages before any node counts as silent
+MAX_STALL_S = 60.0  # limit for heartbeats while the agent is busy
 MAX_LINE, MAX_FIRST = 1 << 20, 1 << 16  # bytes
-STRANGERS, STRANGER_S = 64, 5.0  # connections that have not proved themselves: how many, and for how long
+STRANGERS, STRANGER_S = 64, 5.0  # connections without proof of the token: most at once, and for how long
 
 
 _T = TypeVar("_T")
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Return a listening socket on the address; on a free port where none is given."""
+    """Return a listening socket on the address; port 0 means a free port."""
     server = socket.create_server((address, port))
     server.setblocking(False)
     return server
 
 
 def on_free_port(spec: dict[str, Any], listen: Callable[[int], _T]) -> _T:
-    """Return what `listen` makes of a free port of the job's range. Raises OSError as `reserved` and `listen` do."""
+    """Return the result of `listen` with a free port of the range. Raises OSError as `reserved` and `listen` do."""
     with reserved(spec) as held:
         return listen(held.getsockname()[1])
 
 
 def reserved(spec: dict[str, Any]) -> socket.socket:
-    """Return a socket that holds a free port of the job's range on all addresses, without listening there.
+    """Return a socket that holds a free port of the job's range on all addresses, without listening.
 
-    Until the socket is closed, no other call finds that port, in whatever job. torch's store can still listen there:
-    Linux lets a socket with SO_REUSEADDR bind where all others have the option too, and do not listen. The first
-    candidate is random, so jobs of one name do not look for the same port. Raises OSError where no port is free.
+    Until the socket is closed, no other call in any job finds the same port. torch's store can still listen on the
+    port: Linux lets a socket with SO_REUSEADDR bind if all other sockets have the option too, and do not listen. The
+    first candidate is random, so jobs of one name try different ports. Raises OSError if no port is free.
     """
     lowest, highest = spec.get("ports", PORTS)
     count = highest - lowest + 1
@@ -78,11 +78,10 @@ def reserved(spec: dict[str, Any]) -> socket.socket:
 
 
 class _Wire:
-    """One connection: bytes in, JSON objects out, each with a code that only who has the token can make.
+    """One connection: bytes in, JSON objects out, each with a code that proves knowledge of the token.
 
-    Both ends begin with a number of their own, and a code is over the receiver's number, the sender's place in the line
-    and the message's count: so the token is never sent, and nothing that was heard can be said again. What has no right
-    code is never parsed.
+    Both ends begin with a random number. A code covers the receiver's number, the sender's role and the message's
+    count, so the token is never sent, and no message can be replayed. A message without the right code is never parsed.
     """
 
     def __init__(self, sock: socket.socket, token: str, *, is_head: bool) -> None:
@@ -95,12 +94,12 @@ class _Wire:
         self._ends = (b"head", b"node") if is_head else (b"node", b"head")
         self._own, self._theirs = secrets.token_hex(16).encode(), b""
         self._sent = self._heard = 0
-        self._sending = threading.Lock()  # the beat has a thread of its own
+        self._sending = threading.Lock()  # the heartbeat runs in its own thread
         self._put(self._own)
 
     @property
     def is_met(self) -> bool:
-        """Whether the other end has said its number, so that it can be told something."""
+        """Whether the other end has sent its number and can receive messages."""
         return bool(self._theirs)
 
     @property
@@ -109,7 +108,7 @@ class _Wire:
         return self._heard > 0
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Return what has arrived, None where the other end is gone, has not the token, or talks nonsense."""
+        """Return the arrived messages; None if the other end is gone, lacks the token, or sends invalid data."""
         try:
             data = self.sock.recv(1 << 16)
         except BlockingIOError:
@@ -126,7 +125,7 @@ class _Wire:
         return messages if all(isinstance(message, dict) for message in messages) else None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send it, where the other end is known by now."""
+        """Send the message, if the other end's number is known."""
         if self.is_met:
             body = json.dumps(message).encode()
             with self._sending:
@@ -153,13 +152,13 @@ class _Wire:
         try:
             self.sock.sendall(line + b"\n")
         except OSError:
-            # A full buffer, of a peer that does not read, may have taken half a line: the next read ends this wire.
+            # After half a line in the full buffer of a peer that does not read, the next read ends this connection.
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Head:
-    """Node 0's end: the last report of every other node, and the answer to all of them."""
+    """Node 0's end: the last report of every other node, and the desired state sent to all nodes."""
 
     def __init__(self, server: socket.socket, token: str, silence_s: float = SILENCE_S) -> None:
         self._token = token
@@ -174,7 +173,7 @@ class Head:
         self._sent: tuple[float, Desired | None] = (0.0, None)
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what arrives within the time; return as soon as something did."""
+        """Read the messages that arrive within the time; return after the first."""
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 self._accept(key.fileobj)
@@ -185,7 +184,7 @@ class Head:
                     self._take(key.data, message)
 
     def lost(self) -> set[int]:
-        """Return the nodes that joined and are gone: silent for too long, or closed for CLOSED_S."""
+        """Return the lost nodes: joined, then silent for too long, or disconnected for CLOSED_S."""
         now = time.monotonic()
         connected = {wire.node for wire in self._wires}
         return {
@@ -195,7 +194,7 @@ class Head:
         }
 
     def tell(self, desired: Desired) -> None:
-        """Send everyone what should be: at once when it changed, else every beat."""
+        """Send the desired state to every node: after a change at once, else at every heartbeat."""
         now = time.monotonic()
         if desired == self._sent[1] and now - self._sent[0] < BEAT_S:
             return
@@ -204,19 +203,19 @@ class Head:
             wire.send(desired.dump())
 
     def beat(self) -> None:
-        """Say again what was said last: called by the beat's own thread."""
+        """Repeat the last message; the heartbeat thread calls this method."""
         desired = self._sent[1]
         if desired is not None:
             for wire in list(self._wires):
                 wire.send(desired.dump())
 
     def excuse(self) -> None:
-        """Give everybody a moment to be heard: the silence was our own."""
+        """Give every node time to be heard: the silence came from this process."""
         least_s = time.monotonic() - self._silence_s + BEAT_S + STALLED_S
         self._heard = {node: max(heard_s, least_s) for node, heard_s in self._heard.items()}
 
     def close(self, patience_s: float = 2.0) -> None:
-        """Close every line after its other end has read what was sent: closing over unread input would reset it."""
+        """Close each connection after its peer has read everything: closing with unread input would reset it."""
         for wire in self._wires:
             with contextlib.suppress(OSError):
                 wire.sock.shutdown(socket.SHUT_WR)
@@ -226,7 +225,7 @@ class Head:
         self.release()
 
     def release(self) -> None:
-        """Close everything."""
+        """Close all connections and the server."""
         for wire in list(self._wires):
             self._drop(wire)
         self._selector.close()
@@ -251,17 +250,17 @@ class Head:
     def _take(self, wire: _Wire, message: dict[str, Any]) -> None:
         try:
             report = Report.load(message)
-        except (TypeError, ValueError):  # another version of us
+        except (TypeError, ValueError):  # a different version of cloudtrain
             return
         if wire.node is None:
             wire.node = report.node
-            self._sent = (0.0, None)  # the newcomer learns at once where things stand
+            self._sent = (0.0, None)  # a new node gets the desired state at once
         self.reports[report.node] = report
         self._heard[report.node] = time.monotonic()
 
 
 class Member:
-    """The other nodes' end: what node 0 said last, and since when it is silent."""
+    """The other nodes' end: node 0's last message, and the time since then."""
 
     def __init__(
         self,
@@ -271,10 +270,10 @@ class Member:
         join_timeout_s: float = SILENCE_S,
         refusal_s: float = math.inf,
     ) -> None:
-        """`refusal_s`: after so long a refusal of all connections node 0 is gone, though it was never heard."""
+        """`refusal_s`: refusals for this long mean that node 0 is gone, even if node 0 was never heard."""
         self.head = head
         self._refusal_s = refusal_s
-        self._refused_s: float | None = None  # since when, None where the last try ended otherwise
+        self._refused_s: float | None = None  # since when; None if the last connection attempt ended otherwise
         self._silence_s = silence_s
         self._join_timeout_s = join_timeout_s
         self._token = token
@@ -285,11 +284,11 @@ class Member:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a connection is open, whoever may answer there."""
+        """Whether a connection is open, even to an unproved peer."""
         return self._wire is not None
 
     def listen(self, timeout_s: float) -> None:
-        """Take in what arrives within the time."""
+        """Read the messages that arrive within the time."""
         if self._wire is None:
             time.sleep(timeout_s)
             return
@@ -316,7 +315,7 @@ class Member:
         return self.silent_s() > (self._silence_s if self._wire is not None else BEAT_S + CLOSED_S)
 
     def tell(self, report: Report) -> None:
-        """Send node 0 how this node is: at once when it changed, else every beat; connect, where that is needed."""
+        """Send node 0 the report: after a change at once, else at every heartbeat; connect first if needed."""
         now = time.monotonic()
         if self._wire is None and not self._connect():
             return
@@ -328,13 +327,13 @@ class Member:
             self._wire.send(asdict(report))
 
     def beat(self) -> None:
-        """Say again what was said last: called by the beat's own thread."""
+        """Repeat the last message; the heartbeat thread calls this method."""
         wire, report = self._wire, self._sent[1]
         if wire is not None and report is not None:
             wire.send(asdict(report))
 
     def excuse(self) -> None:
-        """Give node 0 a moment to be heard: the silence was our own. The time to join goes on."""
+        """Give node 0 time to be heard: the silence came from this process. The time to join continues."""
         if self.desired is None:
             return
         self._heard = max(self._heard, time.monotonic() - self._silence_s + BEAT_S + STALLED_S)

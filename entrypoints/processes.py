@@ -1,7 +1,7 @@
-"""Process trees on Linux: whose child is whose, and how to leave none behind.
+"""Process trees on Linux: parents, descendants, and how to leave no process behind.
 
-torchrun starts each worker in a session of its own, so neither a process group nor a session holds a job; only the
-tree of parents does. A subreaper keeps that tree whole when something in the middle dies.
+torchrun starts each worker in a separate session, so neither a process group nor a session contains a job; only the
+tree of parents does. A subreaper keeps the tree whole after the death of a process in the middle.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use, which may be fewer than the machine has."""
+    """Return how many processor cores this process may use, at most the machine's."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def stamp(pid: int) -> str | None:
-    """Return what tells this process from a later one of the same pid, or None where it is gone.
+    """Return a mark that tells the process from a later process of the same pid, or None after its end.
 
-    Boot id and start time: a reboot or a reused pid is never mistaken for the process. Without /proc (macOS) only
-    the pid's existence is known.
+    Boot id and start time: a reboot or a reused pid is never mistaken for the process. Without /proc (macOS) only the
+    pid's existence is known.
     """
     boot_id = _boot_id()
     if boot_id is None:
@@ -55,26 +55,26 @@ def stamp(pid: int) -> str | None:
 
 
 def alive(pid: int, known_stamp: str | None) -> bool:
-    """Return whether the very process that had this stamp still runs."""
+    """Return whether the process with the stamp still runs."""
     return known_stamp is not None and stamp(pid) == known_stamp
 
 
 def is_of_this_boot(known_stamp: str | None) -> bool:
-    """Return whether the stamp is of a process since the machine's last start, as far as can be told."""
+    """Return whether the stamp's process started since the machine's last start, as far as known."""
     boot_id = _boot_id()
     return known_stamp is None or boot_id is None or known_stamp.startswith(f"{boot_id}:")
 
 
 def become_subreaper() -> None:
-    """Have orphaned descendants become children of this process instead of init's (Linux)."""
+    """Make orphaned descendants children of this process instead of init's (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when its parent dies (Linux); survives exec."""
+    """Make the kernel send `signum` to this process when its parent dies (Linux); survives exec."""
     parent = os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:  # it died meanwhile, of which the kernel says nothing
+    if os.getppid() != parent:  # the parent died meanwhile, without a signal
         os.kill(os.getpid(), signum)
 
 
@@ -94,7 +94,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(patience_s: float = 10.0) -> list[int]:
-    """SIGKILL everything below this process until nothing is left; return what could not be killed (D state)."""
+    """SIGKILL all descendants of this process until none is left; return survivors (D state)."""
     end = time.monotonic() + patience_s
     while left := descendants(os.getpid()):
         for pid in left:
@@ -108,9 +108,9 @@ def kill_descendants(patience_s: float = 10.0) -> list[int]:
 
 
 def killed_for_memory() -> int:
-    """Return how many processes the kernel has killed on this machine, in any container, for want of memory.
+    """Return how many processes the kernel has killed on this machine, in any container, for lack of memory.
 
-    Since its start; 0 where the kernel does not tell (before Linux 4.13, macOS).
+    Counted since the machine's start; 0 if the kernel has no figure (before Linux 4.13, macOS).
     """
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
@@ -120,7 +120,7 @@ def killed_for_memory() -> int:
 
 
 def environments(name: str) -> Iterator[dict[str, str]]:
-    """Yield the environment of each of our own processes that has the variable (Linux)."""
+    """Yield the environment of each of the user's processes that has the variable (Linux)."""
     for pid in _pids():
         with contextlib.suppress(OSError):
             pairs = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
@@ -130,7 +130,7 @@ def environments(name: str) -> Iterator[dict[str, str]]:
 
 
 def with_environment(**variables: str) -> list[int]:
-    """Return the pids of our own processes whose environment holds all of these: what a dead agent left."""
+    """Return the pids of the user's processes with all given variables: the processes of a dead agent."""
     wanted = {f"{key}={value}".encode() for key, value in variables.items()}
     found = []
     for pid in _pids():
@@ -141,7 +141,7 @@ def with_environment(**variables: str) -> list[int]:
 
 
 def pid_inside(pid: int) -> int:
-    """Return the pid that the process has in its own namespace, as in a container (Linux); its pid where it is gone."""
+    """Return the pid of the process in its own namespace, as in a container (Linux); after its end `pid`."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -150,13 +150,13 @@ def pid_inside(pid: int) -> int:
 
 
 def kill(pid: int, signum: int) -> None:
-    """Send a signal; a process that is already gone is no error."""
+    """Send a signal; a process that has ended is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether the process has a handler for the signal (Linux): then it will not die of it."""
+    """Return whether the process has a handler for the signal (Linux) and therefore survives the signal."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -165,7 +165,7 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def waits_in_kernel(pid: int) -> bool:
-    """Return whether the process is in a wait that no signal ends, as for a disk or a network share that is gone."""
+    """Return whether the process is in an uninterruptible wait, as for a lost disk or network share."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "D"
 
@@ -213,6 +213,6 @@ def _exists(pid: int) -> bool:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes  # 2 ms, which the launcher need not spend: it only asks who lives
+        import ctypes  # 2 ms, which the launcher avoids: the launcher only checks for life
 
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

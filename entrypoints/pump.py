@@ -1,10 +1,10 @@
-"""Carries a node's log files to its standard output, which is all that a managed platform keeps of a container.
+"""Relays a node's log files to standard output, the only log of a container that a managed platform keeps.
 
-Ranks write into files of their own and never wait for this. Each of their lines gets its rank in front, `[3] `, because
-the platform has one stream a node; the node's own lines get nothing. Where the platform keeps no times, each line gets
-the one at which it was seen here, too: `2026-11-21T23:59:59.123Z [3] `. Where it may lose the order, or a line, and
-reads objects (Cloud Logging), each is one: `message`, `severity`, and `ct`: this container's mark `l`, the line's
-number `n`, from 1, and its time `t` in milliseconds.
+Ranks write into separate files and never wait for the relay. Each line of a rank gets the prefix `[3] `, because the
+platform has one stream per node; the node's lines get no prefix. If the platform keeps no times, each line also gets
+the time of reading: `2026-11-21T23:59:59.123Z [3] `. If the platform may lose the order, or a line, and reads objects
+(Cloud Logging), each line is an object: `message`, `severity`, and `ct`: this container's mark `l`, the line's number
+`n`, from 1, and its time `t` in milliseconds.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["Form", "Pump"]
 Form = Literal["plain", "stamped", "json"]
 
 LOOK_S = 0.1
-PIECE_BYTES = 1 << 20  # of one file at once, so that all have their turn
-GIVE_BYTES = 64 << 20  # of what has been passed on, before its room on disk is given back
-MAX_LINE_BYTES = 1 << 16  # a longer one is passed on in pieces: CloudWatch takes no event over 256 KB
+PIECE_BYTES = 1 << 20  # read at once from a file, so that all files have their turn
+GIVE_BYTES = 64 << 20  # relayed bytes before their disk space is freed
+MAX_LINE_BYTES = 1 << 16  # a longer line is split: CloudWatch takes no event over 256 KB
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 _LOG = re.compile(r"boot\.log|rank-(\d+)\.log")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b|Traceback \(most recent|Error: ")
-_LEVEL_IN = 80  # characters from the line's beginning: further on it is what the line tells about
+_LEVEL_IN = 80  # characters from the line's beginning: a later match is part of the message
 _SEVERITIES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
@@ -45,37 +45,37 @@ class Pump:
         self._out = out
         self._form = form
         self.life = secrets.token_hex(4)
-        self.count = 0  # of the lines that it has written
+        self.count = 0  # of the written lines
         self._offsets: dict[Path, int] = {}
-        self._given: dict[Path, int] = {}  # up to where the room on disk was given back
+        self._given: dict[Path, int] = {}  # up to which offset the disk space was freed
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
 
     def start(self) -> None:
-        """Begin to copy what is in the folder, and what comes."""
+        """Begin to copy the present and future lines of the folder."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Copy the rest, last lines without a newline too, and return."""
+        """Copy the rest, including last lines without a newline, and return."""
         self._is_over.set()
         self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more: the job itself must not care
+        with contextlib.suppress(OSError):  # if the reader is gone, the job must continue
             while not self._is_over.wait(LOOK_S):
                 self._copy(is_last=False)
             while self._copy(is_last=True):
                 pass
 
     def _copy(self, *, is_last: bool) -> bool:
-        """Copy a piece of every file; return whether there was any."""
+        """Copy a piece of every file; return whether a file had new lines."""
         found = False
         for path in sorted(self._folder.glob("*.log")):
             match = _LOG.fullmatch(path.name)
             if match is None:
                 continue
             lines: list[bytes] = []
-            with contextlib.suppress(OSError):  # one file that cannot be read must not silence the others
+            with contextlib.suppress(OSError):  # an unreadable file must not block the other files
                 lines, self._offsets[path] = _read(path, self._offsets.get(path, 0), is_last=is_last)
             if lines:
                 _write(self._out, self._formed(f"[{match[1]}] " if match[1] else "", lines))
@@ -86,7 +86,7 @@ class Pump:
         return found
 
     def _formed(self, rank: str, lines: list[bytes]) -> bytes:
-        """Return the lines as the platform gets them."""
+        """Return the lines in the platform's form."""
         begin, self.count = self.count + 1, self.count + len(lines)
         if self._form != "json":
             tag = f"{_now() if self._form == 'stamped' else ''}{rank}".encode()
@@ -101,7 +101,7 @@ class Pump:
 
 
 def _severity(text: str) -> str:
-    """Return the level that the line itself names: of a container's output the platform knows only INFO and ERROR."""
+    """Return the level that the line itself names: the platform knows only INFO and ERROR for a container's output."""
     level = _LEVEL.search(text, 0, _LEVEL_IN)
     if level is None:
         return "INFO"
@@ -114,7 +114,7 @@ def _now() -> str:
 
 
 def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:
-    """Return the whole lines after the offset, and where the next ones begin."""
+    """Return the whole lines after the offset, and the offset of the next line."""
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read(PIECE_BYTES)
@@ -128,9 +128,9 @@ def _read(path: Path, offset: int, *, is_last: bool) -> tuple[list[bytes], int]:
 
 
 def _give_back(path: Path, size: int) -> None:
-    """Make a hole of the file's first bytes (fallocate(2)): its length stays, and who writes to it notices nothing.
+    """Free the disk space of the file's first bytes (fallocate(2)): the length stays, and writers notice nothing.
 
-    A job that talks for days must not fill the disk with what the platform keeps. Where it cannot be, nothing happens.
+    A job that prints for days must not fill the disk with lines that the platform keeps. A failed fallocate is ignored.
     """
     with contextlib.suppress(OSError, AttributeError), path.open("r+b") as file:
         fallocate = ctypes.CDLL(None).fallocate

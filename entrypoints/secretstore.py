@@ -1,4 +1,4 @@
-"""Where a container finds its secrets: by name in the platform's own store, never in the request or a file of ours."""
+"""A container's secrets: read by name from the platform's store, never from the request or from cloudtrain's files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cloudtrain.entrypoints import googleaccess
 
 __all__ = ["SecretError", "fetch"]
 
-_BATCH = 10  # the most that SSM gives at once
+_BATCH = 10  # SSM's limit per call
 _TRIES, _PAUSE_S, _TIMEOUT_S = 5, 2.0, 30.0
 _GOOGLE = "https://secretmanager.googleapis.com"
 
 
 class SecretError(Exception):
-    """A secret cannot be had; the message says which, and what to do."""
+    """A secret cannot be read; the message says which, and what to do."""
 
 
 def fetch(where: dict[str, Any] | None) -> dict[str, str]:
-    """Return the secrets by name. `where`: the names, and the store that has them; None without secrets.
+    """Return the secrets by name. `where`: the names, and their store; None without secrets.
 
-    A `vault` is an entry of an Azure key vault, a `secret` one of Google's Secret Manager, `prefix` and `region`
+    A `vault` is an entry of an Azure key vault, a `secret` an entry of Google's Secret Manager, `prefix` and `region`
     lead into AWS's parameters. Raises SecretError.
     """
     if not where or not where["names"]:
@@ -71,7 +71,7 @@ def _from_parameters(where: dict[str, Any]) -> dict[str, str]:
 
 
 def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
-    """Return what one entry of an Azure key vault holds: a JSON object."""
+    """Return the content of one entry of an Azure key vault: a JSON object."""
     host = urlsplit(url).netloc
     try:
         token = _azure_token(f"https://{host.partition('.')[2]}", is_user=is_user)
@@ -86,7 +86,7 @@ def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
 
 
 def _from_secret_manager(name: str, endpoint: str) -> dict[str, str]:
-    """Return what a secret in Google's Secret Manager holds, in its latest version or the one named: a JSON object."""
+    """Return the content of a secret in Google's Secret Manager, latest or named version: a JSON object."""
     identity = googleaccess.of_environment()
     secret, _, version = name.partition("/versions/")
     try:
@@ -102,7 +102,7 @@ def _from_secret_manager(name: str, endpoint: str) -> dict[str, str]:
 
 
 def _azure_token(resource: str, *, is_user: bool) -> str:
-    """Return a token of the identity that the job acts as, from the address that Azure ML gives its containers.
+    """Return a token of the job's identity, from the address that Azure ML gives its containers.
 
     Source: azure-ai-ml 1.35 (on behalf of the user) and azure-identity 1.27 (managed identity).
     """
@@ -123,9 +123,9 @@ def _token_in(answer: dict[str, Any]) -> str:
 
 
 def _get(url: str, headers: dict[str, str], *, is_here: bool = False) -> dict[str, Any]:
-    """Return the JSON object at the address, asked for a few times: at a job's start much is not there yet.
+    """Return the JSON object at the address, with retries: at a job's start many services are not ready.
 
-    `is_here`: it is the machine's own, and no proxy must see what is asked.
+    `is_here`: the address is local to the machine, and the request must bypass proxies.
     """
     opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
     request = urllib.request.Request(url, headers=headers)

@@ -1,7 +1,7 @@
-"""Runs a script for SageMaker's own toolkit where its all-reduce library (SMDDP) was asked for, and only with it.
+"""Runs a script for SageMaker's toolkit with the all-reduce library SMDDP, and only with the library.
 
 The toolkit starts this file as the job's program, by mpirun, with the hyperparameters as arguments; CLOUDTRAIN_SCRIPT
-names the script in the bundle. An image without the library would train on over another backend without a word.
+names the script in the bundle. An image without the library would silently train over a different backend.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIBRARY = "smdistributed.dataparallel.torch.torch_smddp"
 
 
 def main() -> None:
-    """Import the library, then run the script as `python SCRIPT` would; exit with a sentence where it is missing."""
+    """Import the library, then run the script as `python SCRIPT` would; exit with a sentence if it is missing."""
     bundle = Path(__file__).resolve().parents[3]
     script = bundle / os.environ["CLOUDTRAIN_SCRIPT"]
     sys.argv[0] = str(script)

@@ -1,6 +1,6 @@
-"""What a node without a shared disk brings from the bucket before the job, and puts there at its end.
+"""Downloads from the bucket before the job, and uploads at the job's end, for a node without a shared disk.
 
-Where a platform copies or mounts folders by itself, there is nothing to do here: the order names none.
+If a platform copies or mounts folders, the container order names no files to stage.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cloudtrain.entrypoints import carrier, events, googlestorage
 __all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
 
 
-EXIT_CODES = {"permanent": 1, "again": 143}  # as an order has them, for a node that has got none
+EXIT_CODES = {"permanent": 1, "again": 143}  # the codes of an order, for a node without an order
 
 
 class StagingError(OSError):
-    """What the job needs cannot be brought; the message says what and why. `may_mend`: another start may find it."""
+    """An input of the job cannot be brought; the message says why. `may_mend`: a new start may find the input."""
 
     def __init__(self, message: str, *, may_mend: bool) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class StagingError(OSError):
 
 
 def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
-    """Return what the job is to do, if it is this send that is to do it. Raises StagingError."""
+    """Return the container order, if the order belongs to this submit. Raises StagingError."""
     bucket, key = googlestorage.split(uri)
     path = root / "order.json"
     try:
@@ -46,9 +46,9 @@ def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
 
 
 def bring_in(spec: dict[str, Any], root: Path) -> None:
-    """Bring the job's inputs, and the folders that are to go on from where they were; note the inputs' places.
+    """Download the job's inputs and the folders of earlier containers; store the inputs' places in the spec.
 
-    An input is read where the platform has mounted it, if it has. Raises StagingError.
+    An input that the platform has mounted is read from the mount. Raises StagingError.
     """
     for name, told in sorted(spec.get("fetched", {}).items()):
         place = Path(told["mounted"]) if told["mounted"] else None
@@ -64,7 +64,7 @@ def bring_in(spec: dict[str, Any], root: Path) -> None:
 
 
 def report(uri: str, verdict: dict[str, Any]) -> None:
-    """Write how the job ended, as the launcher reads it; where that cannot be, say so in the log."""
+    """Write the exit report for the launcher; log a failure to write."""
     error = verdict.get("error") or {}
     fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
@@ -80,7 +80,7 @@ def report(uri: str, verdict: dict[str, Any]) -> None:
 
 
 def retract(uri: str) -> None:
-    """Remove the account of a life before: what this one comes to is not said yet."""
+    """Delete the exit report of a previous container; the present container has not ended yet."""
     bucket, key = googlestorage.split(uri)
     with contextlib.suppress(OSError):
         googlestorage.Bucket(bucket).delete(key)
@@ -100,6 +100,6 @@ def _bring(what: str, uri: str, folder: Path) -> int:
 
 
 def _of_one_object(uri: str, folder: Path) -> Path:
-    """Return the file itself where the uri is an object's and no folder's."""
+    """Return the file itself if the uri names an object, else the folder."""
     alone = folder / uri.rpartition("/")[2]
     return alone if uri.rpartition("/")[2] and alone.is_file() else folder

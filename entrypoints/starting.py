@@ -1,6 +1,6 @@
-"""Starts agents, each detached from whoever asked for it: all that are asked for, or none.
+"""Starts agents, each detached from the caller: all requested agents, or no agent.
 
-python -m cloudtrain.entrypoints.starting < specs.json      answers when they live
+python -m cloudtrain.entrypoints.starting < specs.json      returns when the agents run
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def main() -> int:
 def start(request: dict[str, Any]) -> dict[str, Any]:
     """Fork one detached agent for each of `request["nodes"]`; return when each has written its state.
 
-    All or nothing, and once: `request["folder"]` holds a lock and, if somebody has decided meanwhile that this start
-    never happened, a mark; then nothing starts. `{"started": false, "why": ...}` says so, with `"busy": true` where
-    somebody else holds what `request["locks"]` names: then it may be tried again. Where an agent cannot start, as on a
-    full disk, `why` is that agent's own account; the mark is left then, and the agents before that one are killed.
+    All or nothing, and once: `request["folder"]` holds a lock and, after a decision that this start never happened, a
+    mark; then no agent starts. The answer is then `{"started": false, "why": ...}`, with `"busy": true` if a different
+    process holds a lock in `request["locks"]`: the caller may then retry. If an agent cannot start, as on a full disk,
+    `why` is that agent's report; the mark is then written, and the agents before that one are killed.
     """
     umask = os.umask(0o077)
     folder = Path(request["folder"])
@@ -64,7 +64,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             for spec in request["nodes"]:
                 pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
         except (OSError, RuntimeError) as error:
-            for pid in pids:  # they wait for the missing one, and have started nothing
+            for pid in pids:  # the agents wait for the missing agent, and have started no process
                 processes.kill(pid, signal.SIGKILL)
             (folder / NEVER_SENT).touch()
             return {"started": False, "why": str(error)}
@@ -77,7 +77,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
-    """Take the locks that the nodes' agents hold until they end. Raises gpulocks.Busy, gpulocks.Unusable."""
+    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.Busy, gpulocks.Unusable."""
     if locks is None:
         return None
     return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
@@ -86,7 +86,7 @@ def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
 def _fork_agent(
     spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.Taken | None
 ) -> int:
-    """Fork twice, so that init is the agent's parent; return its pid once its state is on disk."""
+    """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
     ready, announce = os.pipe()
     child = os.fork()
     if child:
@@ -113,7 +113,7 @@ def _fork_agent(
         Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
         code = 0
     except BaseException as error:
-        with contextlib.suppress(OSError):  # once the agent has begun, nobody reads there
+        with contextlib.suppress(OSError):  # after the agent's beginning the pipe has no reader
             os.write(account, f"{_words(error, spec)}\n".encode())
         traceback.print_exc()
     finally:

@@ -1,6 +1,6 @@
-"""Which frames of a traceback are shown where all of them do not fit: the user's own frame is never left out.
+"""Selects the frames of a traceback for a limited space: the user's own frame is never left out.
 
-A frame of the user's code has a relative path, because `worker.py` takes the code folder off. All other frames are of
+A frame of the user's code has a relative path, because `worker.py` takes the code folder off. Further frames belong to
 libraries, or have no file (`<string>`).
 """
 
@@ -15,13 +15,13 @@ GAP = "  ..."
 _FRAME = re.compile(r'  File "([^"]*)", line \d+')
 _CARETS = re.compile(r" +[~^]+[~^ ]*$")
 
-Frame = Sequence[str]  # its lines
+Frame = Sequence[str]  # the frame's lines
 
 
 def frames_of(trace: str) -> tuple[list[Frame], list[str]]:
-    """Return the frames, the deepest last, and the lines of the exception below them.
+    """Return the frames, the deepest last, and the lines of the exception after the frames.
 
-    A message may quote the traceback of another process, as torch's data loader does; its frames are the deepest then.
+    A message may quote another process's traceback, as from torch's data loader; then those frames are the deepest.
     """
     frames: list[list[str]] = []
     end: list[str] = []
@@ -39,7 +39,7 @@ def frames_of(trace: str) -> tuple[list[Frame], list[str]]:
 def chosen(frames: Sequence[Frame], fits: Callable[[list[str]], bool]) -> list[str]:
     """Return the lines of the deepest frames that fit, and always the deepest frame of the user's code.
 
-    GAP stands for frames left out. Lines of carets are left out where all frames do not fit.
+    GAP marks omitted frames. Lines of carets are left out if not all frames fit.
     """
     if not frames or fits(found := [line for frame in frames for line in frame]):
         return found if frames else []

@@ -1,6 +1,6 @@
-"""How long a job has run on machines that were taken away since: its time limit counts them, and so must its deadline.
+"""How long a job has run on earlier machines: the job's time limit includes this time, and so must the deadline.
 
-The note lies beside the checkpoints, which the platform brings to the next machines; where it does not, in a store too.
+The note lies beside the checkpoints, which the platform copies to the next machines; otherwise also in a store.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["Note", "used_s", "with_lead_back"]
 
 NAME = ".used.json"
 EVERY_S = 30.0
-FINISH_S = 20.0  # for a store that does not answer
+FINISH_S = 20.0  # for an unresponsive store
 
 
 def with_lead_back(spec: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Return the spec with the time that its limit held for a slower start than it had (`lead_s`).
+    """Add back the start-up allowance (`lead_s`) that was not used; return the new spec.
 
-    The platform's clock has not begun before the job was sent, so no more than the time since then is gone of it.
+    The platform's clock starts after the submit, so the used allowance is at most the time since the submit.
     """
     sent_s = spec.get("sent_s")
-    if sent_s is None or now_s < sent_s:  # a sender's clock that is ahead says nothing
+    if sent_s is None or now_s < sent_s:  # a sender's clock that is ahead gives no information
         return spec
     back_s = max(0.0, spec.get("lead_s", 0) - (now_s - sent_s))
     return {**spec, **{key: spec[key] + back_s for key in ("max_duration_s", "deadline_s")}}
 
 
 def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> float:
-    """Return the seconds that the attempt has used before, 0 where it begins.
+    """Return the seconds that earlier starts of the attempt have used, 0 at the first start.
 
-    `kept_in`: a place that has the note too, as gs://BUCKET/PREFIX; one that cannot be read is said, and passed over.
+    `kept_in`: a place with a copy of the note, as gs://BUCKET/PREFIX; a failed read is logged, and the copy is ignored.
     """
     path = folder / NAME
     found = [_seconds(path, job, attempt)]
@@ -62,7 +62,7 @@ def _seconds(path: Path, job: str, attempt: int) -> float:
 
 
 class Note:
-    """A thread of node 0 that keeps the note up to date."""
+    """A thread of node 0 that updates the note."""
 
     def __init__(self, folder: Path, job: str, attempt: int, before_s: float, kept_in: str | None = None) -> None:
         self._path = folder / NAME
@@ -88,7 +88,7 @@ class Note:
         self._write()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError, TaskError):  # the next time it may go
+        with contextlib.suppress(OSError, TaskError):  # the next write may succeed
             durable.write_json(self._path, {**self._told, "used_s": time.monotonic() - self._begin_s})
             if self._store is None:
                 self._store = open_mirror(self._kept_in)

@@ -35,9 +35,9 @@ _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASC
 def deadline_s(environ: Mapping[str, str]) -> float | None:
     """Return the job's end on this process's monotonic clock, None without CLOUDTRAIN_DEADLINE.
 
-    The first call reads the wall clock, and later calls do not: NTP may step that clock by hours. CLOCK_MONOTONIC, as
-    in the agent, stands still while the machine sleeps. CLOCK_BOOTTIME would count the sleep as time of training, and
-    end a job as soon as the machine wakes up.
+    The first call reads the wall clock, and later calls do not: NTP may step the wall clock by hours. CLOCK_MONOTONIC,
+    as in the agent, stands still while the machine sleeps. CLOCK_BOOTTIME would count the sleep as time of training,
+    and end a job as soon as the machine wakes up.
     """
     told = environ.get("CLOUDTRAIN_DEADLINE")
     return _on_monotonic_clock(told) if told else None

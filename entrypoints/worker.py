@@ -1,12 +1,12 @@
-"""One rank: the thin shell between torchrun and what the user runs.
+"""One rank: the thin shell between torchrun and the user's code.
 
     torchrun ... worker.py task                     the shared trainer, with the task file that the spec names
     torchrun ... worker.py script train.py --lr 1   any script, as `python train.py --lr 1` would run it
     torchrun ... worker.py module pkg.train --lr 1  any module, as `python -m pkg.train --lr 1` would
 
-It gives the rank a log file of its own, ties its life to torchrun's, and records the exception that ends it: a plain
-script leaves torchrun with an exit code and nothing to say about it. It records, too, that all work is done, before
-the interpreter tears down what may then hang or abort.
+The shell gives the rank a log file, ends the rank with torchrun, and records the exception that ends the rank: from a
+plain script torchrun learns only an exit code. The shell also records that all work is done, before the interpreter's
+teardown, which may hang or abort.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
 EXIT_CONFIG = 64
 EXIT_SAVED = 75
 
-# What a rank raises because another one died: never the root cause where anything else failed. The first are the
-# transports' own words; the second may also be a script's, of something else than its peers.
+# Errors of a rank after a different rank died: never the root cause if a different failure exists. The first are the
+# transports' words; the second may also come from a script, about other things than its peers.
 _TRANSPORT = re.compile(
     r"gloo/transport|closed by peer|NCCL communicator was aborted|NCCL error: remote", re.IGNORECASE
 )
@@ -46,7 +46,7 @@ _PEER_LOST = re.compile(
     r"|store.*timeout|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
-# What torch.save and its streams say on a full disk.
+# Messages of torch.save and its streams on a full disk.
 _DISK = re.compile(r"unexpected pos|iostream error|No space left|PytorchStreamWriter failed")
 LITTLE_BYTES = 100_000_000
 TRACE_CHARACTERS = 16_000
@@ -54,15 +54,15 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 def main(argv: list[str]) -> int:
-    """Run the rank and return its exit code; what a script raises has been recorded and printed."""
+    """Run the rank and return its exit code; exceptions of a script are recorded and printed."""
     processes.die_with_parent()
-    variables.deadline_s(os.environ)  # before the seconds that an import of torch takes
+    variables.deadline_s(os.environ)  # before the seconds of importing torch
     _open_log()
     heartbeat.enable()
     ending = _Ending(os.getpid(), _left_file())
     if ending.file is not None:
-        ending.file.unlink(missing_ok=True)  # a predecessor's, where torchrun restarts ranks in place
-    atexit.register(_say_left, ending)  # before anybody else's: so it runs after the script's own
+        ending.file.unlink(missing_ok=True)  # a predecessor's, if torchrun restarts ranks in place
+    atexit.register(_say_left, ending)  # registered first, so the handler runs after the script's handlers
     kind, *rest = argv
     try:
         if kind == "task":
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         rank.begin(kind)
         _run_user_code(kind, rest)
     except SystemExit as leaving:
-        if isinstance(leaving.code, str):  # `sys.exit("no data")`: its word is the cause
+        if isinstance(leaving.code, str):  # `sys.exit("no data")`: the text is the cause
             return _record(leaving)
         ending.code = leaving.code or 0
         raise
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
 
 @dataclass
 class _Ending:
-    """The process that is the rank, the file that says that it left, and the code, once its work is done."""
+    """The rank's process, the file that records its end, and the code, after the work is done."""
 
     pid: int
     file: Path | None
@@ -106,14 +106,14 @@ def _left_file() -> Path | None:
 
 
 def _say_left(ending: _Ending) -> None:
-    """Write that nothing of the user's is left to run: threads are joined, exit handlers done. Boot goes by it."""
-    if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork of the script's
+    """Record that no user code is left to run: threads are joined, exit handlers done. Boot reads the file."""
+    if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
         with contextlib.suppress(OSError):
             ending.file.write_text(str(ending.code))
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit at once: tearing gloo down aborts or hangs one time in nine (torch 2.13), and all is written."""
+    """Exit at once: tearing gloo down aborts or hangs one time in nine (torch 2.13), and all data is written."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -121,14 +121,14 @@ def _leave(code: int) -> NoReturn:
 
 
 def _run_user_code(kind: str, command: list[str]) -> None:
-    """Run the script or module as the interpreter itself would, in the real `__main__`."""
+    """Run the script or module as the interpreter would, in the real `__main__`."""
     target = command[0]
     sys.argv = [target, *(variables.expanded(word, os.environ) for word in command[1:])]
     if kind == "module":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
-    sys.path[0] = str(Path(target).resolve().parent)  # it held the current folder, as under `python -m`
-    # In __main__ itself, not through runpy.run_path: pickled classes and spawned data-loader workers look there.
+    sys.path[0] = str(Path(target).resolve().parent)  # replaces the current folder, as under `python -m`
+    # In __main__ itself, not through runpy.run_path: pickled classes and spawned data-loader workers need __main__.
     scope = sys.modules["__main__"].__dict__
     for name in [name for name in scope if not name.startswith("__")]:
         del scope[name]
@@ -144,7 +144,7 @@ def _run_user_code(kind: str, command: list[str]) -> None:
 
 
 def _open_log() -> None:
-    """Point standard output and error at this rank's own file, where a supervisor reads them (else: keep them)."""
+    """Redirect standard output and error to this rank's file, if a supervisor reads the file; else keep both."""
     folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
     if not folder:
         return
@@ -156,7 +156,7 @@ def _open_log() -> None:
 
 
 def _record(error: BaseException) -> int:
-    """Write what happened where boot looks; print the traceback, without our own frames; return the exit code."""
+    """Write the failure for boot; print the traceback without cloudtrain's frames; return the exit code."""
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     is_config = type(error).__name__ == "TaskError"
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -174,31 +174,31 @@ def _record(error: BaseException) -> int:
         }
         with contextlib.suppress(OSError):
             durable.write_json(Path(folder) / f"rank-{number}.json", failure)
-        _flush()  # after the cause is safe: a stream of the script's own may do anything, or never end
+        _flush()  # after the cause is safe: a script's own stream may raise, or never end
         if (printed := lastlines.of_rank(number)) != failure["lines"]:
             with contextlib.suppress(OSError):
                 durable.write_json(Path(folder) / f"rank-{number}.json", {**failure, "lines": printed})
-        if failure["peer_lost"]:  # a collective's timeout, say: which rank on this node is stuck, and where?
+        if failure["peer_lost"]:  # for example a collective's timeout: find the stuck rank on this node
             heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
     else:
         _flush()
-    if is_config or isinstance(error, CheckpointError):  # a finding, not a fault of ours: our frames say nothing
+    if is_config or isinstance(error, CheckpointError):  # the user's error: cloudtrain's frames do not help
         lines = _without_ours(error)
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
-    with contextlib.suppress(OSError):  # a full disk: what is recorded above must do
+    with contextlib.suppress(OSError):  # on a full disk, the record above must do
         os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
 
 
 def _flush() -> None:
-    """Have what the rank has said stand before how it ended; its streams may be anything that a script put there."""
+    """Print the rank's buffered output before its end; the streams may be any objects from a script."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def _full_disk(error: BaseException) -> str:
-    """Return in words that a disk is full where that may be the cause: torch.save says nothing of it."""
+    """Return a note on full disks if a full disk may be the cause: torch.save's message omits the fact."""
     is_no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if not is_no_space and not _DISK.search(str(error)):
         return ""
@@ -212,10 +212,10 @@ def _full_disk(error: BaseException) -> str:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Return whether a rank raises this because another one is gone.
+    """Return whether a rank raises the error because a different rank is gone.
 
-    Loose words count only while the process group lives: before the ranks have met, no peer can be lost. A script
-    that destroys its group in a `finally` has only the transport's own words left.
+    Loose words count only while the process group lives: before the ranks have met, no peer can be lost. If a script
+    destroys its group in a `finally`, only the transport's words remain.
     """
     if type(error).__name__ in _PEER_TYPES or (isinstance(error, RuntimeError) and _TRANSPORT.search(str(error))):
         return True
@@ -225,7 +225,7 @@ def _is_echo(error: BaseException) -> bool:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback, at most TRACE_CHARACTERS of its frames and of its message."""
+    """Return the traceback, with at most TRACE_CHARACTERS each of frames and of message."""
     text = "".join(_without_ours(error))
     if len(text) <= TRACE_CHARACTERS:
         return text
@@ -235,14 +235,14 @@ def _traceback(error: BaseException) -> str:
 
 
 def _without_ours(error: BaseException) -> list[str]:
-    """Return the traceback without any frame of ours; files of the user's code have relative paths."""
+    """Return the traceback without cloudtrain's frames; files of the user's code have relative paths."""
     ours = str(Path(__file__).parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
     frames = [f for f in frames if f.filename != runpy.__file__]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
     lines = [*head, *traceback.format_exception_only(type(error), error)]
     code = os.environ.get("CLOUDTRAIN_CODE_DIR", "")
-    for folder in dict.fromkeys((code, os.path.realpath(code))) if code else ():  # as the user knows the file
+    for folder in dict.fromkeys((code, os.path.realpath(code))) if code else ():  # the path as the user knows it
         lines = [line.replace(f'  File "{folder}/', '  File "') for line in lines]
     return lines
 
@@ -258,5 +258,5 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
 if __name__ == "__main__":
     from cloudtrain.entrypoints import worker
 
-    # The script takes over `__main__`, so what runs it lives in the module of that name.
+    # The script takes over `__main__`, so the shell lives in the module of its own name.
     sys.exit(worker.main(sys.argv[1:]))
