@@ -1,10 +1,10 @@
-"""What bounds a step: network, data or compute? Three short runs of the same job tell, and a sentence says.
+"""Finds the bound of a step, network, data or compute, from three short runs of the job, and prints a sentence.
 
-    normal      as it trains
-    silent      no gradient or weight is sent: what is saved is the network's share
-    synthetic   the first batches over and over, already loaded: what is saved is the data's share
+    normal      as in training
+    silent      no gradient or weight is sent: the saved time is the network's share
+    synthetic   the first batches repeated, already loaded: the saved time is the data's share
 
-The normal run is made again at the end: by how much the two differ is what the figures are worth.
+The normal run is repeated at the end: the difference is the accuracy of the figures.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ NOTABLE = 0.1  # of a step: less is not worth a change
 
 
 class Interrupted(Exception):
-    """The ranks were told to stop."""
+    """The ranks received a stop request."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Seconds of a step, and which share of it each part takes; `noise` is the share by which two like runs differ."""
+    """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ."""
 
     step_s: float
     network: float
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients) -> int:
-    """Measure the three runs, say what bounds the job, and return the exit code. Nothing is trained or saved."""
+    """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
     measured: dict[str, list[float]] = {}
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
@@ -77,7 +77,7 @@ def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
 
 
 def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: Place) -> Diagnosis:
-    """Return what the seconds of a step in each run mean."""
+    """Return the diagnosis from the seconds of a step in each run."""
     step_s = statistics.mean(normal)
     noise = (max(normal) - min(normal)) / step_s
     network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
@@ -95,7 +95,7 @@ def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, p
 
 
 def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> str:
-    """Return what to try, by what is not yet done."""
+    """Return the settings to try, except settings already in use."""
     wanted = spec.training
     if bound == "data":
         more = max(2, 2 * wanted.num_workers)
@@ -119,7 +119,7 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> s
 
 
 def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients, name: str) -> float:
-    """Return the seconds of a step: the median over the steps, of the slowest rank."""
+    """Return the seconds of a step: the median over the steps, for the slowest rank."""
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = Progress(max_steps=WARM_UP + count)

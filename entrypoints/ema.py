@@ -1,6 +1,6 @@
 """An exponential moving average of the weights, on each rank's own shards: for ddp and fsdp alike.
 
-torch's AveragedModel copies the module, which FSDP2 forbids; here only the tensors are kept, beside the module.
+torch's AveragedModel copies the module, which FSDP2 forbids; the class here keeps only tensors, beside the module.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["Ema"]
 
-# What wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
+# Prefixes that wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class Ema:
-    """The average of a module's trainable parameters, of the same shapes and shards; in fp32 where they are lower.
+    """The average of a module's trainable parameters, with the same shapes and shards; in fp32 for lower precisions.
 
-    Buffers are not averaged. Batch norm's running statistics are averages already, and counters cannot be: evaluation
-    with the average uses the trained weights' buffers, as torch's AveragedModel does by default.
+    Buffers are not averaged. Batch norm's running statistics are averages already, and counters cannot be averaged:
+    evaluation with the average uses the trained weights' buffers, as torch's AveragedModel does by default.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        """Begin at the weights as they are. `module` is already sharded, and its parameters are the optimizer's.
+        """Begin at the present weights. `module` is already sharded, and its parameters are the optimizer's.
 
         Raises ValueError unless 0 < decay < 1.
         """
@@ -51,7 +51,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, steps_done: int) -> None:
-        """Move the average towards the weights; `steps_done` counts optimizer steps, this one included."""
+        """Move the average towards the weights; `steps_done` counts optimizer steps, including the present step."""
         averages = [local_part(average) for average in self._averages.values()]
         weights = [
             local_part(parameter).to(average.dtype)
@@ -61,19 +61,19 @@ class Ema:
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Begin again at the weights as they are: after loading a checkpoint that holds no average."""
+        """Restart at the present weights: after loading a checkpoint without an average."""
         for name, average in self._averages.items():
             local_part(average).copy_(local_part(self._parameters[name]))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the averages by parameter name, DTensors where the parameters are: to save, or to load by `copy_`."""
+        """Return the averages by parameter name, DTensors like the parameters: for a save, or for a load by `copy_`."""
         return dict(self._averages)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Give the module the averaged weights, and then the trained ones back to the bit. All ranks enter it, or none.
+        """Give the module the averaged weights, then restore the trained weights exactly; all ranks enter, or no rank.
 
-        Costs a copy of this rank's shards meanwhile. `tensors` returns the averages inside, too. No training inside.
+        Costs a temporary copy of this rank's shards. `tensors` returns the averages inside, too. No training inside.
         """
         with torch.no_grad():
             self._reshard()
@@ -90,7 +90,7 @@ class Ema:
         torch._foreach_copy_([local_part(parameter) for parameter in self._parameters.values()], values)
 
     def _reshard(self) -> None:
-        # After a forward pass without a backward FSDP2 keeps the root's parameters gathered, and goes on with those.
+        # After a forward pass without a backward FSDP2 keeps the root's parameters gathered, and would use them again.
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: each sample once, whatever the number of ranks."""
+"""Evaluation over all ranks: each sample once, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["evaluate", "shares"]
 
-_EPOCH = -1  # evaluation samples draw the same random numbers each time, and none that training draws
+_EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
 
 def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) -> list[tuple[list[data.Key], int]]:
     """Return the rank's batches with the weight of each: its number of samples.
 
-    Every rank gets as many batches, since under fsdp each forward pass takes all ranks: where a rank has none left it
-    goes over the first batch again with weight 0.
+    Every rank gets the same number of batches, since under fsdp each forward pass takes all ranks: a rank without
+    further batches repeats the first batch with weight 0.
     """
     batches = [range(start, min(start + micro, length)) for start in range(0, length, micro)]
     if limit is not None:
@@ -38,18 +38,18 @@ def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) ->
 
 
 def evaluate(job: Job, progress: Progress) -> str | None:
-    """Evaluate the model as it stands; emit the result, the mean over samples. Return why the job must stop, if so.
+    """Evaluate the model; emit the result, the mean over samples. Return the reason to stop, or None.
 
-    What was counted before an interruption is dropped: the resumed job evaluates this step again.
+    Counts from before an interruption are dropped: the resumed job evaluates this step again.
     """
     begin_s = time.perf_counter()
     module, place = job.strategy.module, job.place
     job.strategy.sync_buffers()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
-    if limit is not None and strict:  # the same samples, however many ranks there are
+    if limit is not None and strict:  # the same samples for any number of ranks
         limit = limit * job.split.virtual // place.ranks
     plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
-    modes = [(part, part.training) for part in module.modules()]  # some may be frozen in eval mode
+    modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
     module.eval()
     try:
         stop, metrics = _run(job, plan)
@@ -113,7 +113,7 @@ def _measure(job: Job, batch: Any) -> dict[str, float]:
 
 
 def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
-    """Return the means over the samples of all ranks: the same bits, however the batches fell on the ranks."""
+    """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
     names = sorted(found[0])
     table = torch.tensor(
         [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
@@ -127,6 +127,6 @@ def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Return the exact sum, rounded once: in any order the same."""
+    """Return the exact sum, rounded once: independent of the order."""
     listed = list(values)
     return math.fsum(listed) if all(map(math.isfinite, listed)) else sum(listed)

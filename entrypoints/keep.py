@@ -48,14 +48,14 @@ class Keeper:
     """Keeps the files of one node's working directory, over all starts of its ranks."""
 
     def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:
-        """`code` is the working directory, `kept` the checkpoint folder; `!` before a name: it may be lost."""
+        """`code` is the working directory, `kept` the checkpoint folder; `!` before a name: the file may be lost."""
         self._code, self._kept = code, kept
         self._names = [name for name in names if not name.startswith("!")]
         self._lost = [name[1:] for name in names if name.startswith("!")]
         self._links: list[str] = []
         self._shipped: set[str] | None = None
         self._here: dict[str, _Stamp] = {}  # files of the working directory as they were when last equal to the kept
-        self._there: dict[str, _Stamp] = {}  # the kept files then
+        self._there: dict[str, _Stamp] = {}  # the kept files at the same moment
         self._seen: dict[str, _Stamp] = {}
         self._told: set[str] = set()
         self._is_open, self._is_over = threading.Event(), threading.Event()
@@ -79,7 +79,7 @@ class Keeper:
     def has_opened(self) -> bool:
         """Return whether the ranks may start; the first call begins to copy the kept files back."""
         if self._thread is None or self._is_over.is_set():
-            if not self.close():  # the thread of the start before still copies
+            if not self.close():  # the thread of the previous start still copies
                 return False
             self.open()
         return self._is_open.wait(PATIENCE_S)
@@ -221,7 +221,7 @@ def tell_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
 
 
 def unkept_words(found: Sequence[Unkept]) -> str:
-    """Return the files in a sentence with the key that keeps them."""
+    """Return a sentence with the files and the config key that keeps the files."""
     named = ", ".join(f"{each.name} ({_amount(each)})" for each in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     keys = ", ".join(each.name for each in found[:_MOST_NAMED])
@@ -235,14 +235,14 @@ def _amount(each: Unkept) -> str:
 
 
 def _is_folder(name: str, place: Path) -> bool:
-    """Return whether a name without a pattern means a folder: it exists as a folder, ends with `/` or has no suffix."""
+    """Return whether a name without a pattern is a folder: an existing folder, a final `/` or no suffix."""
     if place.exists():
         return place.is_dir()
     return name.endswith("/") or not PurePosixPath(name).suffix
 
 
 def _matching(root: Path, names: Sequence[str]) -> Iterator[str]:
-    """Yield the regular files below the folder that the patterns match, by their paths from there."""
+    """Yield the regular files that match the patterns, as paths relative to the folder."""
     for name in names:
         for found in glob.glob(name, root_dir=root, recursive=True):  # noqa: PTH207 - Path.glob refuses some patterns
             path = root / found

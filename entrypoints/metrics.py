@@ -1,4 +1,4 @@
-"""How fast it goes, where the time goes, and how long it will take; in numbers that people read at a glance."""
+"""Training speed, the parts of a step's time, and the time left; as numbers that people read at a glance."""
 
 from __future__ import annotations
 
@@ -19,36 +19,35 @@ from cloudtrain.entrypoints.flops import mfu
 __all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory"]
 
 Batch = TypeVar("Batch")
-_SLOW_DATA = 0.1  # of the step: from here on, a log line says that training waits for data
+_SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Means over one window of optimizer steps, from one log line to the next; None is what cannot be known here.
+    """Means over one window of optimizer steps, from one log line to the next; None is an unknown value.
 
-    The job's first step is left out, unless it is the only one: it compiles, and starts the workers for the data.
-
-    step_s = data_s + compute_s + communication_s; a checkpoint's time comes on top. Times are rank 0's clock, rates
-    those of all ranks. compute_s is what is left, so it is right on a GPU too, where calls return before the work is
-    done: forward, backward, the optimizer, and the waiting for other ranks that communication_s does not hold.
+    The job's first step is left out, unless alone in the window: the first step compiles, and starts the data workers.
+    step_s = data_s + compute_s + communication_s; a checkpoint's time is extra. Times are from rank 0's clock, rates
+    cover all ranks. compute_s is the remainder, so the figure is right on a GPU too, where calls return before the work
+    is done: forward, backward, the optimizer, and the waiting for other ranks outside communication_s.
     """
 
     step_s: float
-    data_s: float  # the loop waited for a batch; on a GPU, which may still have had work, the most that it idled
+    data_s: float  # the loop waited for a batch; on a GPU, which may still have had work, the maximum idle time
     compute_s: float
-    communication_s: float | None  # a sampled step's wait for gradients after computing its own: ddp_communication
-    checkpoint_s: float  # training stood still for saving; per step, the window's saves spread over its steps
+    communication_s: float | None  # a sampled step's wait for gradients after its computation: ddp_communication
+    checkpoint_s: float  # training paused for saving; per step, the window's saves spread over its steps
     samples_per_s: float
     tokens_per_s: float | None
     mfu: float | None
-    memory_bytes: int  # most in use by rank 0 so far: of the GPU by tensors, without one of the process
+    memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
 
     def fields(self) -> dict[str, float]:
-        """Return what is known, by name: the step event's fields."""
+        """Return the known values by name: the step event's fields."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def text(self) -> str:
-        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`; where it is much, the wait for data."""
+        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`, with the wait for data if large."""
         parts = [f"{quantity(self.samples_per_s)} samples/s"]
         if self.tokens_per_s is not None:
             parts.append(f"{quantity(self.tokens_per_s)} tokens/s")
@@ -62,7 +61,7 @@ class Speed:
 class Meter:
     """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
 
-    A step costs one clock reading and two for each micro-batch, about a microsecond; all else is done at log lines.
+    A step costs one clock reading and two for each micro-batch, about a microsecond; the rest is done at log lines.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Meter:
         communication: Callable[[], float | None] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """`samples_per_step` are of all ranks; `peak_tflops` is of one; `communication` returns seconds a step."""
+        """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step."""
         self._samples_per_step = samples_per_step
         self._tokens_per_sample = tokens_per_sample
         self._ranks = ranks
@@ -86,40 +85,40 @@ class Meter:
         self._steps = self._all_steps = 0
         self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
         self._data_s = self._checkpoint_s = self._paused_s = 0.0
-        self.step_s = 0.0  # of the last window; 0 until the first is done
+        self.step_s = 0.0  # of the last window; 0 until the first window ends
         self._looked_s, self._peak_bytes = -math.inf, 0
-        self.flops_per_step: float | None = None  # over all ranks; set once it is counted, 0 if it could not be
+        self.flops_per_step: float | None = None  # over all ranks; set after the count, 0 if the count failed
 
     @property
     def knows_peak(self) -> bool:
-        """Whether MFU can be told once the operations are counted."""
+        """Whether MFU is known after the count of operations."""
         return self._peak_tflops is not None
 
     def wait_for(self, batches: Iterator[Batch]) -> Batch:
-        """Return the next batch, its waiting counted."""
+        """Return the next batch, and count the wait."""
         begin_s = time.perf_counter()
         batch = next(batches)
         self._data_s += time.perf_counter() - begin_s
         return batch
 
     def restart(self) -> None:
-        """Begin the first window now: what came before, as loading a checkpoint, was no step."""
+        """Begin the first window now: earlier work, such as loading a checkpoint, was no step."""
         self._since_s = time.perf_counter()
 
     def tick(self) -> None:
         """Count one optimizer step."""
         self._steps += 1
-        if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs one before the first log line
+        if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs a figure before the first log line
             self.step_s = self._first_s = time.perf_counter() - self._since_s
             self._first_data_s = self._data_s
 
     def skip(self, seconds: float) -> None:
-        """Leave out time that went into something other than steps, such as evaluating."""
+        """Leave out time for work other than steps, such as evaluating."""
         self._since_s += seconds
         self._paused_s += seconds
 
     def add(self, part: str, seconds: float) -> None:
-        """Leave out time in which training stood still for a `checkpoint`, and report it as such. Raises ValueError."""
+        """Leave out time in which training paused for a `checkpoint`, and report the pause. Raises ValueError."""
         if part != "checkpoint":
             raise ValueError(f"{part!r} is not a part of the time; there is checkpoint")
         self._checkpoint_s += seconds
@@ -134,7 +133,7 @@ class Meter:
         now_s, steps = time.perf_counter(), max(self._steps, 1)
         checkpoint_s = self._checkpoint_s / steps
         passed_s, data_s = now_s - self._since_s, self._data_s
-        if self._first_s and steps > 1:  # it is in no mean, so that the time left is right from the first line on
+        if self._first_s and steps > 1:  # no mean includes the first step, so that the time left is right at once
             steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
         self._first_s = 0.0
         if passed_s > 0.0:
@@ -162,25 +161,25 @@ class Meter:
         )
 
     def _memory(self, now_s: float) -> int:
-        """Return the peak, looked at once a second: without a GPU that is a file of the kernel's, 150 us to read."""
+        """Return the peak, read once a second: without a GPU the read of the kernel's file takes 150 us."""
         if now_s - self._looked_s > 1.0:
             self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
         return self._peak_bytes
 
     def eta_s(self, steps_left: int) -> float:
-        """Return the seconds that the steps will take at the last window's pace, with pauses as there were so far."""
+        """Return the seconds for the remaining steps at the last window's pace, with pauses as frequent as so far."""
         return steps_left * (self.step_s + self._paused_s / max(self._all_steps + self._steps, 1))
 
 
 def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
     """Return a function for the seconds that the newest sampled step waited for gradients beyond computing its own.
 
-    From DistributedDataParallel's own clocks, host ones on CPU and CUDA events on a GPU: the time of its all-reduces
-    less what overlaps the backward pass; waiting for slower ranks is in it. It samples the first 10 steps and then one
-    of `every`. None where there is no such model (fsdp keeps no such clocks), or torch has changed its private names.
+    From DistributedDataParallel's clocks, host clocks on CPU and CUDA events on a GPU: the time of its all-reduces less
+    the overlap with the backward pass; including the wait for slower ranks. DDP samples the first 10 steps and then one
+    of `every`. None without such a model (fsdp keeps no clocks), or if torch has changed its private names.
     """
     try:
-        # One of log_every: reading the clocks waits for the GPU, so a sample of every step would stop it running ahead.
+        # One of log_every: reading the clocks waits for the GPU, so sampling every step would stop it running ahead.
         model._set_ddp_runtime_logging_sample_rate(every)
         read: Callable[[], dict[str, Any]] = model._get_ddp_logging_data
     except AttributeError:
@@ -198,11 +197,11 @@ def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes in use so far: of the GPU by tensors; without one, of main memory by this process."""
+    """Return the peak of bytes in use: GPU memory of tensors; without a GPU, main memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        # getrusage inherits its peak from whoever forked this process: after a launcher of 500 MB, 500 MB.
+        # getrusage inherits its peak from the parent process: after a launcher of 500 MB, 500 MB.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

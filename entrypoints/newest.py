@@ -35,12 +35,12 @@ class _Candidate:
 
     @property
     def family(self) -> str:
-        """The path without its numbers: the checkpoints of one series have the same."""
+        """The path without its numbers, equal for all checkpoints of one series."""
         return _DIGITS.sub("#", self.path)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers in the path, by which the checkpoints of one series are ordered."""
+        """The numbers in the path, which order the checkpoints of one series."""
         return tuple(map(int, _DIGITS.findall(self.path)))
 
 
@@ -64,7 +64,7 @@ def newest(folder: Path) -> tuple[str, float] | None:
 
 
 def _last(series: list[_Candidate]) -> _Candidate:
-    """Return the last checkpoint of a series, or the one before if the last, cut off, lacks a kind of file."""
+    """Return the last checkpoint of a series, or the previous if the last was cut off and lacks a kind of file."""
     is_cut_off = len(series) > 1 and not series[-2].kinds <= series[-1].kinds
     return series[-2] if is_cut_off else series[-1]
 

@@ -1,7 +1,7 @@
-"""Optimizers, and learning-rate schedules as closed forms of the step: no state to save, none to lose.
+"""Optimizers, and learning-rate schedules as closed forms of the step: no state to save or lose.
 
-LARS and LAMB are written here, since torch has neither. Their trust ratios are quotients of norms of whole layers;
-where fsdp shards the parameters, the ranks sum the squares of all layers' norms in one all-reduce a step.
+LARS and LAMB are written here, since torch has neither. Their trust ratios are quotients of norms of whole layers; if
+fsdp shards the parameters, the ranks sum the squares of all layers' norms in one all-reduce a step.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def build(
 ) -> torch.optim.Optimizer:
     """Return the named optimizer over the parameters that need gradients, its rate scaled to the global batch.
 
-    Without `global_batch_size` the rate is `settings.lr` as it stands. Under fsdp, build it after sharding. `fused`:
-    AdamW may take its fused form. Raises TaskError at an unknown name or scaling rule.
+    Without `global_batch_size` the rate is `settings.lr` unchanged. Under fsdp, call it after sharding. `fused`: AdamW
+    may take its fused form. Raises TaskError at an unknown name or scaling rule.
     """
     maker = OPTIMIZERS.get(settings.name)
     if maker is None:
@@ -72,7 +72,7 @@ def _adamw(settings: Optimizer, lr: float, parameters: Parameters, fused: bool) 
 
 
 def _radam(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
-    # Its default is foreach on GPUs, over shards too, and a loop on CPUs, where foreach is slower on any model whose
+    # The default is foreach on GPUs, over shards too, and a loop on CPUs, where foreach is slower on any model whose
     # parameters outgrow the cache: 24 against 14 ms for 10 M (torch 2.13, one thread).
     return torch.optim.RAdam(
         parameters,
@@ -123,10 +123,10 @@ def scaled_lr(base_lr: float, global_batch_size: int, base_batch_size: int, rule
 
 
 def warmup_start(settings: Optimizer, schedule: Schedule, global_batch_size: int) -> float:
-    """Return the share of the full rate at which the warm-up begins: that of the unscaled rate, else 0.
+    """Return the share of the full rate at which the warm-up begins: the unscaled rate's share, else 0.
 
-    For `lr_factor`. A rate scaled down needs no such care, so its warm-up begins at 0 like any other. Raises TaskError
-    where a rate is scaled up without a warm-up: Goyal et al. 2017, section 2.2, found that training then starts badly.
+    For `lr_factor`. The warm-up of a rate scaled down begins at 0 as usual. Raises TaskError if a rate is scaled up
+    without a warm-up: Goyal et al. 2017, section 2.2, found that training then starts badly.
     """
     factor = scaled_lr(1.0, global_batch_size, settings.base_batch_size, settings.lr_scaling)
     if factor <= 1.0:
@@ -140,7 +140,7 @@ def warmup_start(settings: Optimizer, schedule: Schedule, global_batch_size: int
     return 1.0 / factor
 
 
-# The share of the way down, from 1 to 0, as the share of the way done goes from 0 to 1.
+# The remaining share of the decay, from 1 to 0, as the completed share goes from 0 to 1.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -152,8 +152,8 @@ def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0)
     """Return the factor on the full rate for the step counted from 0.
 
     Warm-up rises linearly, (step + 1) / warmup_steps, so that no step is wasted at rate 0; from a `start` above 0 (see
-    `warmup_start`), step 0 has exactly that. The rest falls from 1 towards min_lr_ratio, which the step after the last
-    would have. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; gradual warm-up, Goyal et al. 2017, section 2.2.
+    `warmup_start`), step 0 has exactly `start`. The rest falls from 1 towards min_lr_ratio, the factor of the step
+    after the last. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; gradual warm-up, Goyal et al. 2017, section 2.2.
     """
     if schedule.name not in SCHEDULES:
         raise TaskError(f"schedule {schedule.name!r} is unknown; there are {', '.join(sorted(SCHEDULES))}")
@@ -166,7 +166,7 @@ def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: float) -> float:
-    """Set each group's rate to its base times the factor; return that of the first group."""
+    """Set each group's rate to its base times the factor; return the first group's rate."""
     lr = base_lrs[0] * factor
     if optimizer.param_groups[0]["lr"] != lr or len(base_lrs) > 1:
         for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
@@ -178,8 +178,8 @@ def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: floa
 class _Layers:
     """One group's parameters that have gradients, a layer each; `weights` and `updates` are this rank's shards.
 
-    `adapted` are the places of those with a trust ratio and weight decay. Biases and norms have neither: their norms
-    say little of a layer's scale. That is what the authors' code of both optimizers does.
+    `adapted` are the indices of layers with a trust ratio and weight decay. Biases and norms have neither: their norms
+    say little of a layer's scale. The authors' code of both optimizers does the same.
     """
 
     group: dict[str, Any]
@@ -194,7 +194,7 @@ class _Layerwise(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return what the closure returns. Collective where parameters are sharded."""
+        """Take one step; return the closure's result. Collective if parameters are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -211,7 +211,7 @@ class _Layerwise(torch.optim.Optimizer):
             weight_norms, update_norms = norms[:, start : start + len(layers.adapted)]
             start += len(layers.adapted)
             ratios = self._ratios(layers.group, weight_norms, update_norms)
-            # Weights that begin at zero, and gradients that are zero, leave nothing to compare: the plain rate.
+            # Zero weights or zero gradients allow no comparison: use the plain rate.
             self._apply(layers, torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0))
         return loss
 
@@ -228,7 +228,7 @@ class _Layerwise(torch.optim.Optimizer):
         )
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
-        """Return the group's layers with the updates whose norms the trust ratios are of."""
+        """Return the group's layers with the updates for the trust ratios."""
         raise NotImplementedError
 
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
@@ -240,7 +240,7 @@ class _Layerwise(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _state(self, layers: _Layers, name: str) -> Tensors:
-        """Return this rank's shards of the named state, zero at first; in `self.state` it is sharded as the weights."""
+        """Return this rank's shards of the named state, zero at first; `self.state` is sharded like the weights."""
         found = []
         for parameter in layers.parameters:
             state = self.state[parameter]
@@ -251,12 +251,12 @@ class _Layerwise(torch.optim.Optimizer):
 
 
 class LARS(_Layerwise):
-    """SGD with momentum, each layer's rate in proportion to the norm of its weights over that of its gradient.
+    """SGD with momentum, each layer's rate proportional to the norm of its weights over the norm of its gradient.
 
-    For layer weights w with gradient g: ratio = trust_coefficient |w| / (|g| + weight_decay |w|), then
-    v = momentum v + lr ratio (g + weight_decay w) and w = w - v. The rate enters v, as in the paper, not w's change, as
-    in torch's SGD. One-dimensional parameters: ratio 1, no weight decay.
-    Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), algorithm 1.
+    For layer weights w with gradient g: ratio = trust_coefficient |w| / (|g| + weight_decay |w|), then v = momentum v +
+    lr ratio (g + weight_decay w) and w = w - v. The rate enters v, as in the paper, not w's change, as in torch's SGD.
+    One-dimensional parameters: ratio 1, no weight decay. Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888),
+    algorithm 1.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class LAMB(_Layerwise):
         if not layers.parameters:
             return layers
         beta1, beta2 = group["betas"]
-        for parameter in layers.parameters:  # each counts its own: one that joins late corrects its bias from there
+        for parameter in layers.parameters:  # separate counts: late parameters correct their bias from their first step
             state = self.state[parameter]
             state["step"] = state.get("step", torch.zeros((), dtype=torch.float32, device="cpu")) + 1
         steps = [float(self.state[parameter]["step"]) for parameter in layers.parameters]
@@ -330,7 +330,7 @@ class LAMB(_Layerwise):
         torch._foreach_lerp_(means, layers.updates, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, layers.updates, layers.updates, 1 - beta2)
-        # In place from here, so that one list of temporaries is all that the step needs beside its state. The two bias
+        # In place from here, so that the step needs only one list of temporaries beside its state. The two bias
         # corrections are folded into one pass: mean / b1 / (sqrt(square / b2) + eps).
         updates: Any = torch._foreach_sqrt(squares)
         torch._foreach_mul_(updates, [(1 - beta1**step) / math.sqrt(1 - beta2**step) for step in steps])
@@ -354,10 +354,10 @@ class LAMB(_Layerwise):
 
 
 def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
-    """Return L2 norms over whole parameters, [lists of parts, parameters]; parts are local shards of them.
+    """Return L2 norms over whole parameters, [lists of parts, parameters]; parts are their local shards.
 
-    In fp32 even for half precision, whose squares overflow; in fp64 for fp64. On one rank and under ddp nothing is
-    communicated, so the norms are the same bits at any number of ranks.
+    In fp32 even for half precision, whose squares overflow; in fp64 for fp64. On one rank and under ddp the ranks do
+    not communicate, so the norms are the same bits at any number of ranks.
     """
     if not parameters:
         return torch.zeros(len(parts), 0)
@@ -372,9 +372,9 @@ def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
 
 
 def _sharded(parameters: Tensors) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
-    """Yield, for each way in which parameters are sharded, the process groups to sum over and those parameters' places.
+    """Yield, for each kind of sharding, the process groups to sum over and the indices of the parameters.
 
-    Over a mesh's replicating dimension (hsdp) nothing is summed: there, ranks hold the same.
+    Over a mesh's replicating dimension (hsdp) no sum is needed: the ranks hold equal values.
     """
     found: dict[Any, list[int]] = {}
     for i, parameter in enumerate(parameters):

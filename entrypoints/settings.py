@@ -1,7 +1,7 @@
-"""What the user asked for in numbers and names: the spec's fields, checked for name and range.
+"""The user's settings in numbers and names: the spec's fields, checked for name and range.
 
-The launcher has checked the same keys with their places in the file (launcher/config/schema.py); here they are checked
-again, because a spec may come from elsewhere. Sections are those of cloudtrain.yaml.
+The launcher has checked the same keys with their places in the file (launcher/config/schema.py); the trainer checks
+them again, because a spec may come from other sources. Sections are the sections of cloudtrain.yaml.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class TaskError(Exception):
-    """The task file or the settings are wrong: trying again changes nothing, and the message says how to mend it."""
+    """The task file or the settings are wrong: a retry changes nothing, and the message says how to fix the error."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The built-in optimizer's settings; a field that the named one does not know is ignored.
+    """The built-in optimizer's settings; fields that the named optimizer does not use are ignored.
 
     `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
     """
@@ -52,7 +52,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate moves: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
+    """The course of the learning rate: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
 
     name: str = "constant"
     warmup_steps: int = 0
@@ -61,7 +61,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Which metric of the evaluation says what is best: min or max of it; `patience` evaluations without: stop."""
+    """The metric that selects the best checkpoint, by min or max; stop after `patience` evaluations without gain."""
 
     metric: str = "loss"
     mode: str = "min"
@@ -76,44 +76,44 @@ class Training:
     global_batch_size: int
     micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
     strategy: str = "ddp"
-    shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: those of one node
+    shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
     compile: bool = False
     compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd
     powersgd_rank: int = 2
-    activation_checkpointing: bool = False  # compute the blocks' activations again in the backward pass
+    activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
     cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory
-    wrap_min_params: int | None = None  # fsdp: shard every submodule with as many parameters; None: the layers
+    wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
     max_steps: int | None = None
     epochs: float | None = None
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
     clip_norm: float | None = None
     ema_decay: float | None = None
-    on_nan: str = "stop"  # or skip: leave out the step whose loss or gradient is not finite
+    on_nan: str = "stop"  # or skip: leave out steps with a nonfinite loss or gradient
     seed: int = 0
-    log_every: int | None = None  # steps between step events; None: as many as take about two seconds
+    log_every: int | None = None  # steps between step events; None: the steps of about two seconds
     eval_every: int | None = None
-    eval_batches: int | None = None  # on each rank; None: the whole split
+    eval_batches: int | None = None  # per rank; None: the whole split
     monitor: Monitor = field(default_factory=Monitor)
     num_workers: int = 0
     tokens_per_sample: int | None = None  # for tokens a second
     peak_tflops: float | None = None  # of one rank's device, for MFU; None: from a table of GPUs
-    diagnose_steps: int | None = None  # measure what bounds a step, in place of training
+    diagnose_steps: int | None = None  # measure the bound of a step, in place of training
     tensorboard: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Section `checkpoint`: when to save, how many to keep, and what to resume from (auto, never, or a path)."""
+    """Section `checkpoint`: when to save, how many to keep, and where to resume (auto, never, or a path)."""
 
     every_steps: int | None = None
     every_s: float | None = None
     keep: int = 3
     keep_best: bool = False
     blocking: bool = False  # True: training waits until a checkpoint is durable
-    mirror: str | None = None  # a second place, by its uri, to which finished checkpoints are copied
+    mirror: str | None = None  # the uri of a second place, for copies of finished checkpoints
     export: str = "torch"  # the form of the weights in the output folder: torch or safetensors
     resume: str = "auto"
     all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
@@ -121,7 +121,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class Spec:
-    """One job's spec as the ranks see it; `config_sha256` covers training and params."""
+    """One job's spec for the ranks; `config_sha256` covers training and params."""
 
     job: str
     attempt: int
@@ -171,7 +171,7 @@ def read_spec(path: str | Path) -> Spec:
     settings["monitor"] = _fill(Monitor, "training.monitor", settings.get("monitor") or {})
     training = _fill(Training, "training", settings)
     _check(training)
-    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # its other keys are for who stages the folder
+    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the other keys are for staging
     checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
     params = raw.get("params") or {}
     config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
@@ -188,7 +188,7 @@ def read_spec(path: str | Path) -> Spec:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean ...?` where a known word is close, else nothing."""
+    """Return `; did you mean ...?` if a known word is close, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
 

@@ -1,4 +1,4 @@
-"""What of a tensor lies on this rank: all of a plain one, a shard of a DTensor of FSDP2."""
+"""A tensor's values on this rank: all of a plain tensor, a shard of an FSDP2 DTensor."""
 
 from __future__ import annotations
 
