@@ -222,16 +222,11 @@ def test_debug_behind_two_dashes_is_an_argument(cli: Any) -> None:
     assert "--debug" in cli("explain", "--", "--debug").stderr
 
 
-def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, seed: Callable[..., Job]) -> None:
-    """Where the product itself breaks, the user is told whose fault it is and how to report it."""
-    import sqlite3
-
-    seed("a", State("succeeded"))
-    with sqlite3.connect(cli.home / "registry.sqlite") as db:
-        outcome = '{"state": "failed", "error": {"rank": 0}}'
-        db.execute("UPDATE attempts SET outcome = ?", (outcome,))
-    db.close()
-    result = cli("status", "a")
+def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, tmp_path: Path) -> None:
+    """If the product itself breaks, the user reads whose fault it is and how to report the fault."""
+    broken = "import sqlite3\n\ndef connect(*_, **__):\n    raise KeyError('gone')\n\nsqlite3.connect = connect\n"
+    (tmp_path / "sitecustomize.py").write_text(broken)
+    result = cli("status", "a", env={"PYTHONPATH": str(tmp_path)})
     assert (result.code, result.stderr.startswith("error: cloudtrain itself failed: KeyError")) == (1, True)
     assert ("--debug" in result.stderr, "Traceback" in result.stderr) == (True, False)
 
