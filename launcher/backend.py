@@ -9,24 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
+from cloudtrain.launcher.money.cap import Terms
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.bundle import Bundle
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.prices.quote import Quote
+    from cloudtrain.launcher.prices.rate import Quote
 
 __all__ = [
+    "ALL",
     "BUILT_IN",
+    "CHEAPEST",
     "GROUP",
     "Backend",
+    "Bundle",
     "Capacity",
     "Check",
     "Found",
@@ -53,6 +56,7 @@ __all__ = [
 ]
 
 GROUP = "cloudtrain.backends"
+ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend",
     "ssh": "cloudtrain.backends.ssh.backend",
@@ -62,26 +66,6 @@ BUILT_IN = {
 }
 
 JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a platform's own time limit allows, and what it bills: by these a sum of money becomes a limit.
-
-    `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
-    `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
-    the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
-    `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
-    anew, 1 where it spans all starts. `warns`: at its limit the platform asks the job to save, and waits for that.
-    """
-
-    tail_s: int = 0
-    least_s: int = 1
-    unit_s: int = 1
-    lives: int = 1
-    minimum_bill_s: int = 0
-    lead_s: int = 0
-    warns: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ class Capacity:
     gpus: int
     hourly_usd: float | None
     price_source: str
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
     uncertainty: float = 1.0
     price_as_of: str | None = None
     is_own: bool = False
@@ -156,6 +140,33 @@ class Sending:
     def is_nothing_sent(self, error: BaseException) -> bool:
         """Return whether a send that ends with the error has created no job: it was refused, or had not begun."""
         return not self.may_exist or (isinstance(error, CloudtrainError) and error.exit_code != 7)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to.
+
+    `code_sha256` is of what is in it but for the config file, which has more to say than what runs.
+    """
+
+    sha256: str
+    path: Path
+    bytes: int
+    files: int
+    code_bytes: int
+    largest: tuple[tuple[str, int], ...] = ()
+    git: dict[str, Any] = field(default_factory=dict)
+    code_sha256: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Bundle:
+        """Return the bundle that `dump` described."""
+        largest = tuple((name, size) for name, size in data["largest"])
+        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
 
 
 @dataclass(frozen=True)

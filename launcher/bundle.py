@@ -21,18 +21,18 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.launcher import secretfiles
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["IGNORE_FILES", "Bundle", "check", "collect", "pack", "size_words"]
+__all__ = ["GENERATOR", "IGNORE_FILES", "check", "collect", "is_report", "pack", "size_words", "summary"]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
@@ -41,44 +41,20 @@ ALWAYS_IGNORED = (
     *(".mypy_cache", ".pytest_cache", ".ruff_cache"),
 )
 ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
+GENERATOR = "cloudtrain report"  # as in the head of a report's HTML
+_BEGINNING = 4000  # bytes in which a report identifies itself
 MB = 1_000_000
 # Where gzip begins anew: at a file of so many bytes, at so many bytes of one, at one in so many of the others.
 # It costs 0.3 % in size, 1 % of what is small; at every small file it would be 4 to 20 %.
 PIECE, ONE_IN = 1 << 20, 64
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to.
-
-    `code_sha256` is of what is in it but for the config file, which has more to say than what runs.
-    """
-
-    sha256: str
-    path: Path
-    bytes: int
-    files: int
-    code_bytes: int
-    largest: tuple[tuple[str, int], ...] = ()
-    git: dict[str, Any] = field(default_factory=dict)
-    code_sha256: str = ""
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return {**asdict(self), "path": str(self.path)}
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Bundle:
-        """Return the bundle that `dump` described."""
-        largest = tuple((name, size) for name, size in data["largest"])
-        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
-
-    def summary(self) -> str:
-        """Return one line: size and number of the user's files, their commit, the archive's size."""
-        commit = f", commit {self.git['commit'][:10]}" if self.git.get("commit") else ""
-        dirty = " with uncommitted changes" if self.git.get("dirty") else ""
-        files = f"{self.files} file{'s' * (self.files != 1)}, {size_words(self.code_bytes)}{commit}{dirty}"
-        return f"{files}; {size_words(self.bytes)} packed, with cloudtrain's own files"
+def summary(bundle: Bundle) -> str:
+    """Return one line: size and number of the user's files, their commit, the archive's size."""
+    commit = f", commit {bundle.git['commit'][:10]}" if bundle.git.get("commit") else ""
+    dirty = " with uncommitted changes" if bundle.git.get("dirty") else ""
+    files = f"{bundle.files} file{'s' * (bundle.files != 1)}, {size_words(bundle.code_bytes)}{commit}{dirty}"
+    return f"{files}; {size_words(bundle.bytes)} packed, with cloudtrain's own files"
 
 
 def size_words(size_bytes: int) -> str:
@@ -191,15 +167,19 @@ def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosix
                 yield path
 
 
+def is_report(path: Path) -> bool:
+    """Return whether the file is a report or comparison, which a newer report may replace. Raises OSError."""
+    with path.open("rb") as file:
+        return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
+
+
 def _is_report(entry: os.DirEntry[str]) -> bool:
-    """Return whether the file is a report of ours, which lies beside the code and is none: it would change its hash."""
+    """Return whether the file is a report of ours beside the code, which would change the hash of the code."""
     if not entry.name.endswith(".html"):
         return False
-    from cloudtrain.launcher.report.files import is_report
-
     try:
         return is_report(Path(entry.path))
-    except OSError:  # whoever packs it says so
+    except OSError:  # the packing step reports the error
         return False
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cloudtrain.launcher.backend import ALL, CHEAPEST
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
 
 __all__ = [
-    "ALL",
-    "CHEAPEST",
     "DEFAULT_FILE",
     "Overrides",
     "completes",
@@ -39,7 +38,6 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "cloudtrain.yaml"
-ALL, CHEAPEST = "all", "cheapest"  # in place of a backend's name
 
 F = TypeVar("F", bound=Callable[..., Any])
 

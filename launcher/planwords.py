@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["age", "lines", "provenance"]
 
 
-def lines(plan: Plan, backend: str) -> list[str]:
+def lines(plan: Plan, backend: str = "this backend") -> list[str]:
     """Return the plan for people, a subject a line."""
     return [*_machines(plan), _time(plan), *_money(plan, backend)]
 

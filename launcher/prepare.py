@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import bundle as bundles
-from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher import planwords
 from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
+from cloudtrain.launcher.planning import planner as plans
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
 
@@ -28,15 +30,15 @@ class Prepared:
     config: Config
     config_file: Path
     backend: backends.Backend
-    plan: plans.Plan
-    bundle: bundles.Bundle
+    plan: Plan
+    bundle: backends.Bundle
     request: backends.Request
     warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Return for people what would be sent: the plan, the code, and what to know before."""
-        first, *rest = self.plan.lines(self.config.backend)
-        return [f"{self.config.backend}: {first}", *rest, f"code: {self.bundle.summary()}", *self.warnings]
+        first, *rest = planwords.lines(self.plan, self.config.backend)
+        return [f"{self.config.backend}: {first}", *rest, f"code: {bundles.summary(self.bundle)}", *self.warnings]
 
 
 def prepare(
@@ -45,7 +47,7 @@ def prepare(
     cache: Path,
     *,
     dry: bool,
-    shipped: bundles.Bundle | None = None,
+    shipped: backends.Bundle | None = None,
     spent_micro: int = 0,
 ) -> Prepared:
     """Plan, pack, render and check. Raises ConfigError with all that the backend would refuse.
@@ -102,7 +104,7 @@ def refused(config: Config, config_file: Path) -> Sequence[Fault]:
     return ()
 
 
-def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:
+def _warnings(config: Config, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the keys of the config that this backend ignores, and other facts to know before a submit."""
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),

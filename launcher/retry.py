@@ -29,7 +29,7 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
     Raises ConfigError where that cannot be, BudgetError where the money is used up.
     """
     from cloudtrain.launcher import config as configs
-    from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.prepare import prepare
 
     stored = configs.stored(job.config, overrides=settings)

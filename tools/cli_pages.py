@@ -18,11 +18,11 @@ import click
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.cli import ALIASES, COMMANDS, cli
 from cloudtrain.launcher.commands.explain import default_words, every_key, facts_of
 from cloudtrain.launcher.completion.candidates import KEYS
 from cloudtrain.launcher.config.schema import BACKENDS, Config, as_yaml, field_at, section
+from cloudtrain.launcher.planning import planner as plans
 
 ROOT = Path(__file__).resolve().parents[1]
 RENEW = "python tools/cli_pages.py"

@@ -17,8 +17,7 @@ from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Kind, Rate
+from cloudtrain.launcher.prices.rate import Key, Kind, Quote, Rate
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.plan import STOP_TAIL_S
+from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 from cloudtrain.launcher.spec import job_spec, job_surroundings
 
 if TYPE_CHECKING:

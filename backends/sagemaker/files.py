@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from cloudtrain.backends.sagemaker import aws
 from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.entrypoints import places
-from cloudtrain.launcher.bundle import Bundle
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
 __all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle", "put_order", "read_order", "retract"]

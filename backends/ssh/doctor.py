@@ -27,7 +27,7 @@ def checks(config: Config | None) -> list[Check]:
         return [own]
     from cloudtrain.backends.ssh import check, request
     from cloudtrain.backends.ssh.backend import capacity
-    from cloudtrain.launcher import plan as plans
+    from cloudtrain.launcher.planning import planner as plans
 
     body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
     faults = [fault for fault in check.faults(body) if not fault.is_warning]

@@ -15,7 +15,7 @@ from cloudtrain.backends.ssh import masters
 from cloudtrain.backends.ssh.crew import Seat
 from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.launcher.bundle import Bundle
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.terminal import say
 

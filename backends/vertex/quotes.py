@@ -13,8 +13,7 @@ from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
+from cloudtrain.launcher.prices.rate import Key, Quote, Rate
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.listprices import Catalogue

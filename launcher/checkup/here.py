@@ -116,7 +116,7 @@ def _clock() -> Iterator[Check]:
 
 
 def _completion() -> Check:
-    from cloudtrain.launcher.commands.completion import SHELLS, installed_at
+    from cloudtrain.launcher.completion import SHELLS, installed_at
 
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:

@@ -260,7 +260,7 @@ def _money(text: str) -> int:
 
 
 def _require_name(project: str) -> None:
-    from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
+    from cloudtrain.launcher.job import PROJECT_PATTERN
 
     if not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import ALL, Check
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import ALL, DEFAULT_FILE, completes, examples, file_option, json_option
+from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, file_option, json_option
 from cloudtrain.launcher.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.backend import ALL
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import ALL, completes, examples, job_argument, json_option
+from cloudtrain.launcher.options import completes, examples, job_argument, json_option
 from cloudtrain.launcher.terminal import say
 
 if TYPE_CHECKING:

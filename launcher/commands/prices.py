@@ -167,7 +167,7 @@ def _usd(value: float | None) -> str:
 
 
 def _csv(found: list[Line]) -> list[str]:
-    from cloudtrain.launcher.prices.quote import Key
+    from cloudtrain.launcher.prices.rate import Key
 
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
     names += [

@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain.launcher.approval import approved, require_allowed
+from cloudtrain.launcher.backend import ALL, CHEAPEST
 from cloudtrain.launcher.columns import width
 from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name
-from cloudtrain.launcher.options import (
-    ALL,
-    CHEAPEST,
-    Overrides,
-    config_options,
-    examples,
-    json_option,
-    yes_option,
-)
+from cloudtrain.launcher.options import Overrides, config_options, examples, json_option, yes_option
 from cloudtrain.launcher.prepare import prepare
 from cloudtrain.launcher.terminal import print_json, say
 

@@ -91,7 +91,7 @@ def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends and the words for several, behind the names that stand there with commas."""
-    from cloudtrain.launcher.options import ALL, CHEAPEST
+    from cloudtrain.launcher.backend import ALL, CHEAPEST
 
     before, comma, begun = incomplete.rpartition(",")
     given = before.split(",") if before else []

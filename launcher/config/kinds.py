@@ -15,8 +15,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJso
 from pydantic_core import core_schema
 
 from cloudtrain.launcher import units
-from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
-from cloudtrain.launcher.money.cells import LEDGER_PATTERN
+from cloudtrain.launcher.job import LEDGER_PATTERN, PROJECT_PATTERN
 
 __all__ = [
     "PROJECT_WANTED",

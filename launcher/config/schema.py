@@ -43,7 +43,7 @@ from cloudtrain.launcher.config.kinds import (
 )
 from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
-from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
+from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",

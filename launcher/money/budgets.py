@@ -20,7 +20,6 @@ __all__ = [
     "MOST_MICRO",
     "MOST_OVERCOMMIT_PERCENT",
     "OVERALL",
-    "PROJECT_PATTERN",
     "Budget",
     "Held",
     "Period",
@@ -31,7 +30,6 @@ __all__ = [
     "require_room",
 ]
 
-PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
 OVERALL = ""  # the project of the overall budget, and of a job without a project
 MOST_MICRO = 10**16  # ten billion USD: above any budget, and sums still fit into SQLite's integers
 MOST_OVERCOMMIT_PERCENT = 1000

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Terms  # `status` uses a few figures below without a backend
 
 __all__ = [
     "PARTS",
     "Cap",
     "Rate",
     "Refusal",
+    "Terms",
     "choose",
     "deadline_s",
     "least_useful_s",
@@ -38,6 +35,26 @@ NOTICE_SHARE = 10  # if the platform itself asks for a save in time, no lead tak
 
 PARTS = 1_000_000  # an uncertainty is counted in millionths, as exactly as given
 _MICRO_HOUR = 3600 * PARTS  # a scaled rate is in millionths of a micro-dollar an hour
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a platform's own time limit allows, and what it bills: by these a sum of money becomes a limit.
+
+    `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
+    `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
+    the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
+    `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
+    anew, 1 where it spans all starts. `warns`: at its limit the platform asks the job to save, and waits for that.
+    """
+
+    tail_s: int = 0
+    least_s: int = 1
+    unit_s: int = 1
+    lives: int = 1
+    minimum_bill_s: int = 0
+    lead_s: int = 0
+    warns: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import re
 from typing import Protocol, cast
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import LEDGER_PATTERN
 
-__all__ = ["ABSENT", "LEDGER_PATTERN", "Cell", "located", "open_cell"]
+__all__ = ["ABSENT", "Cell", "located", "open_cell"]
 
 ABSENT = ""  # the version of a missing object
 DEFAULT_NAME = "ledger.json"
@@ -22,12 +23,6 @@ _STORES = {
     "https": "cloudtrain.backends.azureml.cell",
     "file": "cloudtrain.launcher.money.filecell",
 }
-# Valid in JavaScript too, for editors that check configs. A query or a fragment would be a secret or a mistake.
-LEDGER_PATTERN = (
-    r"(s3|gs)://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
-    r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
-    r"|(file://)?/[^?#\n]+|~/[^?#\n]+"
-)
 
 
 class Cell(Protocol):

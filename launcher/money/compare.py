@@ -77,7 +77,7 @@ def offers(
     no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
     of the code. Raises ConfigError if the file itself cannot be read.
     """
-    from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}

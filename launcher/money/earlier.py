@@ -7,9 +7,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import Terms
 from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.money.cap import PARTS, Rate, parts, worst_case_micro
+from cloudtrain.launcher.money.cap import PARTS, Rate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt

@@ -18,7 +18,8 @@ from cloudtrain.entrypoints.notices.sending import Fault, back_off_s, try_all
 from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.channels import Entry, deliver
+from cloudtrain.launcher.notices.channels import Entry
+from cloudtrain.launcher.notices.transports import deliver
 
 __all__ = ["EXIT_S", "Courier", "Errand"]
 

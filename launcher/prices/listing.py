@@ -8,8 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.quote import Key
-from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate, age_days, uncertainty
+from cloudtrain.launcher.prices.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
 
 __all__ = ["Line", "Wanted", "lines", "why_none"]
 

@@ -21,8 +21,7 @@ from cloudtrain.launcher import home
 from cloudtrain.launcher.errors import ConfigError, Fault, Place
 from cloudtrain.launcher.home import PRICES as FILE
 from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate
+from cloudtrain.launcher.prices.rate import KINDS, Key, Kind, Quote, Rate
 
 __all__ = ["FILE", "add", "everything", "rates", "refusal"]
 

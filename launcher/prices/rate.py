@@ -6,9 +6,21 @@ import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
-__all__ = ["KINDS", "STALE_DAYS", "Kind", "Machine", "Rate", "age_days", "stale", "today", "uncertainty"]
+__all__ = [
+    "KINDS",
+    "STALE_DAYS",
+    "Key",
+    "Kind",
+    "Machine",
+    "Quote",
+    "Rate",
+    "age_days",
+    "stale",
+    "today",
+    "uncertainty",
+]
 
 Kind = Literal["on_demand", "spot", "flex_start", "reservation"]  # the way of renting, which sets the price
 KINDS: tuple[Kind, ...] = ("on_demand", "spot", "flex_start", "reservation")
@@ -152,3 +164,21 @@ def _first_day(text: str) -> datetime.date | None:
         return datetime.date(int(found[1]), int(found[2] or 1), int(found[3] or 1))
     except ValueError:
         return None
+
+
+class Key(NamedTuple):
+    """The identity of a price."""
+
+    backend: str
+    instance_type: str
+    region: str
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A price read from the vendor, or the `reason` for its absence. `key.instance_type` is "" for a whole list."""
+
+    key: Key
+    rate: Rate | None
+    reason: str = ""

@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import series as serieses
+from cloudtrain.launcher.bundle import GENERATOR
 from cloudtrain.launcher.report import comparing, config, facts
 from cloudtrain.launcher.report.data import chart_data
-from cloudtrain.launcher.report.files import GENERATOR
 
 if TYPE_CHECKING:
     from jinja2 import Template

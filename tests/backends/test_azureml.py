@@ -15,10 +15,10 @@ import yaml
 from cloudtrain.backends.azureml import backend, files, machine, rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"

@@ -22,7 +22,8 @@ from cloudtrain.backends.ssh.crew import Seat
 from cloudtrain.backends.ssh.fleet import Fleet, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.bundle import Bundle, pack
+from cloudtrain.launcher.backend import Bundle
+from cloudtrain.launcher.bundle import pack
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts.cluster import Cluster
 

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from cloudtrain.launcher.prices import own
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
+from cloudtrain.launcher.prices.rate import Key, Quote, Rate
 from doubles.google.handle import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT, Google
 
 CONFIG: dict[str, Any] = {

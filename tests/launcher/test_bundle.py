@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.bundlefile import BundleError, unpack
-from cloudtrain.launcher.bundle import MB, Bundle, collect, pack
+from cloudtrain.launcher.backend import Bundle
+from cloudtrain.launcher.bundle import MB, collect, pack, summary
 from cloudtrain.launcher.errors import ConfigError
 
 Tree = Callable[..., Path]
@@ -321,7 +322,7 @@ def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -
     dirty = packed(folder)
     assert (clean.git["commit"], clean.git["dirty"]) == (head, False)
     assert (dirty.git["commit"], dirty.git["dirty"]) == (head, True)
-    assert "with uncommitted changes" in dirty.summary()
+    assert "with uncommitted changes" in summary(dirty)
 
 
 def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:

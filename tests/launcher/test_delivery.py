@@ -16,8 +16,8 @@ import pytest
 from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.notices import channels, claims
-from cloudtrain.launcher.notices.channels import Entry
+from cloudtrain.launcher.notices import claims, transports
+from cloudtrain.launcher.notices.channels import Entry, desktop, doubts
 from cloudtrain.launcher.notices.delivery import Courier, Errand
 from cloudtrain.launcher.notices.herald import Herald
 from cloudtrain.launcher.registry import Registry
@@ -273,9 +273,9 @@ def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path
     (tmp_path / "notify-send").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("DISPLAY", ":0")
-    place = channels.desktop()
+    place = desktop()
     assert place is not None
-    channels.deliver(place, notice())
+    transports.deliver(place, notice())
     assert record.read_text().splitlines()[2:5] == ["--", "seeded: 50 %", "spent       0.50 USD of 1.00 USD (50 %)"]
 
 
@@ -283,7 +283,7 @@ def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path
 def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None:
     """Its own JSON service, of the installed library."""
     url = told.url.replace("http://", "json://")
-    channels.deliver(Entry("apprise", "env:URL", ALL), notice(), {"URL": url})
+    transports.deliver(Entry("apprise", "env:URL", ALL), notice(), {"URL": url})
     assert told.got[0]["title"] == "seeded: 50 %"
 
 
@@ -291,8 +291,8 @@ def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None
 @pytest.mark.parametrize(("url", "words"), [("nosuch://x", "knows no service"), ("json://127.0.0.1:1/", "could not")])
 def test_apprise_says_what_it_cannot(url: str, words: str) -> None:
     """Without its address, which may be a password."""
-    with pytest.raises(channels.Fault, match=words):
-        channels.deliver(Entry("apprise", url, ALL), notice(), {})
+    with pytest.raises(sending.Fault, match=words):
+        transports.deliver(Entry("apprise", url, ALL), notice(), {})
 
 
 @pytest.mark.parametrize("place", ["pover://user@token1", "slack://token1/b/c", "ntfy://token1/x", "token1"])
@@ -306,7 +306,7 @@ def test_apprise_address_shows_its_service_alone(place: str) -> None:
 def test_doubts_name_what_is_not_set_here() -> None:
     """Before anybody relies on it."""
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
-    assert list(channels.doubts(config, {"S": "x"})) == [
+    assert list(doubts(config, {"S": "x"})) == [
         "notify: CLOUDTRAIN_SMTP is not set here, so no alerts by email",
         "notify: only a command that follows the job sends alerts; with from_job: true the job sends them",
     ]
