@@ -1,6 +1,6 @@
 """The connections between a job's agents: every node reports to node 0, and node 0 answers with the desired state.
 
-One TCP connection per node carries JSON lines, with a heartbeat every BEAT_S even without changes. Silence is a signal:
+One TCP connection per node carries JSON lines, with a heartbeat every BEAT_S even without changes. Silence is evidence:
 node 0 counts a silent node as lost, and a node without messages fences itself. torchrun notices neither (a cut link:
 over 150 s, measured with torch 2.13). The token keeps strangers out; messages are not encrypted. Heartbeats continue
 while the agent waits for a disk or for processes to die.

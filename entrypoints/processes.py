@@ -42,7 +42,7 @@ def cores() -> int:
 
 
 def stamp(pid: int) -> str | None:
-    """Return a mark that tells the process from a later process of the same pid, or None after its end.
+    """Return a mark that distinguishes the process from a later process of the same pid, or None after its end.
 
     Boot id and start time: a reboot or a reused pid is never mistaken for the process. Without /proc (macOS) only the
     pid's existence is known.
