@@ -124,7 +124,7 @@ def _mark_best_again(job: Job, progress: Progress) -> None:
 
 
 def _owe_the_mirror(job: Job, found: folders.Found) -> None:
-    """Have this checkpoint uploaded at the end, if no start uploaded it and the mirror has no newer checkpoint."""
+    """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
     if job.uploader is None or job.mirror is None:
         return
     lacks = False
@@ -251,7 +251,7 @@ def _require_own(job: Job, found: folders.Found) -> None:
 
 
 def _fetch_newer(job: Job) -> None:
-    """Fetch the mirror's checkpoint if newer than this machine's. Raises OSError without any checkpoint."""
+    """Fetch the mirror's checkpoint if newer. Raises OSError if the mirror fails and this machine has no checkpoint."""
     if job.mirror is None:
         return
     own = folders.list_steps(job.folder)
@@ -280,7 +280,7 @@ def _is_first_start(job: Job) -> bool:
 
 
 def _set_aside_later(folder: Path, step: int) -> None:
-    """Set aside later steps than a checkpoint that the user named: the later steps would outrank new checkpoints."""
+    """Set aside the steps after a checkpoint that the user named: later steps would outrank new checkpoints."""
     for later, path in folders.list_steps(folder):
         if later > step:
             folders.set_aside(path, "old")
