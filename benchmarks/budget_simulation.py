@@ -1,8 +1,8 @@
 """Jobs whose laptop is off: what they cost against their budget, and how much of what they paid for is kept.
 
-The caps are those of launcher/money/cap.py with each backend's own terms, the moment of the last save is by the
-trainer's own rule (entrypoints/agree.py). All else is drawn, and assumed: see ASSUMED. So "never over" says that the
-arithmetic holds from price to cap over all of it; it is no measurement of a cloud.
+The caps are those of launcher/metering/limit.py with each backend's own terms, the moment of the last save is by the
+trainer's own rule (entrypoints/rank/agree.py). All else is drawn, and assumed: see ASSUMED. So "never over" says that
+the arithmetic holds from price to cap over all of it; it is no measurement of a cloud.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from report import Report
 
-from cloudtrain.entrypoints.agree import margin_s
+from cloudtrain.entrypoints.rank.agree import margin_s
 from cloudtrain.launcher.backend import Terms
-from cloudtrain.launcher.money import cap as caps
-from cloudtrain.launcher.money.cap import Cap, Rate
+from cloudtrain.launcher.metering import limit as caps
+from cloudtrain.launcher.metering.limit import Cap, Rate
 from cloudtrain.launcher.prices import catalog
 
 JOBS = 20_000

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
-from cloudtrain.launcher.money.cap import Terms
+from cloudtrain.launcher.metering.limit import Terms
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.prices.rate import Quote
 
 __all__ = [
     "ALL",

@@ -16,7 +16,7 @@ try:
     import click
 
     from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.terminal import ReaderGoneError, print_json, say
+    from cloudtrain.launcher.text.terminal import ReaderGoneError, print_json, say
 except KeyboardInterrupt:  # the imports take most of the first 0.3 s
     sys.stderr.write("\ninterrupted: nothing was sent or changed\n")
     sys.exit(130)

@@ -27,7 +27,7 @@ def capacity(config: Config) -> Capacity:
     """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
     _require(config)
     from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
-    from cloudtrain.launcher.units import format_duration
+    from cloudtrain.launcher.text.units import format_duration
 
     machine, block = choose(config), block_of(config)
     idle_s = idle_s_of(block)

@@ -16,7 +16,7 @@ from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
-    from cloudtrain.launcher.prices.rate import Machine
+    from cloudtrain.launcher.metering.rate import Machine
 
 __all__ = ["checks"]
 

@@ -21,9 +21,9 @@ from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -1,7 +1,7 @@
 """A job's lines from its nodes' log files: no line is lost or repeated, and each byte is fetched once.
 
 Every node's container has one growing file. Each poll reads a file by range from the end of the last read; the cursor
-holds each file's position. entrypoints/pump.py has put time and rank in front of each line.
+holds each file's position. entrypoints/container/log_relay.py has put time and rank in front of each line.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.history import Details
-from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.logs import container_lines
 
 __all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
 
@@ -66,7 +66,7 @@ class _Told:
     """A piece's parsed lines, their times, which never decrease, and their sizes; the lines begin at byte `begin`."""
 
     begin: int
-    lines: list[containerlog.Line]
+    lines: list[container_lines.Line]
     times: list[float]
     sizes: list[int]
 
@@ -132,7 +132,7 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
     text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
-    return containerlog.last_word(text.splitlines(), kind, stamped=True)
+    return container_lines.last_word(text.splitlines(), kind, stamped=True)
 
 
 def _urls(told: Details, wanted: frozenset[int]) -> dict[str, str]:
@@ -194,7 +194,9 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
 
 
 def _told(piece: _Piece) -> _Told:
-    found = [containerlog.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines]
+    found = [
+        container_lines.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
+    ]
     # For lines before the first line with a time.
     begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
     latest_s, times = piece.place.last_s, []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.rate import Key, Kind, Quote, Rate
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -168,7 +168,7 @@ def _command(inputs: list[dict[str, str]], outputs: dict[str, str]) -> str:
 
 
 def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the code's folder."""
+    """Return the fields of container/container.py beside the job's spec; paths begin at the code's folder."""
     return {
         "environment": dict(config.env),
         "secrets": {"names": list(config.secrets), "as": block_of(config).identity} if config.secrets else None,

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
-from cloudtrain.launcher.extras import install
+from cloudtrain.launcher.text.extras import install
 
 __all__ = [
     "Access",

@@ -12,7 +12,7 @@ from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, dis
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain.backends.sagemaker import aws
 from cloudtrain.backends.sagemaker.aws import Access
-from cloudtrain.entrypoints import places
+from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
@@ -93,9 +93,9 @@ def retract(access: Access, uri: str) -> None:
 
 
 def has_checkpoint(access: Access, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the same rule as the node's (entrypoints/places.py)."""
+    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
     with aws.answers(f"list {uri}"):
-        return any(places.is_whole(name.partition("/")[0]) for name in _names(access, uri))
+        return any(job_files.is_whole(name.partition("/")[0]) for name in _names(access, uri))
 
 
 def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:

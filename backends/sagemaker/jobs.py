@@ -15,8 +15,8 @@ from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.store.home import identity, known_identity
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

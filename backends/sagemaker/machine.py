@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -24,8 +24,8 @@ from cloudtrain.backends.sagemaker.aws import Access
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.rate import Key, Quote, Rate
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
 from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of, region_of
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.regions import doubts
-from cloudtrain.launcher.spec import job_spec
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -60,7 +60,7 @@ ENTRYPOINT = (
 )
 
 # The toolkit's program, from the bundle: it refuses an image without SMDDP, else runs the script.
-GUARD = "runtime/cloudtrain/entrypoints/smddp.py"
+GUARD = "runtime/cloudtrain/entrypoints/container/smddp.py"
 
 # Names for SageMaker's own charts, and the fields of our event lines with the numbers (entrypoints/events.py).
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
@@ -153,7 +153,7 @@ def _notes(config: Config) -> Iterator[str]:
 
 
 def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at /opt/ml."""
+    """Return the fields that entrypoints/container/container.py needs beside the job's spec; paths begin at /opt/ml."""
     secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
     gathers = config.task is None and plan.instances > 1
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _JOBS = "cloudtrain.backends.ssh.jobs"
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
-# of silence (entrypoints/peers.py); killing the processes takes some seconds more.
+# of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
 
 

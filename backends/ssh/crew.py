@@ -13,7 +13,7 @@ from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["Seat", "address_of", "examine", "path_on", "require_answers", "seated"]
 

@@ -42,7 +42,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         nodes.append(
             NodeRun(
                 hostname=_plain(host.name),
-                argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
+                argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
                 env={**_login(disk), **stage.variables},
                 agents=(Path(told["root"]),),
                 places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,

@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.ssh import hosts
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
-from cloudtrain.launcher.spec import job_spec, job_surroundings
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

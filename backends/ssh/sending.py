@@ -19,11 +19,11 @@ from cloudtrain.backends.ssh import hosts, shipping
 from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, require_answers, seated
 from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.launcher.backend import Found, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.home import identity, known_identity
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -71,7 +71,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        durable.write_json(path, ref)
+        atomic_json.write_json(path, ref)
     except OSError as error:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
     specs = [
@@ -87,7 +87,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     """Return the job if all its agents were started; otherwise close admission, so that None is final."""
     job, _, attempt = request.name.rpartition("-")
     noted = _noted(home, job, int(attempt))
-    ref: JobRef | None = durable.read_json(noted)
+    ref: JobRef | None = atomic_json.read_json(noted)
     if ref is None:
         if noted.exists():  # the job may have been started
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
@@ -112,7 +112,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
     if config is not None and config.ssh is not None and config.ssh.hosts:
         asked = hosts.of_config(config)
     else:
-        notes = (durable.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
+        notes = (atomic_json.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
         asked = list(dict.fromkeys(Host(**node["host"]) for note in notes for node in note["nodes"]))
     found: dict[tuple[str, int], Found] = {}
     answers = fleet().ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)

@@ -17,7 +17,7 @@ from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["ship"]
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from urllib.parse import quote, urlencode
 
-from cloudtrain.entrypoints import googleaccess
-from cloudtrain.entrypoints.googlehttp import Answer, Lost, Refused, Service, Untrusted
-from cloudtrain.entrypoints.googlestorage import endpoint, split
+from cloudtrain.entrypoints.stores import google_access
+from cloudtrain.entrypoints.stores.google_http import Answer, Lost, Refused, Service, Untrusted
+from cloudtrain.entrypoints.stores.google_storage import endpoint, split
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 
 __all__ = ["GcsCell", "open_cell"]
@@ -33,7 +33,7 @@ class GcsCell:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         bucket, self._key = split(uri)
-        identity = None if googleaccess.anonymous() else googleaccess.of_environment()
+        identity = None if google_access.anonymous() else google_access.of_environment()
         self._service = Service(endpoint(), identity)
         self._objects = f"/storage/v1/b/{quote(bucket, safe='')}/o"
 

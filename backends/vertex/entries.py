@@ -1,8 +1,8 @@
 """Cloud Logging's entries as log lines: the node, the number in the container's own count, the text.
 
-entrypoints/pump.py prints each line as a JSON object. Cloud Logging turns the object into the entry's payload:
-`message`, `severity`, and under `ct` the container's mark, the line's number in the container, and the line's time. If
-the platform keeps the object as text, this module parses the text.
+entrypoints/container/log_relay.py prints each line as a JSON object. Cloud Logging turns the object into the entry's
+payload: `message`, `severity`, and under `ct` the container's mark, the line's number in the container, and the line's
+time. If the platform keeps the object as text, this module parses the text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher import containerlog
-from cloudtrain.launcher.times import seconds
+from cloudtrain.launcher.logs import container_lines
+from cloudtrain.launcher.text.times import seconds
 
 __all__ = ["Entry", "joined", "of_json", "of_proto", "node_of", "task_of"]
 
@@ -95,7 +95,7 @@ def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, 
     message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
     if mark is None and message.startswith("{") and '"ct"' in message:
         message, mark = _unparsed(message)
-    line = containerlog.parse(message, stamped=False)
+    line = container_lines.parse(message, stamped=False)
     if not isinstance(mark, dict) or "n" not in mark:
         return Entry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
     time_s = float(mark.get("t", stamp_s * 1000)) / 1000

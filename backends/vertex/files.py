@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cloudtrain.backends.vertex import rest
 from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.entrypoints import places
+from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 
 __all__ = [
@@ -108,7 +108,7 @@ def has_checkpoint(access: Access, uri: str) -> bool:
     """Return whether the folder has a complete checkpoint, by the same rule as the node's. Raises GoogleError."""
     prefix = rest.split_uri(uri)[1].rstrip("/") + "/"
     tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
-    return any(places.is_whole(name) for name in tops)
+    return any(job_files.is_whole(name) for name in tops)
 
 
 def names(access: Access, uri: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from cloudtrain.backends.vertex.order import Order
 from cloudtrain.backends.vertex.rest import Access, GoogleError, translated
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 

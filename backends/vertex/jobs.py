@@ -21,9 +21,9 @@ from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.home import home as state_home
-from cloudtrain.launcher.home import identity, known_identity
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import home as state_home
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

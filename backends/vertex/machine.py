@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from cloudtrain.backends.vertex import pairs
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config

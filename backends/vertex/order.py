@@ -1,9 +1,9 @@
 """A reader's memory of the lines already returned: each line once, and each container's lines in order.
 
-Containers number their lines (entrypoints/pump.py). The number identifies a copy even if Cloud Logging gives the copy
-another id, and shows that a line is missing. At its end a container reports its last number, which shows that all lines
-have arrived. For each container the memory keeps only the next number and the earlier gaps. Lines without a number are
-identified by their keys, for as long as a copy may arrive.
+Containers number their lines (entrypoints/container/log_relay.py). The number identifies a copy even if Cloud Logging
+gives the copy another id, and shows that a line is missing. At its end a container reports its last number, which shows
+that all lines have arrived. For each container the memory keeps only the next number and the earlier gaps. Lines
+without a number are identified by their keys, for as long as a copy may arrive.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from cloudtrain.backends.vertex import files, rest
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["download"]
 

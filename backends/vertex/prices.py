@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Kind
-    from cloudtrain.launcher.prices.rate import Kind as RateKind
-    from cloudtrain.launcher.prices.rate import Machine, Rate
+    from cloudtrain.launcher.metering.rate import Kind as RateKind
+    from cloudtrain.launcher.metering.rate import Machine, Rate
 
 __all__ = ["FEE", "MONTH_H", "Offer", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
 

@@ -11,9 +11,9 @@ from cloudtrain.backends.vertex.machine import block_of, choose, label_of, locat
 from cloudtrain.backends.vertex.rest import Access
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.rate import Key, Quote, Rate
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.listprices import Catalogue

@@ -1,9 +1,9 @@
 """The CustomJob, and the sending plan beside it.
 
-Each replica runs entrypoints/bucketboot.py, with the source as an argument: the boot fetches the bundle (shared by all
-jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any image with
-python3 will do, no image is built, and a late job stops if its order was retracted or went to another send of the job.
-Google's prebuilt images run Python packages instead, so for them the boot is packed as a wheel.
+Each replica runs entrypoints/container/bucket_boot.py, with the source as an argument: the boot fetches the bundle
+(shared by all jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any
+image with python3 will do, no image is built, and a late job stops if its order was retracted or went to another send
+of the job. Google's prebuilt images run Python packages instead, so for them the boot is packed as a wheel.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.vertex import pairs
 from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, disk_of, kind_of, location_of, place_of
 from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.regions import doubts
-from cloudtrain.launcher.spec import job_spec
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
@@ -42,7 +42,7 @@ MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and th
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/diagnose.py) of possibly correct code
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/trainer/diagnose.py) of possibly correct code
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
@@ -144,7 +144,7 @@ def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
 
 def boot_source() -> str:
     """Return the source of the program that every replica starts with."""
-    return files("cloudtrain.entrypoints").joinpath("bucketboot.py").read_text(encoding="utf-8")
+    return (files("cloudtrain.entrypoints") / "container" / "bucket_boot.py").read_text(encoding="utf-8")
 
 
 def _wheel_uri(root: str) -> str:
@@ -192,7 +192,7 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
 
 
 def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the boot's folder."""
+    """Return the fields of container/container.py beside the job's spec; paths begin at the boot's folder."""
     block = block_of(config)
     inputs = {
         name: {"uri": uri, "mounted": f"/gcs/{uri.removeprefix('gs://')}" if block.input_mode == "mount" else None}

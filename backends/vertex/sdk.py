@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cloudtrain.backends.vertex import rest
 from cloudtrain.backends.vertex.rest import Access, GoogleError
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.words import one_line
+from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["create", "put", "tail"]
 

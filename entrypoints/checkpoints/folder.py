@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 
 __all__ = [
     "AllDamagedError",
@@ -127,11 +127,11 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     partial = folder / f"{final.name}.tmp"
     text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
     _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
-    durable.sync(partial)
+    atomic_json.sync(partial)
     if final.exists():  # of an earlier run, or damaged: the new folder is better, but the old is not ours to delete
         set_aside(final, "old")
     partial.rename(final)
-    durable.sync(folder)
+    atomic_json.sync(folder)
     return final
 
 

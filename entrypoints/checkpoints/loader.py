@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
-from cloudtrain.entrypoints.sharding import local_part
+from cloudtrain.entrypoints.checkpoints.sharding import local_part
+from cloudtrain.entrypoints.rank import exchange
 
 __all__ = ["Reader", "check", "open_reader", "overlap"]
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication import entries as listing
 

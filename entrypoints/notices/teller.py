@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.message import (
     Facts,
@@ -29,7 +30,6 @@ from cloudtrain.entrypoints.notices.message import (
     threshold,
 )
 from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
-from cloudtrain.entrypoints.places import has_checkpoint
 
 __all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
 
@@ -200,12 +200,12 @@ class Teller:
             finally:
                 os.close(log)
             kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
-            durable.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
+            atomic_json.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
         except OSError as error:  # a full disk: at worst a notification is sent twice
             print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _remembered(self) -> set[tuple[str, str]]:
-        known = durable.read_json(self._folder / MEMORY)
+        known = atomic_json.read_json(self._folder / MEMORY)
         if not isinstance(known, dict) or known.get("job") != self._run.job:
             return set()
         return {(str(name), str(key)) for name, key in known.get("told", ())}

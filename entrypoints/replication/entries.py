@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import places
+from cloudtrain.entrypoints import job_files
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 
 __all__ = [
@@ -69,7 +69,7 @@ class Entry:
 
 def is_name(name: str) -> bool:
     """Return whether an entry may have this name: a direct child, not hidden, not partial, not set aside."""
-    return is_path(name) and "/" not in name and places.is_whole(name)
+    return is_path(name) and "/" not in name and job_files.is_whole(name)
 
 
 def is_path(path: str) -> bool:

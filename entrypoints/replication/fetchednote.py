@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.replication.entries import Entry
 
 __all__ = ["has", "is_own", "keep", "put", "read"]
@@ -23,7 +23,7 @@ Note = dict[str, dict[str, Any]]
 
 def read(path: Path) -> Note:
     """Return the note; empty if the file is absent."""
-    told = durable.read_json(path)
+    told = atomic_json.read_json(path)
     return {name: each for name, each in told.items() if isinstance(each, dict)} if isinstance(told, dict) else {}
 
 
@@ -34,7 +34,7 @@ def put(path: Path, there: Entry, here: str, before: Entry | None) -> None:
     """
     with _writing:
         fingerprints = {"there": there.fingerprint, "here": here, "before": before and before.fingerprint}
-        durable.write_json(path, {**read(path), there.name: fingerprints})
+        atomic_json.write_json(path, {**read(path), there.name: fingerprints})
 
 
 def keep(path: Path, names: Collection[str]) -> Note:
@@ -43,7 +43,7 @@ def keep(path: Path, names: Collection[str]) -> Note:
         note = read(path)
         left = {name: each for name, each in note.items() if name in names}
         if left != note:
-            durable.write_json(path, left)
+            atomic_json.write_json(path, left)
         return left
 
 

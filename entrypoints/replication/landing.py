@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copywire
 from cloudtrain.entrypoints.replication import entries as listing
@@ -88,7 +88,7 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
                     path = next(todo, None)
                 if path is None:
                     return
-                durable.sync(path)
+                atomic_json.sync(path)
         except OSError as error:
             faults.append(error)
 
@@ -114,7 +114,7 @@ def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: boo
         old = checkpoints.set_aside(final, "old") if is_kept else final.rename(_outgoing(final))
     try:
         _rename(partial, final)
-        durable.sync(final.parent)
+        atomic_json.sync(final.parent)
     except OSError:
         if old is not None:
             with contextlib.suppress(OSError):

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import events, heartbeat
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.scripts import forms
 from cloudtrain.entrypoints.scripts.forms import Told
 

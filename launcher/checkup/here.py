@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.home import where
+from cloudtrain.launcher.store.home import where
 
 __all__ = ["checks"]
 

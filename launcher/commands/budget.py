@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import width, wrapped
+from cloudtrain.launcher.commands.options import completes, json_option, yes_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.options import completes, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
+from cloudtrain.launcher.text.tables import width, wrapped
+from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.budgets import Budget, Period
     from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.store.budgets import Budget, Period
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["command"]
 
@@ -61,10 +61,10 @@ def command(context: click.Context) -> None:
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
-    from cloudtrain.entrypoints.figures import down, up, usd
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.entrypoints.format import down, up, usd
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import Budget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
@@ -106,10 +106,10 @@ def show(project: str | None, as_json: bool) -> None:
 
     Jobs that may have ended are asked for, so that what they hold no more is free.
     """
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.jobs.reserve import reconcile
     from cloudtrain.launcher.money import shown, teams
-    from cloudtrain.launcher.money.reserving import reconcile
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.registry import Registry
 
     if project is not None:
         _require_name(project)
@@ -148,9 +148,9 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import Budget
 
     if project is not None:
         _require_name(project)
@@ -179,7 +179,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
 
 def _others(database: Database, place: str | None, project: str, budget: Budget) -> list[Budget]:
     """Return the other budgets at the same place, those of the project first."""
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.store import ledger as ledgers
 
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, budget.period)]
@@ -187,7 +187,7 @@ def _others(database: Database, place: str | None, project: str, budget: Budget)
 
 
 def _limit(budget: Budget) -> str:
-    from cloudtrain.entrypoints.figures import usd
+    from cloudtrain.entrypoints.format import usd
 
     return f"{usd(budget.limit_micro)} {'in each month (UTC)' if budget.period == 'month' else 'for ever'}"
 
@@ -207,8 +207,8 @@ def close(job: str, spent: str, yes: bool) -> None:
 
     For a machine that is lost: every other one tells of its jobs' ends by itself.
     """
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.store import ledger as ledgers
 
     spent_micro = _money(spent)
     database = _database()
@@ -226,7 +226,7 @@ def close(job: str, spent: str, yes: bool) -> None:
 
 def _overcommit(text: str) -> float:
     """Return by how much worst cases may exceed what is left, from `1.2` or `120%`."""
-    from cloudtrain.launcher.money.budgets import MOST_OVERCOMMIT_PERCENT
+    from cloudtrain.launcher.store.budgets import MOST_OVERCOMMIT_PERCENT
 
     most = MOST_OVERCOMMIT_PERCENT / 100
     try:
@@ -251,7 +251,7 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _money(text: str) -> int:
-    from cloudtrain.launcher.units import parse_money
+    from cloudtrain.launcher.text.units import parse_money
 
     try:
         return parse_money(text)
@@ -271,7 +271,7 @@ def _require_known(database: Database, project: str, rows: list[Row]) -> None:
     """Raise UsageError for a project without a budget that has spent nothing and runs nothing."""
     from difflib import get_close_matches
 
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.store import ledger as ledgers
 
     budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
     known = sorted({*ledgers.projects(database), *budgeted} - {""})
@@ -283,8 +283,8 @@ def _require_known(database: Database, project: str, rows: list[Row]) -> None:
 
 
 def _database() -> Database:
-    from cloudtrain.launcher.money.reserving import adopt
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs.reserve import adopt
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     adopt(registry)
@@ -293,17 +293,17 @@ def _database() -> Database:
 
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return where the project's budget is shared: as given, else as this machine knows; None where it is not."""
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money.cells import located
+    from cloudtrain.launcher.store import ledger as ledgers
 
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
 def _own_rows(database: Database, project: str | None) -> list[Row]:
     """Return this machine's budgets, and what is spent and reserved where there is none."""
-    from cloudtrain.launcher.money import ledger as ledgers
-    from cloudtrain.launcher.money.budgets import OVERALL, Budget
     from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import OVERALL, Budget
 
     now_s = time.time()
     wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]

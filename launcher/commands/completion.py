@@ -10,7 +10,7 @@ import click
 
 from cloudtrain.launcher.completion import SHELLS, installed_at
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.terminal import print_lines, say
+from cloudtrain.launcher.text.terminal import print_lines, say
 
 __all__ = [
     "command",

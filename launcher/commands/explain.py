@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 
-from cloudtrain.launcher.columns import width as terminal_width
+from cloudtrain.launcher.commands.options import completes, examples, json_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, examples, json_option
+from cloudtrain.launcher.text.tables import width as terminal_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import width, wrapped
-from cloudtrain.launcher.options import Overrides, config_options, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
+from cloudtrain.launcher.text.tables import width, wrapped
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.compare import Offer
@@ -31,15 +31,15 @@ def command(overrides: Overrides, as_json: bool) -> int:
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
     """
-    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.planning.prepare import prepare
 
     if overrides.compares():
         return _compare(overrides, as_json=as_json)
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
-    from cloudtrain.launcher.bundle import size_words
     from cloudtrain.launcher.money.foretold import books_of
+    from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     if as_json:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import csv_text, table, width
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, file_option, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, file_option, json_option
+from cloudtrain.launcher.text.tables import csv_text, table, width
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.prices.listing import Line, Wanted
@@ -137,7 +137,7 @@ def _require(backend: str | None, accelerator: str | None) -> None:
 
 
 def _row(line: Line) -> list[str]:
-    from cloudtrain.launcher.prices.rate import age_days
+    from cloudtrain.launcher.metering.rate import age_days
 
     key, rate = line.key, line.rate
     age = None if rate is None else age_days(rate)
@@ -167,7 +167,7 @@ def _usd(value: float | None) -> str:
 
 
 def _csv(found: list[Line]) -> list[str]:
-    from cloudtrain.launcher.prices.rate import Key
+    from cloudtrain.launcher.metering.rate import Key
 
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
     names += [

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
 from cloudtrain.launcher.config import clearvalues
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
-from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.prepare import require_a_plan
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.planning.prepare import require_a_plan
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["command"]
 

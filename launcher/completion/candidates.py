@@ -142,7 +142,7 @@ def _keys() -> tuple[tuple[str, str, str], ...]:
 
 def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
     """Return the rows, none where there is no registry, or none that can be read at once."""
-    from cloudtrain.launcher.home import where
+    from cloudtrain.launcher.store.home import where
 
     path = where() / "registry.sqlite"
     if not path.is_file():
@@ -165,6 +165,6 @@ def _fits(word: object, begun: str, given: tuple[str, ...] = ()) -> bool:
 
 
 def _ago(time_s: float) -> str:
-    from cloudtrain.launcher.terminal import when
+    from cloudtrain.launcher.text.terminal import when
 
     return when(time_s) if time_s <= time.time() else "just now"

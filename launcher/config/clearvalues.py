@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher import secretfiles
-from cloudtrain.launcher.config import schemafaults, yamlfile
+from cloudtrain.launcher.config import schemafaults, secret_files, yamlfile
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ def notes_of(config: Config, file: Path) -> Iterator[str]:
         for step, value in values.items() if isinstance(values, dict) else enumerate(values or ()):
             place, node = written.get((step if is_env else "", str(value)), ((key, step), None))
             variables = [*(_VARIABLES.findall(node.shown) if node else ()), *([str(step)] if is_env and value else ())]
-            variable = next(filter(secretfiles.secret_name, variables), None)
-            kind = secretfiles.token_in(str(value))
+            variable = next(filter(secret_files.secret_name, variables), None)
+            kind = secret_files.token_in(str(value))
             if variable is not None or kind is not None:
                 name = step if is_env else variable or "NAME"
                 where = f"{node.place}, {schemafaults.dotted(place)}" if node else schemafaults.dotted(place)

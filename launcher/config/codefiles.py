@@ -82,7 +82,7 @@ def _named_by(root: Node, key: str) -> Node | None:
 def _requirements_faults(node: Node, code_dir: Path) -> Iterator[Fault]:
     """Yield faults of a file that names packages, and of the files that it names."""
     from cloudtrain.entrypoints.environments import requirements, venvs
-    from cloudtrain.entrypoints.host.refused import Refused
+    from cloudtrain.entrypoints.errors import Refused
 
     try:
         found = requirements.read(node.value, code_dir)

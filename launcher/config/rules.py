@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from cloudtrain.entrypoints import variables
+from cloudtrain.entrypoints.rank import variables
 from cloudtrain.launcher.config import rivals, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["STORES", "faults_of", "given"]
 
-# What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/checkpoints/mirror.py.
+# What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/stores/mirror.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
@@ -228,7 +228,7 @@ def _in_training(root: Node, message: str, hint: str, *keys: KeyPath) -> Fault:
 
 
 def _mirror(root: Node) -> Iterator[Fault]:
-    """Yield what the trainer would refuse on the nodes (entrypoints/checkpoints/mirror.py)."""
+    """Yield what the trainer would refuse on the nodes (entrypoints/stores/mirror.py)."""
     node = given(root, "checkpoint", "mirror")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
     if node is None or scheme is None:

@@ -1,4 +1,4 @@
-"""The config's keys below `training` and `checkpoint`: the trainer's, as entrypoints/settings.py reads them."""
+"""The config's keys below `training` and `checkpoint`: the trainer's, as entrypoints/trainer/settings.py reads them."""
 
 from typing import Annotated, Any, Literal
 

@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import stopping
-from cloudtrain.launcher import watch as watching
-from cloudtrain.launcher.database import WRITING
-from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.jobs import stopping
+from cloudtrain.launcher.jobs import watch as watching
+from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.sight import Scene, Sight
-from cloudtrain.launcher.logkeeper import LogKeeper
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.series import read as read_series
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.store.database import WRITING
+from cloudtrain.launcher.store.quiesce import Gate
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.series import read as read_series
+from cloudtrain.launcher.text.remote import in_words
 
 __all__ = ["Feed", "pause_s"]
 

@@ -7,7 +7,7 @@ from rich.text import Text
 from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.sight import Sight
-from cloudtrain.launcher.signs import Signs
+from cloudtrain.launcher.text.signs import Signs
 
 __all__ = ["help_rows", "of_job", "of_table"]
 

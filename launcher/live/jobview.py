@@ -14,10 +14,10 @@ from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.choice import Choice
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
-from cloudtrain.launcher.logs.plain import cleaned
-from cloudtrain.launcher.signs import Signs
-from cloudtrain.launcher.terminal import RANK_COLOURS
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.text.remote import in_words
+from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.terminal import RANK_COLOURS
+from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = ["log_page", "view"]
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from cloudtrain.launcher.job import exit_code
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.watch import Seen
+from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
 from cloudtrain.launcher.live.choice import Choice, steer
 from cloudtrain.launcher.live.feed import Feed
@@ -20,11 +23,8 @@ from cloudtrain.launcher.live.sight import Scene, TailShot
 from cloudtrain.launcher.live.tail import Tail
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.notices import alarm
-from cloudtrain.launcher.overview import as_lines
-from cloudtrain.launcher.signs import Signs, signs_of
-from cloudtrain.launcher.terminal import print_text, say
-from cloudtrain.launcher.watch import Seen
-from cloudtrain.launcher.watch import line as plain_line
+from cloudtrain.launcher.text.signs import Signs, signs_of
+from cloudtrain.launcher.text.terminal import print_text, say
 
 __all__ = ["show"]
 

@@ -12,8 +12,8 @@ from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.live.sight import TailShot
 from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.remote import in_words
 
 __all__ = ["MOST", "Tail"]
 

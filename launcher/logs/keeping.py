@@ -11,8 +11,8 @@ from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.logs import kept
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["ROOM", "keep", "make_room", "room_bytes"]
 

@@ -24,7 +24,7 @@ from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs import blocks
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "is_dropped", "keeper", "place", "touch"]
 

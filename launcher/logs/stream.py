@@ -17,14 +17,14 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.lastword import CLEAN_PAGES, LastWord
 from cloudtrain.launcher.logs import keeping, kept
 from cloudtrain.launcher.logs.blocks import DamagedError
+from cloudtrain.launcher.logs.end_of_log import CLEAN_PAGES, LastWord
 from cloudtrain.launcher.logs.holdback import HoldBack
 from cloudtrain.launcher.logs.replay import Replay
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["Stream"]
 

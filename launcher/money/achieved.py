@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import dollars
-from cloudtrain.launcher.money import curve, meter
+from cloudtrain.entrypoints.format import dollars
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import curve
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import (
     Facts,
@@ -21,7 +21,7 @@ from cloudtrain.entrypoints.notices.message import (
 )
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
 from cloudtrain.launcher.money.outlook import Outlook, left_s
-from cloudtrain.launcher.spec import default_hang_timeout_s
+from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -224,6 +224,6 @@ def _alert_at(job: Job) -> list[int]:
 
 def _seconds(value: Any) -> float | None:
     """Return the seconds of a duration from a stored config: `30m`, or seconds."""
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     return None if value is None else float(parse_duration(value))

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import achieved, meter
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import amount, dollars, span, up
+from cloudtrain.entrypoints.format import amount, dollars, span, up
 from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.bill import Bill, Line
 from cloudtrain.launcher.money.period import Group, Spent, total
-from cloudtrain.launcher.money.words import moment, of_limit
+from cloudtrain.launcher.text.money import moment, of_limit
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice

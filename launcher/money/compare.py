@@ -9,16 +9,16 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.entrypoints.figures import dollars, span, up
-from cloudtrain.launcher.columns import hidden, table, wrapped
+from cloudtrain.entrypoints.format import dollars, span, up
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.planwords import provenance
-from cloudtrain.launcher.prices.rate import stale
+from cloudtrain.launcher.metering.rate import stale
+from cloudtrain.launcher.planning.plan_text import provenance
+from cloudtrain.launcher.text.tables import hidden, table, wrapped
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import Config
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
 
@@ -78,7 +78,7 @@ def offers(
     of the code. Raises ConfigError if the file itself cannot be read.
     """
     from cloudtrain.launcher.backend import Bundle
-    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.planning.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}
     faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]

@@ -6,16 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import down, usd
+from cloudtrain.entrypoints.format import down, usd
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
-from cloudtrain.launcher.home import where
-from cloudtrain.launcher.money.budgets import OVERALL, Standing, refusal
+from cloudtrain.launcher.store.budgets import OVERALL, Standing, refusal
+from cloudtrain.launcher.store.home import where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cloudtrain.launcher.config.schema import Config
-    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["Books", "books_of", "budgeted_in", "require_known_project"]
 
@@ -99,7 +99,7 @@ def books_of(config: Config) -> Books:
         folder = where()
         if not (folder / "registry.sqlite").exists():
             return Books(project, shared=shared)
-        from cloudtrain.launcher.database import Database
+        from cloudtrain.launcher.store.database import Database
 
         return _read(Database(folder), project, shared)
     except CloudtrainError as error:
@@ -116,13 +116,13 @@ def require_known_project(books: Books) -> None:
 
 def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
-    from cloudtrain.launcher.money import ledger
+    from cloudtrain.launcher.store import ledger
 
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
 
 
 def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
-    from cloudtrain.launcher.money import ledger
+    from cloudtrain.launcher.store import ledger
 
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.further import More, Tariff
-from cloudtrain.launcher.money.cap import PARTS, parts
-from cloudtrain.launcher.money.earlier import metered_at_worst_micro
+from cloudtrain.launcher.metering.limit import PARTS, parts
+from cloudtrain.launcher.metering.spent import metered_at_worst_micro
 from cloudtrain.launcher.money.outlook import Outlook, left_s
-from cloudtrain.launcher.units import format_duration, parse_duration
+from cloudtrain.launcher.text.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job

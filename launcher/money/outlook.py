@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import curve, meter
-from cloudtrain.launcher.units import parse_money
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.text.units import parse_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job

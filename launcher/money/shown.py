@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from cloudtrain.entrypoints.figures import down, up
-from cloudtrain.launcher.columns import table
-from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
-from cloudtrain.launcher.terminal import when
+from cloudtrain.entrypoints.format import down, up
+from cloudtrain.launcher.store.budgets import OVERALL, Held, Standing
+from cloudtrain.launcher.text.tables import table
+from cloudtrain.launcher.text.terminal import when
 
 __all__ = ["COUNTED", "Row", "as_json", "as_lines"]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Standing, month_of, require_room
 from cloudtrain.launcher.money.cells import ABSENT, Cell
+from cloudtrain.launcher.store.budgets import OVERALL, Budget, Held, Standing, month_of, require_room
 
 __all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
 

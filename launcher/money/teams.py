@@ -12,16 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
-from cloudtrain.launcher.home import identity
-from cloudtrain.launcher.money import ledger, teamledger
-from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Period, Standing, month_of
+from cloudtrain.launcher.money import teamledger
 from cloudtrain.launcher.money.cells import Cell, open_cell
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import OVERALL, Budget, Held, Period, Standing, month_of
+from cloudtrain.launcher.store.home import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.ledger import Closing
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.ledger import Closing
 
 __all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import LIMIT_S
-from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.money.alerts import untold
+from cloudtrain.launcher.store.database import Database
 
 __all__ = [
     "MOST_TRIES",

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import Fault, back_off_s, try_all
-from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.config.channels import Entry
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.channels import Entry
 from cloudtrain.launcher.notices.transports import deliver
+from cloudtrain.launcher.store.database import Database
 
 __all__ = ["EXIT_S", "Courier", "Errand"]
 

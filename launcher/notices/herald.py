@@ -7,15 +7,15 @@ from contextlib import suppress
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher.config.channels import Entry, desktop, entries, told_by_job
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Outlook, outlook
 from cloudtrain.launcher.notices import alarm, claims
-from cloudtrain.launcher.notices.channels import Entry, desktop, entries, told_by_job
 from cloudtrain.launcher.notices.delivery import EXIT_S, Courier, Errand
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["RECENT_S", "Herald"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, Fault, send
-from cloudtrain.launcher.extras import install
-from cloudtrain.launcher.notices.channels import Entry, is_variable
+from cloudtrain.launcher.config.channels import Entry, is_variable
+from cloudtrain.launcher.text.extras import install
 
 __all__ = ["deliver"]
 

@@ -6,7 +6,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
-from cloudtrain.launcher.money import cap as caps
+from cloudtrain.launcher.metering import limit as caps
 from cloudtrain.launcher.plan import Batch, Plan
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _require_price(config: Config, capacity: Capacity) -> None:
 
 
 def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: Capacity) -> BudgetError:
-    from cloudtrain.entrypoints.figures import down, span, up
-    from cloudtrain.launcher.units import format_money
+    from cloudtrain.entrypoints.format import down, span, up
+    from cloudtrain.launcher.text.units import format_money
 
     spent_micro = limit_micro - found.left_micro
     left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
 
 __all__ = ["Line", "Wanted", "lines", "why_none"]
 

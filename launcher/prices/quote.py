@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.prices.rate import Kind, Quote, Rate
+from cloudtrain.launcher.metering.rate import Kind, Quote, Rate
 
 __all__ = ["compared"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.metering.rate import Key, Quote
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.rate import Key, Quote
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Priced

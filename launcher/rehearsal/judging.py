@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.places import has_checkpoint
+from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.launcher.rehearsal.stage import Rehearsal
 from cloudtrain.launcher.rehearsal.starts import Ended
 from cloudtrain.launcher.rehearsal.verdict import Verdict

@@ -18,16 +18,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from cloudtrain.entrypoints.rehearsal import VARIABLE
+from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import Rehearsal, Rehearsed, Stage, Stored
 from cloudtrain.launcher.rehearsal.verdict import Verdict
+from cloudtrain.launcher.text.extras import install
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["Wish", "place", "rehearse", "require_torch"]
 

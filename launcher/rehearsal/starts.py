@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, nodefolder
-from cloudtrain.entrypoints.places import EXIT, STATE
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.agent import node_folder
+from cloudtrain.entrypoints.job_files import EXIT, STATE
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.rehearsal import sandbox
 from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
+from cloudtrain.launcher.text.visible import shown
 
 __all__ = ["Ended", "run"]
 
@@ -108,7 +109,7 @@ def run(
     found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
     found.account.look()
     found.codes = [one.code or 0 for one in running]
-    found.verdicts = [told for agent in agents if (told := durable.read_json(agent / EXIT)) is not None]
+    found.verdicts = [told for agent in agents if (told := atomic_json.read_json(agent / EXIT)) is not None]
     found.tail = _tail(found, agents, running)
     for node in laid_out.nodes:
         for own, kept in node.copied:
@@ -149,7 +150,7 @@ def _answer(first: sandbox.Running) -> str:
 
 
 def _prepares(agent: Path) -> bool:
-    return (durable.read_json(agent / STATE) or {}).get("phase") == "preparing"
+    return (atomic_json.read_json(agent / STATE) or {}).get("phase") == "preparing"
 
 
 def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:
@@ -158,7 +159,7 @@ def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> No
         if not node.detaches:
             one.terminate()
         for agent in node.agents if node.detaches else ():
-            nodefolder.ask_to_stop(agent, "user")
+            node_folder.ask_to_stop(agent, "user")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import span
-from cloudtrain.launcher.describe import as_json
-from cloudtrain.launcher.money import meter
+from cloudtrain.entrypoints.format import span
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.series import Point, Series
+    from cloudtrain.launcher.store.series import Point, Series
 
 __all__ = ["chart_data", "spend_curve", "spent_at"]
 

@@ -7,9 +7,9 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from cloudtrain.launcher.bundle import is_report
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.terminal import confirm, is_terminal, say
+from cloudtrain.launcher.planning.bundle import is_report
+from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
 
 __all__ = ["require_free", "show", "write"]
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.logs.view import parse_ranks
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
 from cloudtrain.launcher.ui.download import Download
 from cloudtrain.launcher.ui.feeds import Wanted

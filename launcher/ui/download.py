@@ -10,7 +10,7 @@ from anyio import CancelScope, to_thread
 from starlette.responses import StreamingResponse
 
 from cloudtrain.launcher.errors import CapacityError, UnreachableError
-from cloudtrain.launcher.logs import plain
+from cloudtrain.launcher.text import visible
 from cloudtrain.launcher.ui.feeds import Wanted
 from cloudtrain.launcher.ui.pool import Pool
 
@@ -86,4 +86,4 @@ def _text(pool: Pool, wanted: Wanted) -> Generator[bytes, None, None]:
 
 def _line(line: LogLine, *, is_alone: bool) -> str:
     who = "" if is_alone else f"[r{line.rank}] " if line.rank is not None else f"[node{line.node}] "
-    return f"{who}{plain.shown(line.text, colour=False)}\n"
+    return f"{who}{visible.shown(line.text, colour=False)}\n"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, NoSuchJobError, UsageError
-from cloudtrain.launcher.logs import plain
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import visible
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import LogLine
@@ -171,7 +171,7 @@ class Feed:
         with self._lock:
             for line in lines[-KEPT_LINES:]:
                 self.last += 1
-                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), plain.shown(line.text, colour=False)]
+                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), visible.shown(line.text, colour=False)]
                 self._chars += len(told[3])
                 self._lines.append((self.last, [*told, 1] if line.text.endswith("\r") else told))
             while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.jobs.describe import as_json
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["PAGE", "STATES", "Choice", "Listed", "choices", "listed"]
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.registry import Registry
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.watch import Seen
+    from cloudtrain.launcher.jobs.watch import Seen
 
 __all__ = ["Refresher"]
 
@@ -99,7 +99,7 @@ class Refresher:
 
 def _ended_of_late(registry: Registry) -> list[Job]:
     """Return the recently ended jobs, which may still need alerts or a retry."""
-    from cloudtrain.launcher import watch
+    from cloudtrain.launcher.jobs import watch
 
     return [job for job in watch.chosen(registry, (), time.time()) if not job.active]
 
@@ -193,8 +193,8 @@ class _Worker:
 
 def _seen(registry: Registry, herald: object, job: Job) -> Seen:
     """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
+    from cloudtrain.launcher.jobs.watch import Seen, look
     from cloudtrain.launcher.notices.herald import Herald
-    from cloudtrain.launcher.watch import Seen, look
 
     if isinstance(herald, Herald):
         return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job
@@ -208,7 +208,7 @@ def _seen(registry: Registry, herald: object, job: Job) -> Seen:
 
 def _keep(folder: Path | None, seen: Seen) -> None:
     """Cache the log of an ended attempt."""
-    from cloudtrain.launcher import watch
+    from cloudtrain.launcher.jobs import watch
 
     registry = Registry(folder)
     watch.keep(registry, seen)

@@ -14,12 +14,12 @@ import pytest
 
 from cloudtrain.backends.sagemaker import aws as aws_access
 from cloudtrain.backends.vertex import cell as google_cell
-from cloudtrain.entrypoints.checkpoints import azureaccess
-from cloudtrain.launcher.database import Database
+from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.money import teamledger, teams
-from cloudtrain.launcher.money.budgets import Budget, Held
 from cloudtrain.launcher.money.cells import Cell, located, open_cell
+from cloudtrain.launcher.store.budgets import Budget, Held
+from cloudtrain.launcher.store.database import Database
 from doubles.azure.names import ACCOUNT, CONTAINER
 from doubles.google.handle import BUCKET
 
@@ -60,7 +60,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return Store(place, "gs://no-such-bucket/money", double.fault, "storage.insert", "storage.download")
     double = request.getfixturevalue("azure")
     double.apply(monkeypatch)
-    monkeypatch.setattr(azureaccess, "PAUSE_S", 0.01)
+    monkeypatch.setattr(azure_access, "PAUSE_S", 0.01)
     host = f"https://{ACCOUNT}.blob.core.windows.net"
     return Store(f"{host}/{CONTAINER}/money", f"{host}/missing/money", double.fault, "blob.put", "blob.get")
 

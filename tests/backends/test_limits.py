@@ -15,11 +15,11 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import planwords
 from cloudtrain.launcher.backend import Capacity, Request
 from cloudtrain.launcher.config.schema import Budget, Config
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.plan import Plan
+from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 
 TEXT = """
@@ -145,7 +145,7 @@ def test_budget_does_not_apply_to_own_machines_without_a_price(
     assert replace(plan, unpriced_budget_micro=None) == plain[0]
     assert told(name, request) == told(name, plain[2])
     assert (plan.cap_s, plan.cap_reason, plan.worst_case_micro, plan.budget_micro) == (7200, "time_limit", 0, None)
-    assert any("the budget does not apply on" in line for line in planwords.lines(plan))
+    assert any("the budget does not apply on" in line for line in plan_text.lines(plan))
 
 
 def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., Config]) -> None:

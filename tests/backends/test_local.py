@@ -21,7 +21,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.config.schema import Config
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.prepare import prepare
+from cloudtrain.launcher.planning.prepare import prepare
 
 TWO = "resources: {instances: 2}\n"
 
@@ -92,10 +92,12 @@ def pids(folder: Path, node: int, word: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["entrypoints.worker\0script", "entrypoints.elastic", "entrypoints.boot"])
+@pytest.mark.parametrize(
+    "victim", ["entrypoints.agent.worker\0script", "entrypoints.agent.elastic", "entrypoints.agent.boot"]
+)
 def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
     """kill -9 of a worker, of torchrun or of boot on one node: all nodes start again, without a person."""
-    worker = victim.startswith("entrypoints.worker")
+    worker = victim.startswith("entrypoints.agent.worker")
     found = pids(training, 1, victim)
     chosen = max(found) if worker else min(found)
     os.kill(chosen, signal.SIGKILL)

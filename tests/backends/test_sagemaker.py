@@ -123,7 +123,7 @@ def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: 
     assert {k: v for k, v in ours.items() if k not in own | {options}} == {
         k: v for k, v in theirs.items() if k not in own | {options}
     }
-    assert json.loads(ours["sagemaker_program"]) == "runtime/cloudtrain/entrypoints/smddp.py"
+    assert json.loads(ours["sagemaker_program"]) == "runtime/cloudtrain/entrypoints/container/smddp.py"
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.stem)

@@ -23,8 +23,8 @@ from cloudtrain.backends.ssh.fleet import Fleet, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import Bundle
-from cloudtrain.launcher.bundle import pack
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.planning.bundle import pack
 from doubles.sshhosts.cluster import Cluster
 
 DAY_S = 86_400

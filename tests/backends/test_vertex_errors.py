@@ -12,7 +12,7 @@ import yaml
 
 from cloudtrain.backends.vertex import rest
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.extras import install
+from cloudtrain.launcher.text.extras import install
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 from doubles.google.loopback import served
 from doubles.wire import Answer

@@ -24,7 +24,7 @@ ACCESS = Access(PROJECT, REGION)
 
 @dataclass
 class Writer:
-    """Containers of a job that is not executed, as entrypoints/pump.py writes."""
+    """Containers of a job that is not executed, as entrypoints/container/log_relay.py writes."""
 
     google: Google
     job: str

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import carrier, googlehttp, googlestorage
-from cloudtrain.entrypoints.carrier import Carrier, bring
-from cloudtrain.entrypoints.checkpoints.mirror import FolderMirror
-from cloudtrain.entrypoints.usedtime import NAME, Note, used_s
+from cloudtrain.entrypoints.container import folder_sync
+from cloudtrain.entrypoints.container.elapsed import NAME, Note, used_s
+from cloudtrain.entrypoints.container.folder_sync import Carrier, bring
+from cloudtrain.entrypoints.stores import google_http, google_storage
+from cloudtrain.entrypoints.stores.mirror import FolderMirror
 from doubles.google.handle import BUCKET, Google
 
 MIB = 1 << 20
@@ -28,9 +29,9 @@ Carriers = Callable[..., Carrier]
 def store(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
     """Return Google's stand-in; carriers look ten times a second, and a service is given up soon."""
     for name, value in {"EVERY_S": 0.1, "QUIET_S": 0.05}.items():
-        monkeypatch.setattr(carrier, name, value)
+        monkeypatch.setattr(folder_sync, name, value)
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01}.items():
-        monkeypatch.setattr(googlehttp, name, value)
+        monkeypatch.setattr(google_http, name, value)
     return google_store
 
 
@@ -118,7 +119,7 @@ def test_bringing_that_fails_is_said(store: Google, here: Path, monkeypatch: pyt
         bring(URI, here)
     store.settings(denied=[])
     usage = shutil.disk_usage(here)
-    monkeypatch.setattr(carrier.shutil, "disk_usage", lambda path: usage._replace(free=5))
+    monkeypatch.setattr(folder_sync.shutil, "disk_usage", lambda path: usage._replace(free=5))
     with pytest.raises(OSError, match=r"GB are in gs://.*: ask for a larger one"):
         bring(URI, here)
     assert list(here.iterdir()) == []
@@ -172,7 +173,7 @@ def test_log_that_is_held_open_is_carried(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as nothing has come to it for some time, and at the end in any case."""
-    monkeypatch.setattr(carrier, "OPEN_QUIET_S", 0.2)
+    monkeypatch.setattr(folder_sync, "OPEN_QUIET_S", 0.2)
     with (here / "events").open("wb", buffering=0) as file:
         file.write(b"one")
         one = carriers(here)
@@ -186,10 +187,10 @@ def test_file_that_is_saved_in_place_again_and_again_is_always_whole(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is there at any time is what was once saved; in the end, the last."""
-    monkeypatch.setattr(carrier, "EVERY_S", 0.01)
-    monkeypatch.setattr(carrier, "QUIET_S", 0.02)  # more than a file's times are apart at least
+    monkeypatch.setattr(folder_sync, "EVERY_S", 0.01)
+    monkeypatch.setattr(folder_sync, "QUIET_S", 0.02)  # more than a file's times are apart at least
     for name in ("SINGLE_BYTES", "CHUNK_BYTES"):
-        monkeypatch.setattr(googlestorage, name, MIB // 4)
+        monkeypatch.setattr(google_storage, name, MIB // 4)
     is_over = threading.Event()
     seen: list[tuple[int, int]] = []  # length, and how many different bytes
     versions: set[int] = set()
@@ -328,7 +329,7 @@ def test_small_file_waits_for_the_large_one_that_it_tells_of(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`latest` never names what is not there; an older one does not wait."""
-    monkeypatch.setattr(googlestorage, "SINGLE_BYTES", MIB)
+    monkeypatch.setattr(google_storage, "SINGLE_BYTES", MIB)
     store.fault("storage.chunk", "503")
     put(here / "log", b"x", age_s=9)
     put(here / "step-2.pt", bytes(2 * MIB), age_s=5)

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints import pump as pump_module
-from cloudtrain.entrypoints.container import FAILURE_BYTES, account
-from cloudtrain.entrypoints.node import identify
-from cloudtrain.entrypoints.places import has_checkpoint
-from cloudtrain.entrypoints.pump import Pump
-from cloudtrain.entrypoints.usedtime import Note, used_s, with_lead_back
+from cloudtrain.entrypoints.agent.node import identify
+from cloudtrain.entrypoints.container import log_relay as pump_module
+from cloudtrain.entrypoints.container.container import FAILURE_BYTES, account
+from cloudtrain.entrypoints.container.elapsed import Note, used_s, with_lead_back
+from cloudtrain.entrypoints.container.log_relay import Pump
+from cloudtrain.entrypoints.job_files import has_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -353,9 +353,9 @@ def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Pa
 
 def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:
     """The toolkit's program: it refuses an image without the library, and else is the script itself."""
-    guard = tmp_path / "runtime/cloudtrain/entrypoints/smddp.py"
+    guard = tmp_path / "runtime/cloudtrain/entrypoints/container/smddp.py"
     guard.parent.mkdir(parents=True)
-    guard.write_bytes((REPOSITORY / "entrypoints/smddp.py").read_bytes())
+    guard.write_bytes((REPOSITORY / "entrypoints/container/smddp.py").read_bytes())
     (tmp_path / "code").mkdir()
     (tmp_path / "code/beside.py").write_text("WORD = 'beside'")
     (tmp_path / "code/train.py").write_text("import sys, beside; print(__name__, beside.WORD, sys.argv[1:])")

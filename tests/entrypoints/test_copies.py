@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import copying
-from cloudtrain.entrypoints.host.refused import Refused
 from cloudtrain.entrypoints.replication import copies, copywire, entries, landing
 from cloudtrain.entrypoints.replication.copies import CopyError
 from cloudtrain.entrypoints.replication.copywire import Wire

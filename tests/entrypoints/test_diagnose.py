@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints.diagnose import conclude
-from cloudtrain.entrypoints.job import Place
-from cloudtrain.entrypoints.settings import CheckpointSettings, Spec, Training
+from cloudtrain.entrypoints.trainer.diagnose import conclude
+from cloudtrain.entrypoints.trainer.job import Place
+from cloudtrain.entrypoints.trainer.settings import CheckpointSettings, Spec, Training
 
 SLOW_DATA = """
 import time, torch

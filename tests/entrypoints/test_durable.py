@@ -7,38 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 
 
 def test_write_json_comes_back(tmp_path: Path) -> None:
     """What is written is read."""
-    durable.write_json(tmp_path / "a.json", {"x": [1, None]})
-    assert durable.read_json(tmp_path / "a.json") == {"x": [1, None]}
+    atomic_json.write_json(tmp_path / "a.json", {"x": [1, None]})
+    assert atomic_json.read_json(tmp_path / "a.json") == {"x": [1, None]}
 
 
 def test_write_json_that_fails_leaves_the_old_value(tmp_path: Path) -> None:
     """A value that cannot be written changes nothing and leaves no partial file."""
-    durable.write_json(tmp_path / "a.json", 1)
+    atomic_json.write_json(tmp_path / "a.json", 1)
     with pytest.raises(TypeError):
-        durable.write_json(tmp_path / "a.json", object())
-    assert durable.read_json(tmp_path / "a.json") == 1
+        atomic_json.write_json(tmp_path / "a.json", object())
+    assert atomic_json.read_json(tmp_path / "a.json") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first try finds no room, a piece of the reserve goes, and the second finds some."""
-    monkeypatch.setenv(durable.RESERVE, "")
-    durable.reserve(tmp_path / "reserve")
-    write = durable._write
+    monkeypatch.setenv(atomic_json.RESERVE, "")
+    atomic_json.reserve(tmp_path / "reserve")
+    write = atomic_json._write
 
     def write_when_there_is_room(path: Path, value: object) -> None:
-        if len(list((tmp_path / "reserve").iterdir())) == durable.PIECES:
+        if len(list((tmp_path / "reserve").iterdir())) == atomic_json.PIECES:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, value)
 
-    monkeypatch.setattr(durable, "_write", write_when_there_is_room)
-    durable.write_json(tmp_path / "a.json", 1)
-    assert durable.read_json(tmp_path / "a.json") == 1
+    monkeypatch.setattr(atomic_json, "_write", write_when_there_is_room)
+    atomic_json.write_json(tmp_path / "a.json", 1)
+    assert atomic_json.read_json(tmp_path / "a.json") == 1
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "\0"])
@@ -46,4 +46,4 @@ def test_read_json_of_nothing_is_none(tmp_path: Path, text: str | None) -> None:
     """No file, and a file that holds no JSON, are both nothing."""
     if text is not None:
         (tmp_path / "a.json").write_text(text)
-    assert durable.read_json(tmp_path / "a.json") is None
+    assert atomic_json.read_json(tmp_path / "a.json") is None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cloudtrain.entrypoints.figures import amount, dollars, down, span, up, usd
+from cloudtrain.entrypoints.format import amount, dollars, down, span, up, usd
 
 
 @pytest.mark.parametrize(

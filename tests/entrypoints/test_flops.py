@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from cloudtrain.entrypoints import flops
+from cloudtrain.entrypoints.trainer import flops
 
 
 @pytest.fixture(autouse=True)

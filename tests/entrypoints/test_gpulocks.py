@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import gpulocks, processes
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import gpulocks
 
 GPU = "GPU-6f1c2d3e-0000-1111-2222-333344445555"
 LABEL = f"GPU 3 (NVIDIA A100, {GPU})"

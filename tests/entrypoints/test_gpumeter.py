@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import events, gpumeter
-from cloudtrain.entrypoints.host import gpus
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import gpumeter, gpus
 
 # As nvidia-smi prints index, UUID, utilization.gpu, memory.used, memory.total and power.draw in csv,noheader,nounits; a
 # MIG device and an old board do not know all values.

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import keep
-from cloudtrain.entrypoints.keep import Keeper, Unkept
+from cloudtrain.entrypoints.scripts import keep
+from cloudtrain.entrypoints.scripts.keep import Keeper, Unkept
 
 PATIENCE_S = 30.0
 

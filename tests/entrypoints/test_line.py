@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import peers
-from cloudtrain.entrypoints.coordinate import Desired, Report
-from cloudtrain.entrypoints.line import Cut, Line
+from cloudtrain.entrypoints.agent import transport
+from cloudtrain.entrypoints.agent.coordinate import Desired, Report
+from cloudtrain.entrypoints.agent.membership import Cut, Line
 
 SILENCE_S = 0.5
 HOST = "127.0.0.1"
@@ -62,16 +62,16 @@ Start = Callable[..., list[Node]]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Return a function that starts the lines of so many nodes, and waits until all run."""
-    monkeypatch.setattr(peers, "BEAT_S", 0.05)
-    monkeypatch.setattr(peers, "CLOSED_S", SILENCE_S)
-    monkeypatch.setattr("cloudtrain.entrypoints.coordinate.FENCE_S", 0.1)
+    monkeypatch.setattr(transport, "BEAT_S", 0.05)
+    monkeypatch.setattr(transport, "CLOSED_S", SILENCE_S)
+    monkeypatch.setattr("cloudtrain.entrypoints.agent.coordinate.FENCE_S", 0.1)
     made: list[Node] = []
 
     def begin(count: int, fewest: int) -> list[Node]:
-        server, nodes = peers.listen(HOST), []
+        server, nodes = transport.listen(HOST), []
         for number in range(count):
             spec = _spec(number, count, fewest, server.getsockname()[:2])
-            line = Line(spec, server if number == 0 else None, lambda: 0, peers.listen(HOST) if number else None)
+            line = Line(spec, server if number == 0 else None, lambda: 0, transport.listen(HOST) if number else None)
             nodes.append(Node(line, Report(number, address=HOST, ports=(line.port, 0))))
         made.extend(nodes)
         until(nodes, lambda: all(len(node.runs) == count for node in nodes))
@@ -212,7 +212,7 @@ class Deaf:
 @pytest.fixture(params=["closed", "silent", "full"])
 def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Yield an address: a closed port, one that never answers, or one whose packets are dropped."""
-    monkeypatch.setattr(peers, "CLOSED_S", 0.3)
+    monkeypatch.setattr(transport, "CLOSED_S", 0.3)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
         if request.param == "full":  # as behind a firewall: no connection, and no refusal
@@ -250,7 +250,7 @@ def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pyt
 
 def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of the node's own, as for a connection that nobody takes, do not prolong the wait."""
-    monkeypatch.setattr(peers, "STALLED_S", 0.0)
+    monkeypatch.setattr(transport, "STALLED_S", 0.0)
     node = Deaf(nowhere, monkeypatch, join_timeout_s=1.0)
     with pytest.raises(Cut, match="node 0 was not reached within"):
         node.ends()
@@ -258,8 +258,8 @@ def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch:
 
 def test_node_does_not_wait_for_a_node_0_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The starter begins with node 0's agent, so a refused connection means that node 0 has ended."""
-    monkeypatch.setattr(peers, "CLOSED_S", 0.1)
-    monkeypatch.setattr(peers, "BEAT_S", 0.1)
+    monkeypatch.setattr(transport, "CLOSED_S", 0.1)
+    monkeypatch.setattr(transport, "BEAT_S", 0.1)
     with socket.create_server((HOST, 0)) as server:
         address = server.getsockname()
     node = Deaf(address, monkeypatch, join_timeout_s=1800.0, head_listens=True)

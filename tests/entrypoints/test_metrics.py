@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints import figures, metrics
-from cloudtrain.entrypoints.metrics import Meter
+from cloudtrain.entrypoints import format
+from cloudtrain.entrypoints.trainer import metrics
+from cloudtrain.entrypoints.trainer.metrics import Meter
 
 
 class Clock:
@@ -176,11 +177,11 @@ def test_peak_memory_is_this_process_alone() -> None:
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        (figures.quantity, 0.1234, "0.123"),
-        (figures.quantity, 999.6, "1k"),
-        (figures.quantity, 8140, "8.14k"),
-        (figures.quantity, 12.3e6, "12.3M"),
-        (figures.quantity, 2e12, "2T"),
+        (format.quantity, 0.1234, "0.123"),
+        (format.quantity, 999.6, "1k"),
+        (format.quantity, 8140, "8.14k"),
+        (format.quantity, 12.3e6, "12.3M"),
+        (format.quantity, 2e12, "2T"),
         (metrics.duration, -3.0, "0s"),
         (metrics.duration, 45.2, "45s"),
         (metrics.duration, 725.0, "12m"),

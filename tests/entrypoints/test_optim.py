@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain.entrypoints import optim
-from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import optim
+from cloudtrain.entrypoints.trainer.settings import Optimizer, Schedule
 
 # Two ranks, one after another every optimizer over shards (fsdp, hsdp's mesh) and over a copy of the model, on the same
 # batches. Odd sizes shard unevenly; a matrix of one row leaves rank 1 with nothing of it.
@@ -25,7 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from cloudtrain.entrypoints import optim
-from cloudtrain.entrypoints.settings import Optimizer
+from cloudtrain.entrypoints.trainer.settings import Optimizer
 
 rank = int(sys.argv[1])
 torch.set_num_threads(1)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import googlehttp, staging
-from cloudtrain.entrypoints.staging import StagingError
+from cloudtrain.entrypoints.container import inputs
+from cloudtrain.entrypoints.container.inputs import StagingError
+from cloudtrain.entrypoints.stores import google_http
 from doubles.google.handle import BUCKET, Google
 
 ORDER, ENDED = f"gs://{BUCKET}/jobs/j/order.json", f"gs://{BUCKET}/jobs/j/ended-0.json"
@@ -18,8 +19,8 @@ ORDER, ENDED = f"gs://{BUCKET}/jobs/j/order.json", f"gs://{BUCKET}/jobs/j/ended-
 @pytest.fixture
 def store(google_store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> Google:
     """Return a bucket, for a machine with a metadata server; patience is short."""
-    monkeypatch.setattr(googlehttp, "PAUSE_S", 0.01)
-    monkeypatch.setattr(googlehttp, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(google_http, "PAUSE_S", 0.01)
+    monkeypatch.setattr(google_http, "LONGEST_PAUSE_S", 0.02)
     return google_store
 
 
@@ -32,7 +33,7 @@ def spec(*, back: bool = True, **fetched: Any) -> dict[str, Any]:
 def refused(*args: Any) -> StagingError:
     """Return what reading the order, or bringing what a spec names, raises."""
     with pytest.raises(StagingError) as raised:
-        staging.order(*args) if isinstance(args[0], str) else staging.bring_in(*args)
+        inputs.order(*args) if isinstance(args[0], str) else inputs.bring_in(*args)
     return raised.value
 
 
@@ -40,7 +41,7 @@ def test_order_of_this_send(store: Google, tmp_path: Path) -> None:
     """It is read, and whole."""
     told = {"fence": "mark-1", "job": "j", "x": "é"}
     store.put_object("jobs/j/order.json", json.dumps(told))
-    assert staging.order(ORDER, tmp_path, "mark-1") == told
+    assert inputs.order(ORDER, tmp_path, "mark-1") == told
 
 
 def test_order_of_another_send(store: Google, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
         one={"uri": f"gs://{BUCKET}/data/b c/é.txt", "mounted": None},
         slash={"uri": f"gs://{BUCKET}/data/", "mounted": None},
     )
-    staging.bring_in(told, tmp_path)
+    inputs.bring_in(told, tmp_path)
     places = {name: Path(place) for name, place in told["places"]["inputs"].items()}
     for name in ("train", "slash"):
         found = {path.relative_to(places[name]).as_posix(): path.read_text() for path in places[name].rglob("*.*")}
@@ -93,7 +94,7 @@ def test_mounted_input_is_read_where_it_is(store: Google, tmp_path: Path) -> Non
         here={"uri": f"gs://{BUCKET}/data", "mounted": str(mount)},
         there={"uri": f"gs://{BUCKET}/data", "mounted": "/gcs-that-is-not-there/x"},
     )
-    staging.bring_in(told, tmp_path)
+    inputs.bring_in(told, tmp_path)
     assert told["places"]["inputs"] == {"here": str(mount), "there": str(tmp_path / "inputs" / "there")}
     assert (tmp_path / "inputs" / "there" / "a").read_text() == "x"
 
@@ -117,12 +118,12 @@ def test_input_that_cannot_be_had(store: Google, tmp_path: Path, kind: str | Non
 
 def test_folder_goes_on_from_where_it_was(store: Google, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Where it is to; a first start has nothing to bring, and says nothing."""
-    staging.bring_in(spec(), tmp_path)
+    inputs.bring_in(spec(), tmp_path)
     assert capfd.readouterr().out == ""
     store.put_object("ckpt/j/step-5/model", "weights")
-    staging.bring_in(spec(back=False), tmp_path)
+    inputs.bring_in(spec(back=False), tmp_path)
     assert not (tmp_path / "checkpoints" / "step-5").exists()
-    staging.bring_in(spec(), tmp_path)
+    inputs.bring_in(spec(), tmp_path)
     assert (tmp_path / "checkpoints" / "step-5" / "model").read_text() == "weights"
     assert "brought the folder checkpoints: 1 files" in capfd.readouterr().out
 
@@ -138,7 +139,7 @@ VERDICT = {
 
 def test_account_is_what_the_launcher_reads(store: Google) -> None:
     """All of it, however long; and nothing else of the verdict."""
-    staging.report(ENDED, VERDICT)
+    inputs.report(ENDED, VERDICT)
     told = json.loads(store.object("jobs/j/ended-0.json") or "")
     assert told == {
         **{key: VERDICT[key] for key in ("state", "reason", "resumable", "restarts")},
@@ -152,16 +153,16 @@ def test_account_is_what_the_launcher_reads(store: Google) -> None:
 
 def test_account_of_a_life_before_is_taken_back(store: Google) -> None:
     """Whether there was one or not; and where nobody answers, the life begins all the same."""
-    staging.report(ENDED, {"state": "stopped", "reason": "preempted"})
-    staging.retract(ENDED)
+    inputs.report(ENDED, {"state": "stopped", "reason": "preempted"})
+    inputs.retract(ENDED)
     assert store.object("jobs/j/ended-0.json") is None
-    staging.retract(ENDED)
+    inputs.retract(ENDED)
     store.fault("storage.*", "403", containers=True)
-    staging.retract(ENDED)
+    inputs.retract(ENDED)
 
 
 def test_account_that_cannot_be_written_is_said(store: Google, capfd: pytest.CaptureFixture[str]) -> None:
     """And the container ends as it would."""
     store.fault("storage.*", "403", containers=True)
-    staging.report(ENDED, VERDICT)
+    inputs.report(ENDED, VERDICT)
     assert "the account of the job's end cannot be written" in capfd.readouterr().out

@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from cloudtrain.entrypoints import data, strategies
-from cloudtrain.entrypoints.settings import TaskError, Training
-from cloudtrain.entrypoints.strategies import blocks as blocks_of
-from cloudtrain.entrypoints.strategies import summation
-from cloudtrain.entrypoints.strategies.strategy import clip, clip_whole, finite, finite_gradients
-from cloudtrain.entrypoints.strategies.summation import Counter
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data, strategies
+from cloudtrain.entrypoints.trainer.settings import Training
+from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
+from cloudtrain.entrypoints.trainer.strategies import summation
+from cloudtrain.entrypoints.trainer.strategies.strategy import clip, clip_whole, finite, finite_gradients
+from cloudtrain.entrypoints.trainer.strategies.summation import Counter
 
 CPU = torch.device("cpu")
 MICRO, STEPS = 3, 12

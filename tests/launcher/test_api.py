@@ -20,10 +20,12 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher import api, errors, stopping, terminal
+from cloudtrain.launcher import api, errors
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.notices import alarm
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = Path(__file__).with_name("pipeline.py")

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
 

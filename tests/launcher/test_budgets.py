@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.money.budgets import Budget, Held, Standing, by_month, month_of, require_room
+from cloudtrain.launcher.store.budgets import Budget, Held, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from cloudtrain.launcher.backend import Terms
-from cloudtrain.launcher.money import cap as caps
-from cloudtrain.launcher.money.cap import Cap, Rate, Refusal
+from cloudtrain.launcher.metering import limit as caps
+from cloudtrain.launcher.metering.limit import Cap, Rate, Refusal
 from cloudtrain.launcher.prices import catalog
 
 LOCAL = Terms(tail_s=20)

@@ -15,12 +15,12 @@ import pytest
 
 from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
+from cloudtrain.launcher.config.channels import Entry, desktop, doubts
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.notices import claims, transports
-from cloudtrain.launcher.notices.channels import Entry, desktop, doubts
 from cloudtrain.launcher.notices.delivery import Courier, Errand
 from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 from doubles import receivers
 
 ALL = ("budget", "projected", "deadline", "stalled", "succeeded", "failed", "stopped")

@@ -12,11 +12,11 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.home import home as make_home
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.money.budgets import Budget
 from cloudtrain.launcher.money.foretold import Books, books_of, require_known_project
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import Budget
+from cloudtrain.launcher.store.home import home as make_home
+from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
 PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cloudtrain.launcher.commands.submit")

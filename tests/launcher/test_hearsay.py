@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.describe import as_json
-from cloudtrain.launcher.hearsay import state_of
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.overview import as_lines
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.store.sanitize import state_of
 
 ESCAPE = "\x1b]0;title\x07\x9b2J\ud800"
 ERROR = {

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend as local
-from cloudtrain.entrypoints import nodelogs
-from cloudtrain.launcher import terminal
+from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import blocks, holdback, keeping, kept, replay, stream
 from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import terminal
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
 ROOM_FILES = {str(module.__file__) for module in (blocks, holdback, keeping, kept, replay, stream)}
@@ -36,7 +36,7 @@ import signal, sys
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher.logs import blocks, kept
 from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.entrypoints import nodelogs
 blocks.BLOCK_BYTES, kept.COMMIT_BYTES, kept.COMMIT_S = 2000, 1, 0.0
 nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
@@ -237,7 +237,7 @@ def test_log_that_outgrows_the_room_is_kept_no_further(
     read_all(registry, seed("other", DONE))
     monkeypatch.setenv(keeping.ROOM, "0.000009")
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 8000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
     monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
     job = seed("long", DONE, {"0": numbered(20_000), "1": ""})
     assert len(read_all(registry, job)) == 20_000
@@ -473,7 +473,7 @@ def test_kept_log_is_whole_after_ctrl_c_anywhere(
 ) -> None:
     """Also between reading a page and having it in the file, and in the midst of a commit: nothing lost, none twice."""
     monkeypatch.setattr(kept, "COMMIT_BYTES", 4000)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 4000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 4000)
     monkeypatch.setattr(local, "PAGE_BYTES", 8000)
     monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=0.001))
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -505,7 +505,7 @@ def test_page_that_is_half_kept_is_read_again(
     """A Ctrl-C between two blocks of one page: the cursor behind that page is not committed."""
     monkeypatch.setattr(kept, "BLOCK_LINES", 100)
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1000)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 8000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
     monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
     job = seed("ended", DONE, {"0": numbered(2000), "1": ""})
     left, real = calls, blocks.encoded

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, causes, database, listed
-from cloudtrain.launcher.describe import as_json
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.listed import Choice, chosen
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import causes, list_cache, poller
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.jobs.list_cache import Choice, chosen
+from cloudtrain.launcher.store import database
+from cloudtrain.launcher.store.registry import Registry
 
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
 
@@ -74,7 +75,7 @@ def test_listed_makes_all_anew_where_their_form_has_changed(
     chosen(registry, Choice())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
     assert chosen(registry, Choice()).lines[0].outcome == "as it was said once"
-    monkeypatch.setattr(listed, "FORM", listed.FORM + 1)
+    monkeypatch.setattr(list_cache, "FORM", list_cache.FORM + 1)
     assert chosen(registry, Choice()).lines[0].outcome == "succeeded"
 
 
@@ -110,12 +111,12 @@ def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> Non
         job = make_job("golden-1", config=config, created_s=900.0, seq=1)
         last = replace(job.attempt, number=2, phase="sent", state=state, progress=FAR, created_s=900.0)
         before = replace(last, number=1, state=State("failed", "preempted", True, None, 100.0, 700.0))
-        told += [listed.row_of(replace(job, attempt=last), [before, last], 5000.0)]
+        told += [list_cache.row_of(replace(job, attempt=last), [before, last], 5000.0)]
     told = json.loads(json.dumps(told))
     for row in told[1:]:
-        row[len(listed.Line._fields)] = None
+        row[len(list_cache.Line._fields)] = None
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    assert (listed.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
+    assert (list_cache.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
 
 
 def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry, add: Callable[..., Job]) -> None:
@@ -193,7 +194,7 @@ def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was made of it is shown this once; the next list makes it anew."""
-    job, row_of = add("done"), listed.row_of
+    job, row_of = add("done"), list_cache.row_of
 
     def then_it_changes(*told: Any) -> tuple[Any, ...]:
         other = Registry(registry.folder)
@@ -201,7 +202,7 @@ def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
         other.close()
         return row_of(*told)
 
-    monkeypatch.setattr(listed, "row_of", then_it_changes)
+    monkeypatch.setattr(list_cache, "row_of", then_it_changes)
     assert [line.outcome for line in chosen(registry, Choice()).lines] == ["succeeded"]
     monkeypatch.undo()
     assert [line.outcome for line in chosen(registry, Choice()).lines] == ["failed (error)"]
@@ -220,7 +221,7 @@ def test_listed_hides_no_job_for_another_that_cannot_be_described(
             raise TypeError("no such thing")
         return "fine"
 
-    monkeypatch.setattr(listed, "outcome", outcome)
+    monkeypatch.setattr(list_cache, "outcome", outcome)
     for _ in range(2):
         odd, a = chosen(registry, Choice(), described=True).lines
         assert (odd.outcome, odd.progress, odd.money, a.outcome) == (state.state, "?", "?", "fine")
@@ -255,8 +256,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], boo
                 return found
 
         clock = SimpleNamespace(monotonic=lambda: 1e9 if len(taken) >= count and holds() else 0.0)
-        monkeypatch.setattr(asking, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
-        monkeypatch.setattr(asking, "time", clock)
+        monkeypatch.setattr(poller, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
+        monkeypatch.setattr(poller, "time", clock)
 
     return until
 
@@ -279,9 +280,9 @@ def test_asking_waits_for_no_backend_that_does_not_answer(
             raise CredentialError("the token has expired")
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     patience(2, lambda: True)
-    answers = asking.ask(registry, jobs, 0.05)
+    answers = poller.ask(registry, jobs, 0.05)
     release.set()
     told = {job_id: (type(fault).__name__, fault.message) for job_id, fault in answers.faults.items()}
     assert told == {
@@ -311,9 +312,9 @@ def test_asking_leaves_a_silent_backend_to_itself(
             raise CredentialError("too late")
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     patience(1, lambda: len(asked) == 16)
-    answers = asking.ask(registry, jobs, 0.05)
+    answers = poller.ask(registry, jobs, 0.05)
     release.set()
     assert answers.jobs[-1].attempt.state.state == "succeeded"
     words = [answers.faults[f"silent-{n}"].message for n in range(count)]
@@ -330,7 +331,7 @@ def test_asking_says_why_the_registry_cannot_be_opened(
     def refuse(folder: Path) -> Registry:
         raise ConfigError("too many open files")
 
-    monkeypatch.setattr(asking, "Registry", refuse)
-    answers = asking.ask(registry, jobs, 60.0)
+    monkeypatch.setattr(poller, "Registry", refuse)
+    answers = poller.ask(registry, jobs, 60.0)
     assert {fault.message for fault in answers.faults.values()} == {"too many open files"}
     assert len(answers.faults) == 20

@@ -13,10 +13,10 @@ from cloudtrain.launcher.live.choice import Action, Choice, steer
 from cloudtrain.launcher.live.curves import BINS, curves_of
 from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
-from cloudtrain.launcher.logs.plain import LONGEST, cleaned
-from cloudtrain.launcher.series import Point, Series
-from cloudtrain.launcher.signs import ASCII, UNICODE, signs_of
-from cloudtrain.launcher.spark import bar, chart, stacked
+from cloudtrain.launcher.store.series import Point, Series
+from cloudtrain.launcher.text.charts import bar, chart, stacked
+from cloudtrain.launcher.text.signs import ASCII, UNICODE, signs_of
+from cloudtrain.launcher.text.visible import LONGEST, cleaned
 
 JOBS = ("a", "b", "c")
 LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))

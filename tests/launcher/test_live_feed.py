@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry, stopping
-from cloudtrain.launcher import watch as watching
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import retry, stopping
+from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live import tail as tails
 from cloudtrain.launcher.live.feed import Feed
 from cloudtrain.launcher.live.sight import Sight
 from cloudtrain.launcher.live.tail import Tail
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.quiesce import Gate
+from cloudtrain.launcher.store.registry import Registry
 
 
 def runs() -> State:
@@ -151,7 +151,7 @@ def test_opened_job_has_its_curves_and_alerts(
 ) -> None:
     """Other jobs have no need of them."""
     from cloudtrain.entrypoints.notices.message import Notice
-    from cloudtrain.launcher import series
+    from cloudtrain.launcher.store import series
 
     seed("told", ended())
     registry = Registry()

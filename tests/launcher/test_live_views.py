@@ -19,11 +19,11 @@ from cloudtrain.launcher.live.choice import Choice, steer
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.painter import Painter
 from cloudtrain.launcher.live.sight import Curves, Scene, Sight, TailShot
-from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.notices.claims import Told
-from cloudtrain.launcher.series import Point, Series
-from cloudtrain.launcher.signs import ASCII, UNICODE
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.series import Point, Series
+from cloudtrain.launcher.text.signs import ASCII, UNICODE
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 2.4, "cap_s": 7200, "deadline_s": 6900}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import planwords
 from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.metering.rate import Rate
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
-from cloudtrain.launcher.prices.rate import Rate
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -85,7 +85,7 @@ def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]
     """Unknown is not free."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))
     assert (plan.hourly_usd, plan.worst_case_usd) == (None, None)
-    assert "price unknown: nobody knows" in planwords.lines(plan)
+    assert "price unknown: nobody knows" in plan_text.lines(plan)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_plan_says_what_happens_at_the_limit(planned: Callable[..., Plan], on_li
     plan = planned(
         "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
     )
-    assert any(said in line for line in planwords.lines(plan))
+    assert any(said in line for line in plan_text.lines(plan))
     assert (plan.cap_reason, plan.cap_s < 86_400) == (
         ("time_limit", False) if on_limit == "alert" else ("budget", True)
     )
@@ -159,7 +159,7 @@ def test_platforms_own_starts_are_counted(planned: Callable[..., Plan]) -> None:
     """Where nothing says that the time limit spans them, each may take all of it."""
     plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(lives=4)))
     assert (plan.worst_case_micro, plan.attempts) == (12_000_000, 4)
-    assert any("4 starts by the platform" in line for line in planwords.lines(plan))
+    assert any("4 starts by the platform" in line for line in plan_text.lines(plan))
 
 
 def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Callable[..., Plan]) -> None:
@@ -180,9 +180,9 @@ def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Calla
 
 def test_age_of_a_price() -> None:
     """In days; nothing where its date is not known."""
-    assert planwords.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
-    assert planwords.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
-    assert (planwords.age(None), planwords.age("2025 or so")) == ("", "")
+    assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
+    assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
+    assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
 
 
 @pytest.fixture

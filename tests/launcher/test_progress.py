@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher.money import curve
-from cloudtrain.launcher.progress import fold, shown
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.progress import fold, shown
 
 
 def event(name: str, **fields: Any) -> str:

@@ -13,13 +13,14 @@ import pytest
 
 from cloudtrain import entrypoints
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.prepare import prepare
-from cloudtrain.launcher.rehearsal import judging, lines, proofs, rehearsing, sandbox, scale, starts
+from cloudtrain.launcher.planning import proofs
+from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.rehearsal import judging, lines, rehearsing, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 from cloudtrain.launcher.rehearsal.verdict import Verdict
+from cloudtrain.launcher.store.database import Database
 
 TASK = "name: tried\nbackend: local\ntask: task.py\ntraining: {global_batch_size: 64, max_steps: 100}\n"
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
-from cloudtrain.launcher import bundle, series
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.report import config, facts
 from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, overview
 from cloudtrain.launcher.commands import status as status_command
-from cloudtrain.launcher.describe import as_json, saved_step
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import curve
-from cloudtrain.launcher.overview import as_lines, lines_before
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import overview, poller
+from cloudtrain.launcher.jobs.describe import as_json, saved_step
+from cloudtrain.launcher.jobs.overview import as_lines, lines_before
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.registry import Registry
 
 NOW_S = time.time()
 CURVE = curve.dump(curve.added(curve.EMPTY, [(NOW_S - 100 + n, 10 * n, 2.0 / n) for n in range(1, 40)]))
@@ -297,7 +297,7 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
         release.wait(60)
         return job
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     monkeypatch.setattr(status_command, "PATIENCE_S", 1.0)
     status_command.command.main(["hangs", "ended"], standalone_mode=False)
     release.set()

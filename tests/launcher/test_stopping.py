@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import stopping
 from cloudtrain.launcher.commands.stop import command
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import stopping
+from cloudtrain.launcher.store.registry import Registry
 
 
 class Platform:

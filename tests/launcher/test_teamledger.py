@@ -10,8 +10,8 @@ import pytest
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.money import teamledger
-from cloudtrain.launcher.money.budgets import Budget, Held
 from cloudtrain.launcher.money.cells import located
+from cloudtrain.launcher.store.budgets import Budget, Held
 
 DAY_S = 86_400.0
 NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
 from cloudtrain.launcher.ui.pool import Pool
 from cloudtrain.launcher.ui.refresher import Refresher
@@ -311,7 +311,7 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
-    from cloudtrain.launcher import overview
+    from cloudtrain.launcher.jobs import overview
     from cloudtrain.launcher.ui import jobpage
     from cloudtrain.launcher.ui.words import Pages, assets
 

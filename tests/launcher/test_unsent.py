@@ -13,12 +13,12 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher import stopping, submit
 from cloudtrain.launcher.backend import Sending
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import stopping, submit
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.registry import Registry
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)

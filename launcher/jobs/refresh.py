@@ -1,0 +1,148 @@
+"""Bringing the registry up to what the backends say, and settling submits that died half-way.
+
+A poll that fails says nothing about the job: it stays what it was, and is shown as unreachable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
+from cloudtrain.launcher.logs.end_of_log import LastWord
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import progress as progresses
+from cloudtrain.launcher.store import sanitize, series
+from cloudtrain.launcher.store.registry import Registry, submitter_lives
+
+__all__ = ["NEVER_SENT", "look_again", "refresh"]
+
+MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
+NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What was read in rank 0's log: how far the job is, with the log's cursor, and the points since the last look."""
+
+    progress: dict[str, Any]
+    points: list[series.Point]
+
+
+def refresh(registry: Registry, job: Job) -> Job:
+    """Return the job as its backend describes it now, and store that."""
+    attempt = job.attempt
+    if not job.active:
+        return job
+    backend = backends.load(job.backend)
+    try:
+        if attempt.phase == "intent":
+            attempt = registry.attempt(job, attempt.number)  # it may have been sent since
+            job = replace(job, attempt=attempt)
+        if attempt.phase == "intent":
+            if submitter_lives(attempt):
+                return job
+            attempt = _settle(registry, attempt, backend)
+        if attempt.phase == "sent":
+            attempt = _update(registry, replace(job, attempt=attempt), backend)
+    except UnreachableError:
+        registry.set_unreachable(attempt)
+        attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
+    if attempt.state.state not in ACTIVE:
+        from cloudtrain.launcher.money import teams
+
+        teams.tell(registry.database)  # what cannot be told now is told by the next command
+    return replace(job, attempt=attempt)
+
+
+def look_again(registry: Registry, job: Job) -> Job:
+    """Return the job as it is now, after its backend was asked for one that counts as not sent: it may be there.
+
+    Raises what the backend's `find` raises.
+    """
+    if job.attempt.phase != "never_sent":
+        return refresh(registry, job)
+    return refresh(registry, replace(job, attempt=_settle(registry, job.attempt, backends.load(job.backend))))
+
+
+def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+    """Adopt what the dead submitter has sent, or close the attempt: never send again."""
+    ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
+    if ref is not None:
+        registry.mark_sent(attempt, ref)
+        return replace(attempt, phase="sent", ref=ref, state=State("pending"))
+    if attempt.phase == "never_sent":
+        return attempt
+    state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
+    registry.mark_never_sent(attempt, state)
+    return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
+
+
+def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
+    attempt = job.attempt
+    assert attempt.ref is not None
+    # The state first: lines written before the end are then all there to be read.
+    state = sanitize.state_of(backend.state(attempt.ref))
+    if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
+        state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
+    if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
+        state = replace(state, ended_s=time.time())  # what has ended must not go on costing money
+    state = meter.steady(attempt.state, state, time.time())
+    known = attempt
+    while True:
+        told = _Told(known.progress, [])
+        with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
+            told = _follow_events(known, backend, state)
+        if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        try:
+            kept = _store(registry, job, known, state, told)
+        except ConfigError:  # a full disk under the registry must not hide what is known
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        if kept is not None:
+            return kept
+        known = registry.attempt(job, attempt.number)
+
+
+def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _Told) -> Attempt | None:
+    """Store a look at the job, and return the attempt as it is then: each event once, however many look at a time.
+
+    Where another one has read on in the log since, its word on the progress stays, for this look begins before it. None
+    where the job is over: nobody will look again, so the rest has to be read from there.
+    """
+    with registry.database.transaction():
+        stored = registry.attempt(job, known.number)
+        if stored.state.state not in ACTIVE:  # another one has seen the end meanwhile
+            return stored
+        if stored.progress.get("cursor") != known.progress.get("cursor"):
+            if state.state not in ACTIVE:
+                return None
+            told = _Told(stored.progress, [])
+        if not registry.set_state(known, state, told.progress):
+            return registry.attempt(job, known.number)
+        series.append(registry.database, job.id, told.points)
+    return replace(known, state=state, progress=told.progress, unreachable_since_s=None)
+
+
+def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _Told:
+    """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
+    assert attempt.ref is not None
+    pace = backend.pace(attempt.ref)
+    late_s = min(pace.late_s, MOST_LATE_S)
+    last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state)
+    progress, points = dict(attempt.progress), list[series.Point]()
+    while True:
+        page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
+        lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
+        progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
+        points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
+        points = series.thinned(points)
+        if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
+            return _Told(progress, points)
+        if not (page.lines or page.left_out):
+            time.sleep(pace.lines_s)

@@ -1,0 +1,135 @@
+"""Asking a job to stop: what `cloudtrain stop`, the live view and the page do, before anybody waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.jobs.refresh import look_again, refresh
+from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.text.money import moment
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["Asked", "ask", "forget", "where_to_look"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The job as it was found, and what came of it.
+
+    `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, `doubtful`: nobody knows whether it was sent
+    and the backend does not answer, `forgotten`, or `kept`: whoever was to agree has not. `kills`: it is ended at once,
+    as was wished and its backend can.
+    """
+
+    job: Job
+    verdict: Literal["asked", "ended", "unsent", "doubtful", "forgotten", "kept"]
+    wants_kill: bool = False
+    kills: bool = False
+
+    @property
+    def how(self) -> str:
+        """How it is stopped."""
+        if self.kills:
+            return "at once, without saving"
+        keeps = self.job.attempt.plan.get("keeps")
+        saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
+        return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
+
+    @property
+    def note(self) -> str:
+        """Why it is not done as it was wished; nothing where it is."""
+        is_otherwise = self.wants_kill and not self.kills and self.verdict == "asked"
+        return f"{self.job.backend} always lets a job leave by itself first" if is_otherwise else ""
+
+    @property
+    def words(self) -> str:
+        """What is said of it."""
+        if self.verdict == "ended":
+            state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
+            return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
+        if self.verdict == "unsent":
+            return f"{self.job.id} is just being submitted; try again in a moment"
+        if self.verdict == "kept":
+            return "not stopped"
+        if self.verdict == "doubtful":
+            return f"{self.job.backend} does not answer: {self.job.id} may exist there as {self.job.attempt.name}"
+        if self.verdict == "forgotten":
+            return f"{self.job.id} is forgotten: nothing is reserved for it any more"
+        return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
+
+
+def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
+    """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
+
+    `agrees` is shown what is about to be asked. Raises NoSuchJobError, also for a name of several active jobs,
+    UnreachableError, CredentialError, ConfigError.
+    """
+    job = registry.find(name, sole=_is_active)
+    if job.attempt.phase == "never_sent":
+        with suppress(CloudtrainError):  # it may be there all the same
+            job = look_again(registry, job)
+    else:
+        job = refresh(registry, job)
+    ref = job.attempt.ref
+    if ref is None and job.active:
+        return Asked(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
+    if ref is None:
+        return Asked(job, "ended")
+    backend = backends.load(job.backend)
+    kills = now and job.active and backend.pace(ref).can_kill
+    asked = Asked(job, "asked" if job.active else "ended", now, kills)
+    if job.active and not agrees(asked):
+        return replace(asked, verdict="kept")
+    backend.stop(ref, now=now)  # of one that has ended, too: what agents that were killed may have left
+    return asked
+
+
+def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> Asked:
+    """Give up a job whose backend does not answer, so that it holds no money; what runs there is not stopped.
+
+    Of an attempt that may never have been sent all money is freed; one that was sent keeps what it has cost until now.
+    Raises NoSuchJobError; UsageError for a job that can be stopped.
+    """
+    job = registry.find(name, sole=_is_active)
+    with suppress(CloudtrainError):  # a plug-in that is gone answers no more than a network that is down
+        job = refresh(registry, job)
+    attempt = job.attempt
+    if not job.active:
+        return Asked(job, "ended")
+    if attempt.phase == "intent" and submitter_lives(attempt):
+        return Asked(job, "unsent")
+    if attempt.phase == "sent" and attempt.unreachable_since_s is None:
+        raise UsageError(f"{job.backend} answers: {job.id} need not be forgotten", hint=f"cloudtrain stop {job.id}")
+    if not agrees(Asked(job, "doubtful")):
+        return Asked(job, "kept")
+    state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
+    state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
+    if attempt.phase == "intent":
+        registry.mark_never_sent(attempt, state)
+    else:
+        registry.set_state(attempt, state, attempt.progress)
+    teams.tell(registry.database)
+    return Asked(registry.find(job.id), "forgotten")
+
+
+def _is_active(job: Job) -> bool:
+    return job.active
+
+
+def where_to_look(job: Job) -> str:
+    """Return how to look for the job without cloudtrain: its backend's own command, else its name there."""
+    name, seek = job.attempt.name, None
+    with suppress(CloudtrainError):
+        seek = getattr(backends.load(job.backend), "where_to_look", None)
+    request = backends.Request.load(name, job.attempt.request)
+    return seek(request) if seek else f"look for {name} where {job.backend} lists its jobs"

@@ -1,0 +1,86 @@
+"""A page of log from what agents' files hold: of the backends whose agents are our own to ask."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain, repeat
+from operator import itemgetter
+
+from cloudtrain.entrypoints.agent.node_logs import Chunk
+from cloudtrain.launcher.backend import LogLine, LogPage
+
+__all__ = ["offsets", "page"]
+
+_make = partial(tuple.__new__, LogLine)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A chunk's texts and their times, by this machine's clock, which never fall."""
+
+    node: int
+    chunk: Chunk
+    texts: list[str]
+    times: list[float]
+    until_s: float | None  # no other file's younger lines have their turn yet
+
+
+def offsets(cursor: Mapping[str, int] | None, node: int) -> dict[str, int]:
+    """Return where a node's files were read to."""
+    prefix = f"{node}/"
+    return {key.removeprefix(prefix): offset for key, offset in (cursor or {}).items() if key.startswith(prefix)}
+
+
+def page(
+    cursor: Mapping[str, int] | None, found: Mapping[int, Iterable[Chunk]], ahead_s: Mapping[int, float] | None = None
+) -> LogPage:
+    """Return the nodes' chunks as one page, merged by time, each file's own order kept.
+
+    Lines that are younger than where a page ended that had no room for more are left to the next page.
+    `ahead_s`: the seconds that a node's clock is ahead of this machine's.
+    """
+    read_to, now_s = dict(cursor or {}), time.time()
+    pieces = [
+        _piece(chunk, node, (ahead_s or {}).get(node, 0.0), now_s) for node, chunks in found.items() for chunk in chunks
+    ]
+    until_s = min((piece.until_s for piece in pieces if piece.until_s is not None), default=None)
+    rows = []
+    for piece in pieces:
+        count = len(piece.times) if until_s is None else bisect_right(piece.times, until_s)
+        texts, size = piece.texts, len(piece.chunk.data)
+        if count < len(texts):
+            texts, size = texts[:count], _size_of(piece.chunk.data, count)
+        read_to[f"{piece.node}/{piece.chunk.name}"] = piece.chunk.offset + size
+        rows.append(zip(texts, repeat(piece.node), repeat(piece.chunk.rank), piece.times))
+    # A sort of runs that are in order merges them, at less cost than a heap.
+    lines = sorted(map(_make, chain.from_iterable(rows)), key=itemgetter(3))
+    return LogPage(lines, read_to)
+
+
+def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
+    """Return the chunk's lines with their times: a line was written when its last byte was."""
+    sizes = [size - chunk.offset for size, _ in chunk.times]
+    latest = list(accumulate((time_s - ahead_s for _, time_s in chunk.times), max))
+    counts = map(partial(chunk.data.count, b"\n"), [0, *sizes], sizes)
+    times = list(chain.from_iterable(map(repeat, latest, counts)))
+    is_noted = bool(sizes) and sizes[-1] >= len(chunk.data)
+    last_s = latest[-1] if is_noted else max(now_s, latest[-1] if latest else 0.0)
+    times += repeat(last_s, chunk.data.count(b"\n") - len(times))
+    text = chunk.data.decode(errors="replace")
+    if "\r\n" in text:
+        text = text.replace("\r\n", "\n")
+    texts = text.split("\n")
+    if texts[-1]:
+        times.append(last_s)
+    else:
+        texts.pop()
+    return _Piece(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
+
+
+def _size_of(data: bytes, count: int) -> int:
+    """Return how many bytes the first `count` lines have."""
+    return sum(map(len, data.split(b"\n", count)[:count])) + count

@@ -1,0 +1,60 @@
+"""The lines of a container's output: the stamps of container/log_relay.py, and the container's own lines."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cloudtrain.entrypoints import events
+
+__all__ = ["Line", "last_word", "parse"]
+
+_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
+_TAG = re.compile(r"\[(\d+)\] ")
+_OWN = ("end", "ended")  # of entrypoints/container/container.py: for readers of the log's end, not of its lines
+
+
+class Line(NamedTuple):
+    """A line. `rank` is None for the node's own, `time_s` where there is no stamp.
+
+    `own`: the fields of the event with which the container itself tells of its end; the text then is the whole line.
+    """
+
+    text: str
+    rank: int | None = None
+    time_s: float | None = None
+    own: dict[str, Any] | None = None
+
+
+def parse(raw: str, *, stamped: bool) -> Line:
+    """Return the line without what stands in front of it. `stamped`: the pump was told to put times there."""
+    stamp = _STAMP.match(raw) if stamped else None
+    text = raw[stamp.end() :] if stamp else raw
+    time_s = _seconds(stamp) if stamp else None
+    tag = _TAG.match(text)
+    if tag:
+        return Line(text[tag.end() :], int(tag[1]), time_s)
+    if stamp is None and events.MARK in text:  # whatever comes through the pump is not of the container itself
+        fields = events.parse(text)[1]
+        if fields is not None and fields["e"] in _OWN:
+            return Line(text, own=fields)
+    return Line(text, time_s=time_s)
+
+
+def last_word(lines: Sequence[str], event: str, *, stamped: bool) -> dict[str, Any] | None:
+    """Return the container's own event of that name at the end of its log, None without one.
+
+    What follows it may only be other words of its own: else it is of a life before.
+    """
+    for line in reversed(lines):
+        own = parse(line, stamped=stamped).own if line.strip() else {"e": None}
+        if own is None or own["e"] == event:
+            return own
+    return None
+
+
+def _seconds(stamp: re.Match[str]) -> float:
+    year, month, day, hour, minute, second, milli = map(int, stamp.groups())
+    return calendar.timegm((year, month, day, hour, minute, second)) + milli / 1000
