@@ -16,7 +16,7 @@ from report import Report
 from cloudtrain.entrypoints.rank.agree import margin_s
 from cloudtrain.launcher.backend import Terms
 from cloudtrain.launcher.metering import limit as caps
-from cloudtrain.launcher.metering.limit import Cap, Rate
+from cloudtrain.launcher.metering.limit import Cap, CostRate
 from cloudtrain.launcher.prices import catalog
 
 JOBS = 20_000
@@ -108,7 +108,7 @@ def job(draw: random.Random, prices: list[tuple[str, int]], sums: Sums) -> None:
     """Add one job, with its attempts, which share its money."""
     name, price = draw.choice(prices)
     terms, _ = PLATFORMS[name]
-    rate = Rate(draw.choice([1, 1, 2, 4, 8, 16, 64]), price, draw.choice([1.0, 1.05, 1.1025]))
+    rate = CostRate(draw.choice([1, 1, 2, 4, 8, 16, 64]), price, draw.choice([1.0, 1.05, 1.1025]))
     least = caps.worst_case_micro(caps.least_useful_s(terms), rate, terms)
     budget = round(least * 50 ** draw.random())
     real_price = price * draw.uniform(1.0, rate.uncertainty)

@@ -55,7 +55,7 @@ class Config:
     `a.b=value`, as behind `--set`. Raises ConfigError with every fault.
     """
 
-    values: schema.Config
+    values: schema.JobConfig
     file: Path
 
     def __init__(

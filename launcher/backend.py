@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, requ
 from cloudtrain.launcher.metering.limit import Terms
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
@@ -32,7 +32,7 @@ __all__ = [
     "Bundle",
     "Capacity",
     "Check",
-    "Found",
+    "FoundAttempt",
     "HostUse",
     "Invoice",
     "Invoiced",
@@ -186,7 +186,7 @@ class Shipment:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAttempt:
     """An attempt that a platform has, and that has not ended.
 
     `record` is the shipment's, None where the job has no record that can be read here. `is_own`: this home has sent it.
@@ -201,7 +201,7 @@ class Found:
     @classmethod
     def of(
         cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
-    ) -> Found:
+    ) -> FoundAttempt:
         """Return the attempt of that platform name, with the handle of the record's request; a damaged record is none.
 
         `access` is how the platform was asked: others may write records, and no address in a record is followed.
@@ -308,7 +308,7 @@ class Check:
     cure: str = ""
 
 
-def unasked(names: str, config: Config | None, *asks: Callable[[Config], object]) -> list[Check]:
+def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:
     """Return the faults of the config by `asks`, which need no credentials, and the names of the skipped checks."""
     faults: tuple[Fault, ...] = ()
     try:
@@ -322,10 +322,10 @@ def unasked(names: str, config: Config | None, *asks: Callable[[Config], object]
 class Backend(Protocol):
     """What every backend can do. `request` and `check` are pure: no network, no SDK, no clock."""
 
-    def capacity(self, config: Config) -> Capacity:
+    def capacity(self, config: JobConfig) -> Capacity:
         """Return what one instance of the configured kind brings."""
 
-    def request(self, plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         """Return the request, the same bytes for the same input."""
 
     def check(self, request: Request) -> list[Fault]:
@@ -358,7 +358,7 @@ class Backend(Protocol):
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask the job to save and stop; `now` does not wait for the save. Returns at once."""
 
-    def doctor(self, config: Config | None) -> list[Check]:
+    def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return what stands in the way of a job here; with a config, of that one."""
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
@@ -382,7 +382,7 @@ class Sought(Protocol):
 class Lists(Protocol):
     """What a backend can do that finds running jobs without the registry."""
 
-    def jobs(self, config: Config | None, home: Path) -> list[Found]:
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         """Return the running attempts: with a config those where its jobs run. Changes nothing.
 
         Raises CredentialError, ConfigError, UnreachableError where the platform cannot be asked.
@@ -402,17 +402,17 @@ class Machines(Protocol):
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         """Return the command that runs `argv`, or a shell where it is empty, where the node's ranks run."""
 
-    def hosts(self, config: Config) -> list[HostUse]:
+    def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return who uses which GPU of the config's machines."""
 
 
 class Priced(Protocol):
     """What a backend can do whose vendor publishes what machines cost."""
 
-    def price_region(self, config: Config | None) -> str | None:
+    def price_region(self, config: JobConfig | None) -> str | None:
         """Return the region whose prices are of use: the config's, else the environment's; None where none is known."""
 
-    def quotes(self, config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         """Read the vendor's prices of the types, without any named of all that are of use, the job's among them.
 
         What the vendor does not list is a quote without a price, which says why. Raises CredentialError, ConfigError,

@@ -35,7 +35,7 @@ class BlobCell:
         self.uri = uri
         split = urlsplit(uri)
         container, _, self._name = unquote(split.path).strip("/").partition("/")
-        self._place = azure_access.Place(split.netloc, container, "")
+        self._place = azure_access.BlobLocation(split.netloc, container, "")
 
     def read(self) -> tuple[bytes | None, str]:
         """Return the content and its version."""

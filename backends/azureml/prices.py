@@ -20,7 +20,7 @@ from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["of_machine", "quotes", "region"]
 
@@ -34,12 +34,12 @@ OTHERS = ("windows", "cloud services", "dedicated host")
 Meter = Mapping[str, Any]
 
 
-def region(config: Config | None) -> str | None:
+def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices."""
     return None if config is None else region_of(block_of(config))
 
 
-def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
     Raises UnreachableError if Azure's list cannot be read.
@@ -56,7 +56,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
                 raise
 
 
-def _own(config: Config | None) -> list[str]:
+def _own(config: JobConfig | None) -> list[str]:
     """Return the job's own type, or an empty list if the config has no valid machine: the plan reports the fault."""
     if config is None or config.backend != "azureml":
         return []

@@ -21,7 +21,7 @@ from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
-from cloudtrain.launcher.backend import Capacity, Check, Found, JobRef, LogPage, Pace, Request, Shipment, Terms
+from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import agent_state
@@ -29,7 +29,7 @@ from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.extras import install
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
@@ -43,7 +43,7 @@ PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on 
 TERMS = Terms(tail_s=20)
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return this machine's GPUs, divided evenly among the instances."""
     gpus = len(_visible_gpus())
     price = config.local.price_per_hour if config.local else None
@@ -53,7 +53,7 @@ def capacity(config: Config) -> Capacity:
     return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
 
 
-def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def request(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request with the agents' messages."""
     return requests.build(plan, config, job_id, attempt, bundle_sha256)
 
@@ -110,13 +110,15 @@ def find(request: Request, home: Path) -> JobRef | None:
     return None
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the attempts of this home folder with a running agent."""
     found = []
     for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
         ref, number = atomic_json.read_json(path), path.parent.name.removeprefix("attempt-")
         if ref and number.isdigit() and any(map(node_folder.agent_pid, _roots(ref))):
-            found.append(Found(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD)))
+            found.append(
+                FoundAttempt(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD))
+            )
     return found
 
 
@@ -196,7 +198,7 @@ def _copied(source: Path, folder: Path) -> list[Path]:
     return [folder / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
 
 
-def doctor(config: Config | None) -> list[Check]:
+def doctor(config: JobConfig | None) -> list[Check]:
     """Return the checks for a job on this machine."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from cloudtrain.backends.sagemaker import files
-from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.backends.sagemaker.aws import AwsAccess
 from cloudtrain.entrypoints import bundle_file
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.text.terminal import say
@@ -15,7 +15,7 @@ from cloudtrain.launcher.text.terminal import say
 __all__ = ["download"]
 
 
-def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
+def download(access: AwsAccess, uri: str, job: str, folder: Path) -> list[Path]:
     """Unpack the job's output archives below the folder; return the files.
 
     Raises CloudtrainError if no archive exists yet, ConfigError if the folder cannot be written.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.ssh import laggards, masters
-from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.fleet import Call, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk
@@ -171,7 +171,9 @@ def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
-def _look(ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, Answer]], bool]) -> dict[int, Answer]:
+def _look(
+    ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
+) -> dict[int, HostAnswer]:
     calls, numbers = {}, {}
     for node in nodes:
         asked = {key: ref["nodes"][node][key] for key in ("root", "checkpoints")}
@@ -181,12 +183,12 @@ def _look(ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, A
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
-def _fold(ref: JobRef, answers: Mapping[int, Answer]) -> State | None:
+def _fold(ref: JobRef, answers: Mapping[int, HostAnswer]) -> State | None:
     told = {node: answer.told for node, answer in answers.items() if answer.error is None}
     return agent_state.fold(told, len(ref["nodes"]), can_shrink=ref["can_shrink"]) if told else None
 
 
-def _has_one(answers: Mapping[Host, Answer]) -> bool:
+def _has_one(answers: Mapping[Host, HostAnswer]) -> bool:
     return any(answer.error is None for answer in answers.values())
 
 
@@ -205,7 +207,7 @@ def _nodes_of(ref: JobRef, ranks: frozenset[int] | None) -> list[int]:
     return sorted({rank // ref["nproc_per_node"] for rank in ranks} & set(range(len(ref["nodes"]))))
 
 
-def _chunks(answer: Answer) -> list[Chunk]:
+def _chunks(answer: HostAnswer) -> list[Chunk]:
     chunks, begin = [], 0
     for told in answer.told["chunks"]:
         data = answer.data[begin : begin + told["size"]]

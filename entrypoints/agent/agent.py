@@ -26,7 +26,7 @@ from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
-from cloudtrain.entrypoints.agent.membership import Cut, Line
+from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
@@ -34,11 +34,11 @@ from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.gather import Gathering
 from cloudtrain.entrypoints.replication.replicas import Replicas
-from cloudtrain.entrypoints.scripts.keep import Keeper, tell_unkept
+from cloudtrain.entrypoints.scripts.keep import FileKeeper, tell_unkept
 from cloudtrain.entrypoints.scripts.newest import newest
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.notices.teller import Teller
+    from cloudtrain.entrypoints.notices.teller import NodeNotifier
 
 __all__ = ["Agent", "supervise"]
 
@@ -63,7 +63,7 @@ class Agent:
     """The supervision of one node, from the first state on disk to exit.json."""
 
     def __init__(
-        self, spec: dict[str, Any], server: socket.socket | None, umask: int, taken: gpulocks.Taken | None = None
+        self, spec: dict[str, Any], server: socket.socket | None, umask: int, taken: gpulocks.HeldLocks | None = None
     ) -> None:
         self.spec = spec
         self.taken = taken  # the locks, held until this process ends
@@ -80,7 +80,7 @@ class Agent:
         if spec.get("succeeds") and server is None:  # a successor's listener
             door = transport.on_free_port(spec, partial(transport.listen, spec["address"]))
         self.held_port: socket.socket | None = None
-        self.line = Line(spec, server, self._fresh_port, door)
+        self.line = Membership(spec, server, self._fresh_port, door)
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
         self.ended: dict[str, Any] | None = None  # the content of exit.json
@@ -89,13 +89,13 @@ class Agent:
         self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
         self.told_s = 0.0  # when the state was last written
-        self.meter: gpumeter.Meter | None = None
+        self.meter: gpumeter.GpuMeter | None = None
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         run = spec["spec"]["run"]
         self.is_task = run["kind"] == "task"
-        self.keeper = None if self.is_task else Keeper(self.root / "code", self.checkpoints, run.get("keep", ()))
+        self.keeper = None if self.is_task else FileKeeper(self.root / "code", self.checkpoints, run.get("keep", ()))
         self.teller = _teller(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.get("copies"):
@@ -158,7 +158,7 @@ class Agent:
         self._look()
         try:
             desired = self.line.exchange(self.report)
-        except Cut as cut:
+        except Fenced as cut:
             self._end({**_failed("node_failure", str(cut)), "fenced": True})
             return True
         self.times.note(time.time())
@@ -328,7 +328,7 @@ class Agent:
                 argv, env = dockerrun.command(self.container, start, env, self.spec["secrets"], argv[1:])
             with (self.root / "log" / "boot.log").open("ab") as log:
                 if self.meter is None:
-                    self.meter = gpumeter.Meter(env.get("CUDA_VISIBLE_DEVICES"), self.spec["spec"]["nproc_per_node"])
+                    self.meter = gpumeter.GpuMeter(env.get("CUDA_VISIBLE_DEVICES"), self.spec["spec"]["nproc_per_node"])
                 self.boot = subprocess.Popen(
                     argv,
                     cwd=self.root,
@@ -475,7 +475,7 @@ class Agent:
         self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
 
 
-def _teller(spec: dict[str, Any], began_s: float) -> Teller | None:
+def _teller(spec: dict[str, Any], began_s: float) -> NodeNotifier | None:
     """Return the job's notifier, None if the job sends no notifications by itself."""
     if not spec["spec"].get("notices"):
         return None

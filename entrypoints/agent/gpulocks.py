@@ -25,7 +25,7 @@ TYPE_CHECKING = False  # in place of typing's, whose import adds 4 ms to each po
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["MACHINE", "Busy", "Taken", "Unusable", "folder", "holders", "take"]
+__all__ = ["MACHINE", "GpuBusy", "HeldLocks", "Unusable", "folder", "holders", "take"]
 
 MACHINE = "machine"  # the lock's name on a host without GPUs
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
@@ -43,7 +43,7 @@ class Unusable(RuntimeError):
     """The folder or a file in the folder is unsafe or unusable; the message describes the fix."""
 
 
-class Busy(RuntimeError):
+class GpuBusy(RuntimeError):
     """A different process holds `name`; `holder` is an entry of `holders`, None if the holder has no note."""
 
     def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None) -> None:
@@ -52,7 +52,7 @@ class Busy(RuntimeError):
         super().__init__(f"{self.label}: {_who(holder)}")
 
 
-class Taken:
+class HeldLocks:
     """Locks held by this process. Forked children hold the locks too; programs started with exec do not."""
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
@@ -111,13 +111,13 @@ def folder(wanted: str | None = None, *, make: bool = True) -> Path:
     raise Unusable(f"there is no place for GPU locks that all users may write to: sudo install -d -m 1777 {PLACES[0]}")
 
 
-def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> Taken:
+def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> HeldLocks:
     """Lock all names, or no name, without waiting.
 
     `about` goes into the notes: `job`, `user` (default: this process's user), and any further keys; `labels` maps names
     to text for users: "GPU 3 (NVIDIA A100, GPU-1234)". Raises Busy for the first name that is held, and Unusable.
     """
-    taken = Taken(folder, {"since_s": time.time(), **about})
+    taken = HeldLocks(folder, {"since_s": time.time(), **about})
     try:
         for name in sorted(set(names)):
             taken.files[name] = _lock(folder, name, (about.get("labels") or {}).get(name))
@@ -155,13 +155,13 @@ def _lock(folder: Path, name: str, label: str | None) -> int:
         except BlockingIOError:
             if holder := _holder(folder, name):
                 os.close(lock)
-                raise Busy(name, holder, label) from None
+                raise GpuBusy(name, holder, label) from None
         except OSError as error:
             os.close(lock)
             raise Unusable(f"{folder} cannot hold locks: {error.strerror}; choose a folder on a local disk") from error
         os.close(lock)
         time.sleep(PAUSE_S)
-    raise Busy(name, _holder(folder, name), label)
+    raise GpuBusy(name, _holder(folder, name), label)
 
 
 def _open(path: Path) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import gpus
 
-__all__ = ["EVENT_S", "Figures", "Meter", "figures_of", "lines", "write"]
+__all__ = ["EVENT_S", "Figures", "GpuMeter", "figures_of", "lines", "write"]
 
 EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
 MOST_FAILED = 3  # measurements in a row; then the thread ends
@@ -33,7 +33,7 @@ _MOST = (100.0, 1e7, 1e7, 1e5)  # of a plausible figure: percent, MiB, MiB, watt
 Figures = tuple[float | None, ...]  # utilisation, memory used, memory in all, power
 
 
-class Meter:
+class GpuMeter:
     """A thread that measures until `finish`; the thread ends on a machine without a GPU or a working nvidia-smi."""
 
     def __init__(self, visible: str | None, ranks: int, every_s: float = EVERY_S) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
 
-__all__ = ["Cut", "Line"]
+__all__ = ["Fenced", "Membership"]
 
 JOIN_TIMEOUT_S = 120.0
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
@@ -26,11 +26,11 @@ MOST_HEIRS = 3  # successors that a node tries in turn, before the node gives up
 HEIR_SHARE = 0.5  # a successor's time to reach all nodes, as a share of the silence that makes a node lost
 
 
-class Cut(Exception):
+class Fenced(Exception):
     """This node has lost contact, and ends alone; the remaining nodes may continue. The message names the lost node."""
 
 
-class Line:
+class Membership:
     """A node's membership, from the agent's start to its end."""
 
     def __init__(
@@ -51,13 +51,13 @@ class Line:
         self._silence_s: float = spec.get("silence_s", transport.SILENCE_S)
         self._join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
         self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
-        self._head = transport.Head(server, spec["token"], self._silence_s) if server else None
-        self._member: transport.Member | None = None
+        self._head = transport.LeaderEnd(server, spec["token"], self._silence_s) if server else None
+        self._member: transport.FollowerEnd | None = None
         if server is None:
             # The starter begins with node 0's agent, so a refused connection means that node 0 has ended.
             refusal_s = transport.BEAT_S + transport.CLOSED_S if spec.get("head_listens") else self._join_timeout_s
             patience_s = (self._silence_s, self._join_timeout_s, refusal_s)
-            self._member = transport.Member(tuple(spec["head"]), spec["token"], *patience_s)
+            self._member = transport.FollowerEnd(tuple(spec["head"]), spec["token"], *patience_s)
         self._decider = 0
         self._lost_heads: set[int] = set()
         self._last = Desired()  # the desired state when the last leader was lost
@@ -123,7 +123,7 @@ class Line:
         """Receive the messages that arrive within the time."""
         self._end().listen(timeout_s)
 
-    def _end(self) -> transport.Head | transport.Member:
+    def _end(self) -> transport.LeaderEnd | transport.FollowerEnd:
         end = self._head or self._member
         assert end is not None
         return end
@@ -166,9 +166,9 @@ class Line:
             newest = max(each.generation for each in reports.values())
             coordinator.desired = replace(coordinator.desired, generation=max(newest, coordinator.desired.generation))
             if 2 * len(nodes - lost) <= len(nodes):
-                raise Cut(f"lost contact with node {self._named(self._lost_heads)}, and with most of the others")
+                raise Fenced(f"lost contact with node {self._named(self._lost_heads)}, and with most of the others")
         elif self._may_succeed and 2 * len(nodes - lost) < len(nodes):
-            raise Cut(f"lost contact with most of the nodes: {self._named(nodes & lost)}")
+            raise Fenced(f"lost contact with most of the nodes: {self._named(nodes & lost)}")
         desired = coordinator.decide(reports, lost, now_s, self._fresh_port)
         desired = replace(desired, places=self._known(reports))
         if desired.generation > self._last.generation:
@@ -181,7 +181,7 @@ class Line:
             print(f"waiting for node {missing} to start, for {now_s:.0f} s by now", flush=True)
         return desired
 
-    def _alone(self, member: transport.Member, report: Report) -> Desired | None:
+    def _alone(self, member: transport.FollowerEnd, report: Report) -> Desired | None:
         """Return the end of a node that has never heard node 0, if a stop request came or the time is over.
 
         The node has nothing to save. An open connection gets CLOSED_S: node 0's answer may be on its way.
@@ -207,7 +207,7 @@ class Line:
         if not self._may_succeed or last.want in ("wait", "end") or is_torn:
             was_heard = bool(self._member.desired or self._last.generation)
             what = "lost contact with node {} for" if was_heard else "node {} was not reached within"
-            raise Cut(f"{what.format(self._decider)} {silent_s:.0f} s")
+            raise Fenced(f"{what.format(self._decider)} {silent_s:.0f} s")
         self._last = last if last.want == "stop" else replace(last, want="kill")
         self._decider = heirs[0]
         place = next(place for place in last.places if place[0] == self._decider)
@@ -216,14 +216,14 @@ class Line:
             self._take_over(last)
         else:
             patience_s = self._silence_s * HEIR_SHARE
-            self._member = transport.Member(place[1:3], self._spec["token"], self._silence_s, patience_s)
+            self._member = transport.FollowerEnd(place[1:3], self._spec["token"], self._silence_s, patience_s)
         return self._last
 
     def _take_over(self, last: Desired) -> None:
         assert self._door is not None
         print(f"node {self._named(self._lost_heads)} is lost: node {self.node} decides from here on", flush=True)
         self._member, self._took_over_s = None, self.now_s()
-        self._head = transport.Head(self._door, self._spec["token"], self._silence_s)
+        self._head = transport.LeaderEnd(self._door, self._spec["token"], self._silence_s)
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()

@@ -52,7 +52,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             return {"started": False, "why": "already started"}
         try:
             taken = _take(request.get("locks"))
-        except gpulocks.Busy as error:
+        except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
         server = None
         for spec in request["nodes"]:
@@ -77,15 +77,15 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         return {"started": True, "pids": pids, "head": head}
 
 
-def _take(locks: dict[str, Any] | None) -> gpulocks.Taken | None:
-    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.Busy, gpulocks.Unusable."""
+def _take(locks: dict[str, Any] | None) -> gpulocks.HeldLocks | None:
+    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.GpuBusy, gpulocks.Unusable."""
     if locks is None:
         return None
     return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
 
 
 def _fork_agent(
-    spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.Taken | None
+    spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.HeldLocks | None
 ) -> int:
     """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
     ready, announce = os.pipe()

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 
-__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "Head", "Member", "listen", "on_free_port", "reserved"]
+__all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "LeaderEnd", "FollowerEnd", "listen", "on_free_port", "reserved"]
 
 PORTS = (20000, 27999)  # below the ephemeral range, the ports of outgoing connections
 BEAT_S = 1.0
@@ -77,7 +77,7 @@ def reserved(spec: dict[str, Any]) -> socket.socket:
     raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec['address']}")
 
 
-class _Wire:
+class _Connection:
     """One connection: bytes in, JSON objects out, each with a code (HMAC) that requires the token.
 
     Both ends begin with a number of their own. A code covers the receiver's number, the sender's role (head or node),
@@ -158,7 +158,7 @@ class _Wire:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class Head:
+class LeaderEnd:
     """Node 0's end: every follower's last report, and the answer to all followers."""
 
     def __init__(self, server: socket.socket, token: str, silence_s: float = SILENCE_S) -> None:
@@ -170,7 +170,7 @@ class Head:
         self._server = server
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
-        self._wires: list[_Wire] = []
+        self._wires: list[_Connection] = []
         self._sent: tuple[float, Desired | None] = (0.0, None)
 
     def listen(self, timeout_s: float) -> None:
@@ -239,16 +239,16 @@ class Head:
         for wire in late or strangers[STRANGERS:]:
             self._drop(wire)
         with contextlib.suppress(OSError):
-            wire = _Wire(server.accept()[0], self._token, is_head=True)
+            wire = _Connection(server.accept()[0], self._token, is_head=True)
             self._selector.register(wire.sock, selectors.EVENT_READ, wire)
             self._wires.append(wire)
 
-    def _drop(self, wire: _Wire) -> None:
+    def _drop(self, wire: _Connection) -> None:
         self._selector.unregister(wire.sock)
         self._wires.remove(wire)
         wire.sock.close()
 
-    def _take(self, wire: _Wire, message: dict[str, Any]) -> None:
+    def _take(self, wire: _Connection, message: dict[str, Any]) -> None:
         try:
             report = Report.load(message)
         except (TypeError, ValueError):  # the peer runs a different version of cloudtrain
@@ -260,7 +260,7 @@ class Head:
         self._heard[report.node] = time.monotonic()
 
 
-class Member:
+class FollowerEnd:
     """A follower's end: node 0's last answer, and the time since the last message."""
 
     def __init__(
@@ -280,7 +280,7 @@ class Member:
         self._token = token
         self.desired: Desired | None = None
         self._heard = time.monotonic()
-        self._wire: _Wire | None = None
+        self._wire: _Connection | None = None
         self._sent: tuple[float, Report | None] = (0.0, None)
 
     @property
@@ -347,7 +347,7 @@ class Member:
 
     def _connect(self) -> bool:
         try:
-            self._wire = _Wire(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
+            self._wire = _Connection(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
         except OSError as error:
             is_refusal = isinstance(error, ConnectionRefusedError)
             self._refused_s = (self._refused_s or time.monotonic()) if is_refusal else None

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
     _open_log()
     heartbeat.enable()
-    ending = _Ending(os.getpid(), _left_file())
+    ending = _RankProcess(os.getpid(), _left_file())
     if ending.file is not None:
         ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
     atexit.register(_say_left, ending)  # registered first, so that `_say_left` runs after the script's handlers
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 @dataclass
-class _Ending:
+class _RankProcess:
     """The rank's pid, the file that records its end, and its exit code after all work is done."""
 
     pid: int
@@ -94,7 +94,7 @@ class _Ending:
     code: int | None = None
 
 
-def _run_task(ending: _Ending) -> NoReturn:
+def _run_task(ending: _RankProcess) -> NoReturn:
     from cloudtrain.entrypoints.trainer import train
 
     ending.code = train.main()
@@ -107,7 +107,7 @@ def _left_file() -> Path | None:
     return Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None
 
 
-def _say_left(ending: _Ending) -> None:
+def _say_left(ending: _RankProcess) -> None:
     """Write for boot that all user code is done, threads and exit handlers too."""
     if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
         with contextlib.suppress(OSError):

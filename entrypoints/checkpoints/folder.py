@@ -24,7 +24,7 @@ from cloudtrain.entrypoints import atomic_json
 __all__ = [
     "AllDamagedError",
     "CheckpointError",
-    "Found",
+    "FoundCheckpoint",
     "Unreadable",
     "begin",
     "best_step",
@@ -82,7 +82,7 @@ class Unreadable(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint whose checksums are right; `trainer` is its trainer.json, `files` is the manifest's list."""
 
     path: Path
@@ -231,13 +231,13 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     return None
 
 
-def open_found(path: Path) -> Found:
+def open_found(path: Path) -> FoundCheckpoint:
     """Return the checkpoint at the path, its small files verified. Raises CheckpointError for a damaged checkpoint."""
     fault = verify(path, only=(TRAINER, PLAIN))
     if fault:
         raise CheckpointError(f"checkpoint {path} is damaged: {fault}")
     trainer = read_trainer(path)
-    return Found(path, trainer["step"], trainer, read_manifest(path))
+    return FoundCheckpoint(path, trainer["step"], trainer, read_manifest(path))
 
 
 def retain(folder: Path, keep: int, spared: int | None = None) -> None:

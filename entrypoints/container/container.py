@@ -37,7 +37,7 @@ from cloudtrain.entrypoints.container import elapsed, secrets
 from cloudtrain.entrypoints.container import inputs as staging
 from cloudtrain.entrypoints.container.elapsed import Note
 from cloudtrain.entrypoints.container.folder_sync import Carrier
-from cloudtrain.entrypoints.container.log_relay import Pump
+from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.entrypoints.rank import tracebacks
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
@@ -56,11 +56,11 @@ def main(argv: list[str]) -> int:
     # The kernel ignores signals without a handler for process 1.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
-    ending = _Ending(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
+    ending = _ExitTarget(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
         spec = _spec(root, argv[1], argv[2:])
         spec.pop("record", None)  # the record is for launchers
-        ending = _Ending.of(spec, root)
+        ending = _ExitTarget.of(spec, root)
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
         node = nodes.identify({**os.environ, **about})
         ending.begin(node.rank)
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         may_mend = isinstance(error, staging.StagingError) and error.may_mend
         reason = "node_failure" if may_mend else "error"
         return ending.tell({"state": "failed", "reason": reason, "error": cause, "resumable": False})
-    pump, helpers = Pump(Path(told["root"]) / "log", form=spec.get("log", "plain")), _helpers(spec, told, root)
+    pump, helpers = LogRelay(Path(told["root"]) / "log", form=spec.get("log", "plain")), _helpers(spec, told, root)
     for helper in (pump, *helpers):
         helper.start()
     try:
@@ -249,7 +249,7 @@ def _prefer_newer_driver() -> None:
 
 
 @dataclass
-class _Ending:
+class _ExitTarget:
     """The place of the exit report for the platform or the launcher: a file, an object in a bucket, or the log.
 
     `codes`: the exit codes that tell the platform whether a restart may help, None if the platform uses no such codes.
@@ -260,7 +260,7 @@ class _Ending:
     codes: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, spec: dict[str, Any], root: Path) -> _Ending:
+    def of(cls, spec: dict[str, Any], root: Path) -> _ExitTarget:
         """Return the places and codes that the container order names."""
         place = spec["places"]["failure"]
         return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))

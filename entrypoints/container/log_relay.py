@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Form", "Pump"]
+__all__ = ["Form", "LogRelay"]
 
 Form = Literal["plain", "stamped", "json"]
 
@@ -37,7 +37,7 @@ _LEVEL_IN = 80  # characters from the line's beginning: a later level is part of
 _SEVERITIES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
 
-class Pump:
+class LogRelay:
     """A thread that relays log lines, from `start` to `finish`."""
 
     def __init__(self, folder: Path, out: int = 1, *, form: Form = "plain") -> None:

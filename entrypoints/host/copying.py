@@ -90,6 +90,6 @@ def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> d
         done[entry.name] = None
         here = listing.look(into, entry.name)
         if here is None or listing.order(here) <= listing.order(entry):
-            with contextlib.suppress(copies.Taken):
+            with contextlib.suppress(copies.AlreadySaved):
                 done[entry.name] = copies.fetch(*source, entry.name, into, note=note)
     return done

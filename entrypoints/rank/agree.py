@@ -21,7 +21,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-__all__ = ["Agreement", "Verdict", "margin_s"]
+__all__ = ["Agreement", "Agreed", "margin_s"]
 
 _EVERY_S = 0.25  # between agreements of short micro-batches; each longer micro-batch has an agreement
 _ASKED_EVERY_S = 1.0  # between checks for a file that asks for a save
@@ -31,7 +31,7 @@ _SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: the last lo
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Agreed:
     """The agreement of all ranks: why to stop; whether a save is due, or has failed; the loss summed over ranks.
 
     `log_every`: the steps between log lines from now on, 0 without an agreement.
@@ -44,7 +44,7 @@ class Verdict:
     log_every: int = 0
 
 
-NOTHING = Verdict()
+NOTHING = Agreed()
 
 
 class Agreement:
@@ -151,10 +151,10 @@ class Agreement:
         if not self._is_alone:
             self._work = dist.all_reduce(self._votes, group=self._group, async_op=True)
 
-    def finish(self) -> Verdict:
+    def finish(self) -> Agreed:
         """Return the ranks' agreement since `begin`; NOTHING if no agreement was due."""
         if not self._has_begun:
-            return Verdict(save=True) if self._save_waits else NOTHING
+            return Agreed(save=True) if self._save_waits else NOTHING
         if self._work is not None:
             self._work.wait()
         self._work, self._has_begun = None, False
@@ -162,7 +162,7 @@ class Agreement:
         self._left = int(left)
         self._save_waits = self._save_waits or bool(save)  # a save agreed inside a step waits for the step's end
         stop = "sigterm" if term else "sigusr1" if usr1 else "deadline" if deadline else None
-        return Verdict(stop, self._save_waits, bool(failed), loss, int(log_every))
+        return Agreed(stop, self._save_waits, bool(failed), loss, int(log_every))
 
     def _save_is_due(self) -> bool:
         now_s = time.monotonic()

@@ -7,25 +7,24 @@ The job's planned end stays the same: the learning rate's schedule and the order
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.trainer.settings import Spec
-
-__all__ = ["HOLD_S", "VARIABLE", "Rehearsal", "of_environment", "shortened"]
+__all__ = [
+    "HOLD_S",
+    "VARIABLE",
+    "RehearsalSteps",
+    "of_environment",
+]
 
 VARIABLE = "CLOUDTRAIN_REHEARSAL"
 HOLD_S = 60.0  # the interruption comes within moments; otherwise the job continues
-EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class RehearsalSteps:
     """`hold_at`: after this step the ranks wait for a stop request. `leave_at`: the run's last step.
 
     `environments`: the folder for environments that are built from `requirements`; `is_apart`: such environments see
@@ -38,14 +37,7 @@ class Rehearsal:
     is_apart: bool = False
 
 
-def of_environment(environ: Mapping[str, str] = os.environ) -> Rehearsal | None:
+def of_environment(environ: Mapping[str, str] = os.environ) -> RehearsalSteps | None:
     """Return the rehearsal, None for a real run."""
     text = environ.get(VARIABLE)
-    return None if not text else Rehearsal(**json.loads(text))
-
-
-def shortened(spec: Spec) -> Spec:
-    """Return the spec with an evaluation of a few batches; `config_sha256` stays the whole job's."""
-    wanted = spec.training
-    batches = min(wanted.eval_batches or EVAL_BATCHES, EVAL_BATCHES)
-    return dataclasses.replace(spec, training=dataclasses.replace(wanted, eval_batches=batches, log_every=1))
+    return None if not text else RehearsalSteps(**json.loads(text))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 
 __all__ = ["has", "is_own", "keep", "put", "read"]
 
@@ -27,7 +27,7 @@ def read(path: Path) -> Note:
     return {name: each for name, each in told.items() if isinstance(each, dict)} if isinstance(told, dict) else {}
 
 
-def put(path: Path, there: Entry, here: str, before: Entry | None) -> None:
+def put(path: Path, there: StoredEntry, here: str, before: StoredEntry | None) -> None:
     """Record a copy before the copy gets its name: the source, the local fingerprint `here`, the replaced entry.
 
     `here` may differ from the source, since a disk may keep coarser times. Raises OSError.
@@ -47,7 +47,7 @@ def keep(path: Path, names: Collection[str]) -> Note:
         return left
 
 
-def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
+def has(here: StoredEntry | None, there: StoredEntry | None, note: Note) -> bool:
     """Return whether the local entry is a copy of the source's entry, or identical."""
     if here is None or there is None or (here.bytes, here.files) != (there.bytes, there.files):
         return False
@@ -56,6 +56,6 @@ def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
     return is_copy or here.fingerprint == there.fingerprint
 
 
-def is_own(here: Entry, note: Note) -> bool:
+def is_own(here: StoredEntry, note: Note) -> bool:
     """Return whether the entry was fetched and has not changed since, or is a folder without files."""
     return not here.files or here.fingerprint in note.get(here.name, {}).values()

@@ -21,9 +21,9 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copywire
 from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 
-__all__ = ["PROBE", "Taken", "alone", "check_room", "drop", "place", "probe", "remove", "sync"]
+__all__ = ["PROBE", "NameTaken", "alone", "check_room", "drop", "place", "probe", "remove", "sync"]
 
 PROBE = re.compile(r"\.shared-[0-9a-f]{32}\.[^/\0]*\.tmp")
 
@@ -35,7 +35,7 @@ _under_way: set[tuple[Path, str]] = set()
 _changes = threading.Condition()
 
 
-class Taken(OSError):
+class NameTaken(OSError):
     """Another entry has the copy's name, and keeps the name."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
         raise faults[0]
 
 
-def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: bool = False) -> None:
+def place(partial: Path, final: Path, over: StoredEntry | None = None, *, is_kept: bool = False) -> None:
     """Give the copy its name. Only the entry `over` may have the name before: removed, or set aside with `is_kept`.
 
     Raises Taken if a different entry has the name by now, for example one saved during the copy; OSError.
@@ -147,20 +147,20 @@ def probe(folder: Path) -> Path:
 def _rename(path: Path, final: Path) -> None:
     """Rename the file or folder to a name that is free. Raises Taken, OSError."""
     if os.path.lexists(final):
-        raise Taken
+        raise NameTaken
     if path.is_dir():
         try:
             # If another process creates the name at this moment, only an empty folder is replaced, and no data is lost.
             path.rename(final)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise Taken from error
+                raise NameTaken from error
             raise
         return
     try:
         os.link(path, final)
     except FileExistsError as error:
-        raise Taken from error
+        raise NameTaken from error
     except OSError:  # a disk without hard links
         path.rename(final)
     else:

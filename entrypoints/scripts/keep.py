@@ -22,7 +22,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.scripts.newest import is_torn, newest
 
-__all__ = ["Keeper", "Unkept", "tell_unkept", "unkept_words"]
+__all__ = ["FileKeeper", "Unkept", "tell_unkept", "unkept_words"]
 
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
@@ -44,7 +44,7 @@ class Unkept:
     bytes: int
 
 
-class Keeper:
+class FileKeeper:
     """Keeps the files of one node's working directory, over all starts of its ranks."""
 
     def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RANGE_BYTES", "Place", "connect", "failure", "is_broken_off"]
+__all__ = ["RANGE_BYTES", "BlobLocation", "connect", "failure", "is_broken_off"]
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
 # measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
@@ -55,7 +55,7 @@ _BY_STATUS = {401: _REFUSED, 403: _DENIED}  # for a code that is not in _SAID
 
 
 @dataclass(frozen=True)
-class Place:
+class BlobLocation:
     """A container, and the common prefix of the blobs' names."""
 
     host: str
@@ -73,7 +73,7 @@ class Place:
         return f"https://{self.host}/{self.container}/{self.prefix}".rstrip("/")
 
 
-def connect(place: Place, attempts: int | None = None) -> tuple[Any, str]:
+def connect(place: BlobLocation, attempts: int | None = None) -> tuple[Any, str]:
     """Return a client of the container, and the identity it uses. `attempts` overrides the retry count."""
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.storage.blob import ContainerClient
@@ -104,7 +104,7 @@ def connect(place: Place, attempts: int | None = None) -> tuple[Any, str]:
     return ContainerClient(f"https://{place.host}", place.container, credential=credential, **settings), name
 
 
-def failure(error: Exception, place: Place, who: str, name: str) -> OSError:
+def failure(error: Exception, place: BlobLocation, who: str, name: str) -> OSError:
     """Return the error to raise: a sentence with the cure. `name`: the requested blob, empty for other requests."""
     from azure.core import exceptions as known
 
@@ -152,7 +152,7 @@ def _refuse_haste(response: Any) -> None:
 class _Identity:
     """Tokens of the job's own identity. Raises no AzureError, since the SDK retries AzureErrors for over a minute."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BlobLocation) -> None:
         from azure.identity import DefaultAzureCredential
 
         told = os.environ.get
@@ -190,7 +190,7 @@ class _Identity:
             raise PermissionError(f"{_NO_TOKEN.format(**told)} ({_plain(tried[-1])})") from error
 
 
-def _refusal(error: Any, place: Place, who: str, name: str) -> OSError:
+def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
     code = getattr(error, "error_code", None) or error.response.headers.get("x-ms-error-code") or ""
     code = str(getattr(code, "value", code))
     if name and code == "BlobNotFound":

@@ -62,7 +62,7 @@ def mirror(uri: str) -> AzureMirror:
 class AzureMirror:
     """The blobs of a container below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
 
-    def __init__(self, place: azure_access.Place) -> None:
+    def __init__(self, place: azure_access.BlobLocation) -> None:
         self._place = place
         self._above = f"{place.prefix}/" if place.prefix else ""
         self._client: Any = None
@@ -114,7 +114,7 @@ class AzureMirror:
             raise failure from error
 
 
-def _place(uri: str) -> azure_access.Place:
+def _place(uri: str) -> azure_access.BlobLocation:
     address, mark, _ = uri.partition("?")
     if mark:
         raise TaskError(
@@ -130,7 +130,7 @@ def _place(uri: str) -> azure_access.Place:
         raise TaskError(f"checkpoint.mirror {uri!r} is no address of Azure's blob storage; write it as in {_FORMS}")
     if not re.fullmatch(_CONTAINER, container):
         raise TaskError(f"checkpoint.mirror {uri!r} names no container; write it as in {_FORMS}")
-    return azure_access.Place(host, container, prefix.strip("/"))
+    return azure_access.BlobLocation(host, container, prefix.strip("/"))
 
 
 def _upload(path: Path, blob: Any) -> None:

@@ -58,7 +58,7 @@ class Identity(Protocol):
 def of_environment() -> Identity:
     """Return the identity of this process; sends no request yet."""
     file = _file()
-    return _Cached(_Metadata() if file is None else _File(file))
+    return _Cached(_Metadata() if file is None else _CredentialsFile(file))
 
 
 def anonymous() -> bool:
@@ -93,7 +93,7 @@ def _file() -> Path | None:
     return None
 
 
-class _Source(Protocol):
+class _TokenSource(Protocol):
     who: str
 
     def fetch(self) -> tuple[str, float]:
@@ -101,7 +101,7 @@ class _Source(Protocol):
 
 
 class _Cached:
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _TokenSource) -> None:
         self._source = source
         self._lock = threading.Lock()
         self._token = ""
@@ -164,7 +164,7 @@ class _Metadata:
         raise PermissionError(_NOBODY.format(reason=f"no metadata server: {_plain(failure)}")) from failure
 
 
-class _File:
+class _CredentialsFile:
     """The account of a credentials file: a service account, a user, a workload of another cloud."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from cloudtrain.entrypoints.stores.google_access import Identity
 
-__all__ = ["Answer", "Lost", "Patience", "Refused", "Reply", "Service", "Untrusted"]
+__all__ = ["HttpResponse", "Lost", "Patience", "ServiceError", "Reply", "Service", "Untrusted"]
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S and the pauses between. The
 # pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper half: a server that refuses connections, answers
@@ -34,7 +34,7 @@ _PASSING = (408, 429, 500, 502, 503, 504)
 _SLOWER = ("rateLimitExceeded", "userRateLimitExceeded")  # reasons of a temporary 403
 
 
-class Refused(Exception):
+class ServiceError(Exception):
     """The service has answered with an error."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -57,7 +57,7 @@ class Untrusted(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A complete answer."""
 
     status: int
@@ -101,7 +101,7 @@ class Service:
         headers: dict[str, str] | None = None,
         body: bytes = b"",
         also: tuple[int, ...] = (),
-    ) -> Answer:
+    ) -> HttpResponse:
         """Return the complete answer, with retries if they may help.
 
         `also`: statuses that are no errors here. Raises Refused, Lost, Untrusted, or OSError if no token is available.
@@ -110,8 +110,8 @@ class Service:
         while True:
             try:
                 with self.once(method, target, headers, body, also=also) as reply:
-                    return Answer(reply.status, reply.headers, reply.read())
-            except (Refused, Lost) as error:
+                    return HttpResponse(reply.status, reply.headers, reply.read())
+            except (ServiceError, Lost) as error:
                 patience.failed(error)
 
     @contextlib.contextmanager
@@ -134,7 +134,7 @@ class Service:
             if not (200 <= reply.status < 300 or reply.status in also):
                 if reply.status == 401 and token is not None and self.identity is not None:
                     self.identity.forget(token)
-                raise Refused(reply.status, reply.read())
+                raise ServiceError(reply.status, reply.read())
             yield reply
             reply.read()  # the rest, otherwise the connection cannot be kept
         except BaseException:
@@ -164,7 +164,7 @@ class Service:
         body: bytes | Iterable[bytes],
     ) -> Reply:
         target = f"{urlsplit(self.endpoint).path.rstrip('/')}{target}"
-        pieces = _Pieces(body)
+        pieces = _Body(body)
         try:
             if connection.sock is None:
                 connection.connect()
@@ -213,9 +213,9 @@ class Patience:
         self._count = 0
         self._has_renewed = service.identity is None
 
-    def failed(self, error: Refused | Lost) -> None:
+    def failed(self, error: ServiceError | Lost) -> None:
         """Wait, or raise the error if waiting is useless or exhausted. A refused token is renewed once."""
-        if isinstance(error, Refused):
+        if isinstance(error, ServiceError):
             if error.status == 401 and not self._has_renewed:
                 self._has_renewed = True
                 return
@@ -232,7 +232,7 @@ class Patience:
         self._count = 0
 
 
-class _Pieces:
+class _Body:
     """A body; remembers a read error, which is not the network's fault."""
 
     def __init__(self, body: bytes | Iterable[bytes]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from urllib.parse import quote, urlencode, urlsplit
 
 from cloudtrain.entrypoints.stores import google_access
-from cloudtrain.entrypoints.stores.google_http import Lost, Patience, Refused, Reply, Service, Untrusted
+from cloudtrain.entrypoints.stores.google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
 
 __all__ = ["Bucket", "Changed", "Item", "endpoint", "split"]
 
@@ -105,7 +105,7 @@ class Bucket:
             for _ in range(BODY_ATTEMPTS):
                 try:
                     item, md5 = self._upload(path, told, if_absent, seen)
-                except Refused as error:
+                except ServiceError as error:
                     if error.status != 400 or "md5" not in error.message.lower():
                         raise
                     continue
@@ -177,7 +177,7 @@ class Bucket:
         about, body = _multipart({**told, "md5Hash": md5}, data)
         try:
             answer = self._service.ask("POST", f"/upload{self._objects}?{urlencode(query)}", about, body)
-        except Refused as error:
+        except ServiceError as error:
             # After a lost answer the request is repeated, and the object exists already.
             if error.status == 412 and (there := self.stat(told["name"])).md5 == md5:
                 return there, md5
@@ -208,8 +208,8 @@ class Bucket:
                     if offset == item.size:
                         return item, _base64(digest)
                     raise Lost(f"{offset} of {item.size} bytes have come")
-                except (Refused, Lost) as error:
-                    if isinstance(error, Refused) and error.status == 404 and item is not None:
+                except (ServiceError, Lost) as error:
+                    if isinstance(error, ServiceError) and error.status == 404 and item is not None:
                         raise OSError(_CHANGED.format(uri=self._uri(key))) from error
                     patience.failed(error)
                     if offset == 0:
@@ -226,7 +226,7 @@ class Bucket:
         """Convert the errors of a service to an OSError with a helpful message. `key`: the requested object."""
         try:
             yield
-        except Refused as error:
+        except ServiceError as error:
             raise self._refusal(error, key) from error
         except Lost as error:
             raise ConnectionError(f"{self._told(_SILENT, key)} ({error})") from error
@@ -236,7 +236,7 @@ class Bucket:
         except (ValueError, KeyError) as error:  # invalid JSON, or JSON without a required field
             raise OSError(f"{self._uri(key)}: {self._told('{host}', key)} answers what is not understood") from error
 
-    def _refusal(self, error: Refused, key: str) -> OSError:
+    def _refusal(self, error: ServiceError, key: str) -> OSError:
         if error.status == 404:
             return self._absence(error, key)
         if error.status == 412:
@@ -254,7 +254,7 @@ class Bucket:
             return PermissionError(f"{self._told(said, key)} ({error})")
         return OSError(f"{self._uri(key)}: {error}")
 
-    def _absence(self, error: Refused, key: str) -> OSError:
+    def _absence(self, error: ServiceError, key: str) -> OSError:
         """Return the error for a 404: a missing object, or a missing bucket. Other messages prove no absence."""
         words = error.message.lower()
         if key and words.startswith("no such object"):
@@ -294,8 +294,8 @@ class _Resumable:
                 if found > offset:
                     patience.got_on()
                 offset, is_sure = found, True
-            except (Refused, Lost) as error:
-                if session and isinstance(error, Refused) and error.status in (404, 410):
+            except (ServiceError, Lost) as error:
+                if session and isinstance(error, ServiceError) and error.status in (404, 410):
                     session, error = "", Lost("the service has forgotten the upload")  # restart the upload
                 patience.failed(error)
                 is_sure = False

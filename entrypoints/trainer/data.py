@@ -162,7 +162,7 @@ class Batches:
         num_workers: int,
         device: torch.device,
     ) -> None:
-        self._source = _Source(data, seed, collate)
+        self._source = _BatchSource(data, seed, collate)
         self._device = device
         self._batches: Iterator[Any]
         if num_workers == 0:
@@ -192,7 +192,7 @@ class Batches:
             shutdown()
 
 
-class _Source:
+class _BatchSource:
     """Turns lists of keys into collated batches, each sample with separate random numbers.
 
     Seeding three generators takes 7 us, as long as many a sample takes. So the first batch tests whether reading a

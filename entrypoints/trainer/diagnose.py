@@ -24,15 +24,15 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.events import emit
-from cloudtrain.entrypoints.rank.agree import Agreement, Verdict
+from cloudtrain.entrypoints.rank.agree import Agreed, Agreement
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.job import Job, Place, Progress, build
+from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
 from cloudtrain.entrypoints.trainer.settings import Spec
 from cloudtrain.entrypoints.trainer.task import Task
 
 __all__ = ["Diagnosis", "conclude", "diagnose"]
 
-Gradients = Callable[[Job, Progress, Any], Verdict | None]
+Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
@@ -56,7 +56,7 @@ class Diagnosis:
     sentence: str
 
 
-def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients) -> int:
+def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients) -> int:
     """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
     measured: dict[str, list[float]] = {}
     try:
@@ -77,7 +77,7 @@ def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
     return EXIT_DONE
 
 
-def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: Place) -> Diagnosis:
+def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: RankContext) -> Diagnosis:
     """Return the diagnosis from the seconds of a step in each run."""
     step_s = statistics.mean(normal)
     noise = (max(normal) - min(normal)) / step_s
@@ -95,7 +95,7 @@ def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, p
     return Diagnosis(step_s, network, loading, compute, noise, bound, sentence)
 
 
-def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> str:
+def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext) -> str:
     """Return the settings to try, except settings already in use."""
     wanted = spec.training
     if bound == "data":
@@ -119,11 +119,13 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> s
     return f"try {', '.join(tries)}; {rest}"
 
 
-def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients, name: str) -> float:
+def _measure(
+    spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
+) -> float:
     """Return the seconds of a step: the median over the steps, for the slowest rank."""
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
-    progress = Progress(max_steps=WARM_UP + count)
+    progress = TrainState(max_steps=WARM_UP + count)
     batches = _batches(job, WARM_UP + count, is_synthetic=name == "synthetic")
     took = []
     try:
@@ -154,7 +156,7 @@ def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
     return slowest.item()
 
 
-def _batches(job: Job, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
+def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
     training, place = job.spec.training, job.place
     keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps)
     batches = job.batches(job.train_data, keys)
@@ -165,7 +167,7 @@ def _batches(job: Job, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
     return itertools.cycle(loaded)
 
 
-def _synchronize(place: Place) -> None:
+def _synchronize(place: RankContext) -> None:
     if place.device.type == "cuda":
         torch.cuda.synchronize(place.device)
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.trainer import data, report
-from cloudtrain.entrypoints.trainer.job import Job, Progress
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
 __all__ = ["evaluate", "shares"]
 
@@ -38,7 +38,7 @@ def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) ->
     return [([(_EPOCH, index) for index in batch], weight) for batch, weight in own]
 
 
-def evaluate(job: Job, progress: Progress) -> str | None:
+def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     """Evaluate the model; emit the result, the mean over samples. Return the reason to stop, or None.
 
     Counts from before an interruption are dropped: the resumed job evaluates this step again.
@@ -72,7 +72,7 @@ def evaluate(job: Job, progress: Progress) -> str | None:
 
 
 @torch.no_grad()
-def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
+def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
     training = job.spec.training
     keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
     batches = job.batches(job.eval_data, keys)
@@ -99,7 +99,7 @@ def _run(job: Job, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, 
     return None, _mean(found, [weight for _, weight in plan])
 
 
-def _measure(job: Job, batch: Any) -> dict[str, float]:
+def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
     if job.task.evaluate is None:
         return {"loss": float(job.task.loss(job.strategy.module, batch))}
     found = job.task.evaluate(job.strategy.module, batch)

@@ -13,7 +13,7 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["PEAKS", "Counter", "device_peak_tflops", "estimate", "mfu", "peak_tflops"]
+__all__ = ["PEAKS", "FlopCounter", "device_peak_tflops", "estimate", "mfu", "peak_tflops"]
 
 
 # Peak dense TFLOPS by GPU: (fp32, tf32, fp16, bf16), accumulating in fp32; None if the GPU lacks the format. The first
@@ -85,7 +85,7 @@ def estimate(parameters: int, tokens: int) -> float:
     return 6.0 * parameters * tokens
 
 
-class Counter(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):
     """Counts the operations of this rank's work inside `with Counter() as counter`, afterwards in `counter.total`.
 
     Meant for one real micro-batch, forward and backward: results keep their bits. Recomputation by activation
@@ -105,7 +105,7 @@ class Counter(TorchDispatchMode):
         self._count = 0
         self._failed = self._is_idle = False
 
-    def __enter__(self) -> Counter:
+    def __enter__(self) -> FlopCounter:
         """Start the count."""
         self._is_idle = _is_compiled()
         if not self._is_idle:

@@ -21,22 +21,22 @@ from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.agree import Agreement
-from cloudtrain.entrypoints.rank.rehearsal import Rehearsal
+from cloudtrain.entrypoints.rank.rehearsal import RehearsalSteps
 from cloudtrain.entrypoints.stores import mirror
 from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tensorboard
 from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.metrics import Meter, ddp_communication
-from cloudtrain.entrypoints.trainer.settings import Spec, Training
+from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
+from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings
 from cloudtrain.entrypoints.trainer.task import Task
 
-__all__ = ["Job", "Place", "Progress", "build", "connect"]
+__all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
 _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save is timed: a slow disk or network share
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """This rank, the number of ranks, and the rank's device."""
 
     rank: int
@@ -50,12 +50,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """The constant parts of a running job."""
 
     spec: Spec
     task: Task
-    place: Place
+    place: RankContext
     agreement: Agreement
     split: data.Split
     train_data: Any
@@ -67,7 +67,7 @@ class Job:
     base_lrs: list[float]
     warmup_start: float  # the factor on the rate at the start of the warm-up
     identity: dict[str, Any]  # the job's description in every checkpoint, compared at a resume
-    meter: Meter
+    meter: ThroughputMeter
     saver: Saver
     folder: Path  # of the checkpoints
     mirror: mirror.Mirror | None
@@ -92,7 +92,7 @@ class Job:
 
 
 @dataclass
-class Progress:
+class TrainState:
     """The progress of the job, changed by the loop."""
 
     step: int = 0
@@ -113,7 +113,7 @@ class Progress:
     skipped: int = 0  # steps left out because of a nonfinite loss or gradient
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
-    rehearsal: Rehearsal | None = None
+    rehearsal: RehearsalSteps | None = None
 
     @property
     def last_step(self) -> int:
@@ -122,7 +122,7 @@ class Progress:
         return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
 
 
-def connect(timeout_s: float, is_strict: bool = False) -> Place:
+def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
     """Join the process group that torchrun's variables describe; without the variables, be the only rank.
 
     `is_strict`: sums on this rank's device have a fixed order too, if torch has one.
@@ -144,10 +144,10 @@ def connect(timeout_s: float, is_strict: bool = False) -> Place:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    return Place(rank, ranks, device)
+    return RankContext(rank, ranks, device)
 
 
-def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent: bool = False) -> Job:
+def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, silent: bool = False) -> TrainingJob:
     """Return the job, whose model still has the weights from `model(params)`. Raises TaskError.
 
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
@@ -184,7 +184,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)
-    return Job(
+    return TrainingJob(
         spec=spec,
         task=task,
         place=place,
@@ -233,8 +233,10 @@ def _check_alike(length: int, fingerprint: str) -> None:
         )
 
 
-def _meter(wanted: Training, split: data.Split, place: Place, spread: strategies.Strategy) -> Meter:
-    return Meter(
+def _meter(
+    wanted: TrainingSettings, split: data.Split, place: RankContext, spread: strategies.Strategy
+) -> ThroughputMeter:
+    return ThroughputMeter(
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
@@ -244,7 +246,7 @@ def _meter(wanted: Training, split: data.Split, place: Place, spread: strategies
     )
 
 
-def _board(spec: Spec, place: Place) -> tensorboard.Board | None:
+def _board(spec: Spec, place: RankContext) -> tensorboard.Board | None:
     """Return rank 0's writer of event files, if requested and if an output folder exists."""
     folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
     if not spec.training.tensorboard or not place.is_head or not folder:
@@ -273,7 +275,7 @@ def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
     }
 
 
-def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: Place) -> Any | None:
+def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContext) -> Any | None:
     """Return the split to evaluate on, or None if the task has no split. Collective: all ranks or no rank have a split.
 
     A task that asked for evaluation must have a split. Otherwise a `dataset` that refuses the name "eval", or ignores
@@ -288,7 +290,7 @@ def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: Place) ->
     return found
 
 
-def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: Place) -> Any | None:
+def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: RankContext) -> Any | None:
     try:
         found = task.make_dataset(spec.params, "eval")
     except Exception as error:

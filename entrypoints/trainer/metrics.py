@@ -16,7 +16,7 @@ import torch
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.flops import mfu
 
-__all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory"]
+__all__ = ["ThroughputMeter", "Speed", "ddp_communication", "duration", "peak_memory"]
 
 Batch = TypeVar("Batch")
 _SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
@@ -58,7 +58,7 @@ class Speed:
         return " ".join(parts)
 
 
-class Meter:
+class ThroughputMeter:
     """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
 
     A step costs one clock reading and two for each micro-batch, about a microsecond; the rest is done at log lines.

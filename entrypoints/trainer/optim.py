@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints.sharding import local_part
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.settings import Optimizer, Schedule, suggest
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings, suggest
 
 __all__ = [
     "LAMB",
@@ -39,7 +39,7 @@ Tensors = list[torch.Tensor]
 
 
 def build(
-    settings: Optimizer, parameters: Parameters, global_batch_size: int | None = None, *, fused: bool = True
+    settings: OptimizerSettings, parameters: Parameters, global_batch_size: int | None = None, *, fused: bool = True
 ) -> torch.optim.Optimizer:
     """Return the named optimizer over the parameters that need gradients, its rate scaled to the global batch.
 
@@ -56,12 +56,12 @@ def build(
     return maker(settings, lr, [p for p in parameters if p.requires_grad], fused)
 
 
-def _sgd(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
+def _sgd(settings: OptimizerSettings, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     # Not fused, as AdamW is: torch 2.13 has no fused SGD over fsdp's shards.
     return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
-def _adamw(settings: Optimizer, lr: float, parameters: Parameters, fused: bool) -> torch.optim.Optimizer:
+def _adamw(settings: OptimizerSettings, lr: float, parameters: Parameters, fused: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
         lr=lr,
@@ -72,7 +72,7 @@ def _adamw(settings: Optimizer, lr: float, parameters: Parameters, fused: bool) 
     )
 
 
-def _radam(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
+def _radam(settings: OptimizerSettings, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     # The default is foreach on GPUs, over shards too, and a loop on CPUs, where foreach is slower on any model whose
     # parameters outgrow the cache: 24 against 14 ms for 10 M (torch 2.13, one thread).
     return torch.optim.RAdam(
@@ -85,15 +85,15 @@ def _radam(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool)
     )
 
 
-def _lars(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
+def _lars(settings: OptimizerSettings, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     return LARS(parameters, lr, settings.momentum, settings.weight_decay, settings.trust_coefficient)
 
 
-def _lamb(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
+def _lamb(settings: OptimizerSettings, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
     return LAMB(parameters, lr, settings.betas, settings.eps, settings.weight_decay)
 
 
-OPTIMIZERS: dict[str, Callable[[Optimizer, float, Parameters, bool], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[OptimizerSettings, float, Parameters, bool], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adamw": _adamw,
     "radam": _radam,
@@ -123,7 +123,7 @@ def scaled_lr(base_lr: float, global_batch_size: int, base_batch_size: int, rule
     return base_lr * SCALING_RULES[rule](global_batch_size / base_batch_size)
 
 
-def warmup_start(settings: Optimizer, schedule: Schedule, global_batch_size: int) -> float:
+def warmup_start(settings: OptimizerSettings, schedule: ScheduleSettings, global_batch_size: int) -> float:
     """Return the share of the full rate at which the warm-up begins: the unscaled rate's share, else 0.
 
     For `lr_factor`. The warm-up of a rate scaled down begins at 0 as usual. Raises TaskError if a rate is scaled up
@@ -149,7 +149,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0) -> float:
+def lr_factor(schedule: ScheduleSettings, step: int, max_steps: int, start: float = 0.0) -> float:
     """Return the factor on the full rate for the step counted from 0.
 
     Warm-up rises linearly, (step + 1) / warmup_steps, so that no step is wasted at rate 0; from a `start` above 0 (see

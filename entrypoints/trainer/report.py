@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.trainer.job import Job, Progress
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.metrics import duration
 
 __all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
@@ -21,7 +21,7 @@ __all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_
 _silenced: list[Exception] = []
 
 
-def say(job: Job, event: str, text: str, **fields: Any) -> None:
+def say(job: TrainingJob, event: str, text: str, **fields: Any) -> None:
     """Report an event, on rank 0 only. A failure of the task's logger is reported once."""
     if not job.place.is_head:
         return
@@ -36,7 +36,7 @@ def say(job: Job, event: str, text: str, **fields: Any) -> None:
             print(f"on_event failed and is not called any more: {type(error).__name__}: {error}")
 
 
-def say_start(job: Job, progress: Progress) -> None:
+def say_start(job: TrainingJob, progress: TrainState) -> None:
     """Report the start: the job, the batch, and the device."""
     split, known = job.split, job.identity
     text = (
@@ -73,7 +73,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.Tensor | None) -> None:
+def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, norm: torch.Tensor | None) -> None:
     """Report a step; all ranks call it, since the clocks of all ranks begin a new window."""
     progress.loss = loss
     speed = job.meter.measure()
@@ -107,19 +107,19 @@ def _rounded(fields: dict[str, float]) -> dict[str, float]:
     return {name: value if isinstance(value, int) else float(f"{value:.4g}") for name, value in fields.items()}
 
 
-def say_skipped(job: Job, progress: Progress, loss: float) -> None:
+def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:
     """Report a skipped step."""
     text = f"step {progress.step}/{progress.max_steps} left out: its loss ({loss:.4g}) or gradient is not finite"
     say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
 
 
-def say_preempted(job: Job, progress: Progress, reason: str) -> None:
+def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:
     """Report that the job stops before its end, with all state saved."""
     text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
     say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
 
 
-def say_done(job: Job, progress: Progress, seconds: float, why: str | None) -> None:
+def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | None) -> None:
     """Report the end of the job."""
     shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
     early = f" ({why}: no better than at step {progress.best_step})" if why else ""
@@ -137,7 +137,7 @@ def say_done(job: Job, progress: Progress, seconds: float, why: str | None) -> N
     )
 
 
-def write_outcome(job: Job, progress: Progress, outcome: str, reason: str | None = None) -> None:
+def write_outcome(job: TrainingJob, progress: TrainState, outcome: str, reason: str | None = None) -> None:
     """Write the outcome for the supervisor, beyond torchrun's exit code. Ranks leave together, to cut off no rank."""
     if job.board is not None:
         job.board.close()

@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.trainer import saving
-from cloudtrain.entrypoints.trainer.job import Job, Progress
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
 __all__ = ["choose", "differences", "resume"]
 
@@ -43,15 +43,15 @@ _COMPARED = {
 
 MOST_NAMED = 3  # damaged checkpoints in one message
 _PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # the content of plain.pt
-_Intact = tuple[folders.Found, loader.Reader]  # an intact, open checkpoint
+_Intact = tuple[folders.FoundCheckpoint, loader.CheckpointReader]  # an intact, open checkpoint
 
 
-def resume(job: Job) -> Progress:
+def resume(job: TrainingJob) -> TrainState:
     """Load the checkpoint that the settings select, if present; report changes; return the job's progress."""
     begin_s = time.perf_counter()
     chosen, damaged = _agree(job)
     found, reader = chosen or (None, None)
-    progress = Progress()
+    progress = TrainState()
     if found is not None and reader is not None:
         _load(job, found, reader)
         progress.step = progress.resumed_from = found.step
@@ -114,7 +114,7 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return found
 
 
-def _mark_best_again(job: Job, progress: Progress) -> None:
+def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
     """Repair the note of the best step, if a kill came between the save and the note."""
     wanted = job.spec.training.monitor.metric
     if job.place.is_head and job.spec.checkpoint.keep_best and progress.best is not None and progress.best_step:
@@ -124,7 +124,7 @@ def _mark_best_again(job: Job, progress: Progress) -> None:
                 folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
 
 
-def _owe_the_mirror(job: Job, found: folders.Found) -> None:
+def _owe_the_mirror(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
     if job.uploader is None or job.mirror is None:
         return
@@ -146,7 +146,7 @@ def _at(path: Path) -> list[Path]:
     return [found for _, found in folders.list_steps(path)]
 
 
-def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
+def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
     """Let rank 0 choose and all ranks check; return the first intact checkpoint, and the damaged ones before it."""
     paths: list[str] = []
     fault = None
@@ -189,7 +189,7 @@ def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
     return None, damaged
 
 
-def _intact(job: Job, path: Path) -> _Intact | str:
+def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     """Return the open checkpoint, or a description of the damage. All ranks call it. Raises Unreadable, TaskError."""
     wrong = loader.check(path)
     if wrong is not None:
@@ -208,7 +208,7 @@ def _intact(job: Job, path: Path) -> _Intact | str:
     return found, reader
 
 
-def _from_mirror(job: Job) -> _Intact | None:
+def _from_mirror(job: TrainingJob) -> _Intact | None:
     """Return the mirror's checkpoint in place of the damaged ones, None if the mirror has no intact checkpoint."""
     fetched, fault = None, None
     if job.place.is_head and job.mirror is not None:
@@ -224,24 +224,24 @@ def _from_mirror(job: Job) -> _Intact | None:
     return None if isinstance(found, str) else found
 
 
-def _set_aside(job: Job, damaged: list[Path]) -> None:
+def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
     """Rename the damaged checkpoints of this job: under their names they would outrank later checkpoints."""
     for path in damaged:
         if job.place.is_head and path.parent == job.folder:
             folders.set_aside(path, "damaged")
 
 
-def _opened(job: Job, path: Path) -> folders.Found:
+def _opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
     """Return the checkpoint as rank 0 sees it, on all ranks."""
     told: Any = None
     if job.place.is_head:
         found = folders.open_found(path)
         told = [found.step, found.trainer, found.files]
     step, trainer, files = exchange.share(told)
-    return folders.Found(path, step, trainer, files)
+    return folders.FoundCheckpoint(path, step, trainer, files)
 
 
-def _require_own(job: Job, found: folders.Found) -> None:
+def _require_own(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     """Raise TaskError, on all ranks, if the checkpoint is from a different job and the user gave no consent."""
     other = found.trainer["job"]
     if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
@@ -251,7 +251,7 @@ def _require_own(job: Job, found: folders.Found) -> None:
         )
 
 
-def _fetch_newer(job: Job) -> None:
+def _fetch_newer(job: TrainingJob) -> None:
     """Fetch the mirror's checkpoint if newer. Raises OSError if the mirror fails and this machine has no checkpoint."""
     if job.mirror is None:
         return
@@ -266,7 +266,7 @@ def _fetch_newer(job: Job) -> None:
         emit("checkpoint", f"the mirror cannot be asked: {error}; going on with this machine's own", step=own[0][0])
 
 
-def _is_first_start(job: Job) -> bool:
+def _is_first_start(job: TrainingJob) -> bool:
     """Return whether the job has never run before: a platform may restart an attempt without notice."""
     if job.spec.checkpoint.resume == "auto":  # auto is the same for every start
         return False
@@ -287,7 +287,7 @@ def _set_aside_later(folder: Path, step: int) -> None:
             folders.set_aside(path, "old")
 
 
-def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
+def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> None:
     """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
@@ -318,7 +318,7 @@ def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
             job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
 
 
-def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
+def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
     """Load the copies that hooks of `state_dict` may return: filling a copy changes nothing in the module."""
     module = job.strategy.module
     live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
@@ -331,7 +331,7 @@ def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
         module.load_state_dict(copies, strict=False)
 
 
-def _load_optimizer(job: Job, reader: loader.Reader) -> None:
+def _load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
     """Load the optimizer's state, in tensors sharded like the parameters; the present settings hold."""
     settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
     groups = reader.plain["groups"]
@@ -366,7 +366,7 @@ def _load_optimizer(job: Job, reader: loader.Reader) -> None:
             group.update(setting)
 
 
-def _read_like(reader: loader.Reader, name: str, parameter: torch.Tensor) -> torch.Tensor:
+def _read_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:
     """Return the state tensor: sharded like the parameter if the shapes are equal, else whole (a step count)."""
     if isinstance(parameter, DTensor) and reader.shapes[name] == tuple(parameter.shape):
         tensor = torch.empty_like(parameter, dtype=reader.dtypes[name], requires_grad=False)
@@ -395,7 +395,9 @@ def _first(names: list[str], count: int = 4) -> str:
     return ", ".join(name.removeprefix("model.") for name in names[:count]) + more
 
 
-def _report(job: Job, found: folders.Found | None, damaged: list[tuple[Path, str]], load_s: float) -> None:
+def _report(
+    job: TrainingJob, found: folders.FoundCheckpoint | None, damaged: list[tuple[Path, str]], load_s: float
+) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
         instead = f"using the one of step {step}" if found else "none is left"

@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.trainer import report
-from cloudtrain.entrypoints.trainer.job import Job, Progress
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]
@@ -37,7 +37,7 @@ class NonFiniteError(ArithmeticError):
     """The loss or a parameter became nan or infinite; no checkpoint holds it."""
 
 
-def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -> None:
+def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None = None) -> None:
     """Copy the state for this step's checkpoint, unless saved; a background thread writes. All ranks call it."""
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
@@ -67,7 +67,7 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
     job.meter.add("checkpoint", time.perf_counter() - begin_s)
 
 
-def collect(job: Job, progress: Progress) -> None:
+def collect(job: TrainingJob, progress: TrainState) -> None:
     """Record finished saves and uploads to the mirror; report them on rank 0."""
     for saved in job.saver.news():
         progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
@@ -88,7 +88,7 @@ def collect(job: Job, progress: Progress) -> None:
         _collect_uploads(job, job.uploader)
 
 
-def _collect_uploads(job: Job, uploader: Uploader) -> None:
+def _collect_uploads(job: TrainingJob, uploader: Uploader) -> None:
     if uploader.is_busy:
         job.agreement.uploading(uploader.seconds)
     for sent in uploader.news():
@@ -100,7 +100,7 @@ def _collect_uploads(job: Job, uploader: Uploader) -> None:
         report.say(job, "checkpoint", text, step=sent.step, mirror_s=sent.seconds, mirror_fault=sent.fault)
 
 
-def publish(job: Job, progress: Progress, limit_s: float = math.inf) -> None:
+def publish(job: TrainingJob, progress: TrainState, limit_s: float = math.inf) -> None:
     """Wait until the newest checkpoint is in the mirror, if the job has a mirror, for at most `limit_s`.
 
     All ranks call it, with no save in progress.
@@ -110,7 +110,7 @@ def publish(job: Job, progress: Progress, limit_s: float = math.inf) -> None:
         collect(job, progress)
 
 
-def retry_later(job: Job, progress: Progress) -> None:
+def retry_later(job: TrainingJob, progress: TrainState) -> None:
     """Record a failed background save, on all ranks; the next save may succeed. Raises as `finish`."""
     job.saver.wait(heartbeat.beat)
     failure = job.saver.failure
@@ -123,7 +123,7 @@ def retry_later(job: Job, progress: Progress) -> None:
     report.say(job, "checkpoint", text, step=failure.step, failed=failure.message)
 
 
-def finish(job: Job, progress: Progress) -> None:
+def finish(job: TrainingJob, progress: TrainState) -> None:
     """Wait until the begun save is durable. Raises CheckpointError or NonFiniteError, on all ranks, after a failure."""
     job.saver.wait(heartbeat.beat)
     collect(job, progress)
@@ -135,7 +135,7 @@ def finish(job: Job, progress: Progress) -> None:
     raise CheckpointError(failure.message)
 
 
-def wait(job: Job, limit_s: float) -> None:
+def wait(job: TrainingJob, limit_s: float) -> None:
     """Wait for saves and uploads in progress, for at most `limit_s`: this rank is about to fail."""
     end_s = time.monotonic() + limit_s
     job.saver.wait(heartbeat.beat, limit_s)
@@ -143,7 +143,7 @@ def wait(job: Job, limit_s: float) -> None:
         job.uploader.wait(heartbeat.beat, end_s - time.monotonic())
 
 
-def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
+def fail(job: TrainingJob, progress: TrainState, what: str, **fields: Any) -> None:
     """Raise NonFiniteError, on every rank alike, and report on rank 0 what to check."""
     job.saver.wait(heartbeat.beat)
     collect(job, progress)
@@ -157,7 +157,7 @@ def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
     raise NonFiniteError(message)
 
 
-def tensors(job: Job) -> dict[str, torch.Tensor]:
+def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
     """Return the whole state's live tensors by name: a save reads the tensors, a load fills them."""
     model = job.strategy.module.state_dict()
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
@@ -170,13 +170,13 @@ def tensors(job: Job) -> dict[str, torch.Tensor]:
     return found
 
 
-def optimizer_names(job: Job) -> dict[torch.Tensor, str]:
+def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:
     """Return the name of each parameter in the optimizer, in the optimizer's order."""
     names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
     return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
 
 
-def export(job: Job) -> None:
+def export(job: TrainingJob) -> None:
     """Write the plain weights to the output folder, for users of the model. All ranks call it."""
     folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
     if not folder:
@@ -194,7 +194,7 @@ def export(job: Job) -> None:
     job.saver.meet(heartbeat.beat)  # a slow disk may delay rank 0 longer than a collective call may last
 
 
-def _plain(job: Job) -> dict[str, Any]:
+def _plain(job: TrainingJob) -> dict[str, Any]:
     """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state."""
     names = optimizer_names(job)
     groups = [

@@ -11,7 +11,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,21 @@ from cloudtrain.entrypoints.errors import TaskError
 
 __all__ = [
     "CheckpointSettings",
-    "Monitor",
-    "Optimizer",
-    "Schedule",
+    "MonitorSettings",
+    "OptimizerSettings",
+    "ScheduleSettings",
     "Spec",
-    "Training",
+    "TrainingSettings",
     "read_spec",
+    "shortened",
     "suggest",
 ]
 
+REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
+
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSettings:
     """The built-in optimizer's settings; fields that the named optimizer does not use are ignored.
 
     `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
@@ -48,7 +51,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleSettings:
     """The course of the learning rate: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
 
     name: str = "constant"
@@ -57,7 +60,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Monitor:
+class MonitorSettings:
     """The metric that selects the best checkpoint, by min or max; stop after `patience` evaluations without gain."""
 
     metric: str = "loss"
@@ -67,7 +70,7 @@ class Monitor:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingSettings:
     """Section `training`. Batch sizes count samples; steps are optimizer steps."""
 
     global_batch_size: int
@@ -84,8 +87,8 @@ class Training:
     wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
     max_steps: int | None = None
     epochs: float | None = None
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     clip_norm: float | None = None
     ema_decay: float | None = None
     on_nan: str = "stop"  # or skip: leave out steps with a nonfinite loss or gradient
@@ -93,7 +96,7 @@ class Training:
     log_every: int | None = None  # steps between step events; None: the steps of about two seconds
     eval_every: int | None = None
     eval_batches: int | None = None  # per rank; None: the whole split
-    monitor: Monitor = field(default_factory=Monitor)
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
     num_workers: int = 0
     tokens_per_sample: int | None = None  # for tokens a second
     peak_tflops: float | None = None  # of one rank's device, for MFU; None: from a table of GPUs
@@ -124,7 +127,7 @@ class Spec:
     attempt: int
     target: str
     params: dict[str, Any]
-    training: Training
+    training: TrainingSettings
     checkpoint: CheckpointSettings
     timeout_s: float
     config_sha256: str
@@ -162,11 +165,11 @@ def read_spec(path: str | Path) -> Spec:
     settings = dict(raw["training"])
     betas = tuple((settings.get("optimizer") or {}).get("betas") or (0.9, 0.999))
     settings["optimizer"] = _fill(
-        Optimizer, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
+        OptimizerSettings, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
     )
-    settings["schedule"] = _fill(Schedule, "training.schedule", settings.get("schedule") or {})
-    settings["monitor"] = _fill(Monitor, "training.monitor", settings.get("monitor") or {})
-    training = _fill(Training, "training", settings)
+    settings["schedule"] = _fill(ScheduleSettings, "training.schedule", settings.get("schedule") or {})
+    settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
+    training = _fill(TrainingSettings, "training", settings)
     _check(training)
     known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the other keys are for staging
     checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
@@ -202,7 +205,7 @@ def _fill(kind: type[Any], where: str, values: dict[str, Any]) -> Any:
         raise TaskError(f"{where}: {error}") from error
 
 
-def _check(training: Training) -> None:
+def _check(training: TrainingSettings) -> None:
     if (training.max_steps is None) == (training.epochs is None):
         raise TaskError("training needs exactly one of max_steps and epochs")
     for name in _POSITIVE:
@@ -215,3 +218,10 @@ def _check(training: Training) -> None:
             raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
     if training.monitor.mode not in ("min", "max"):
         raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
+
+
+def shortened(spec: Spec) -> Spec:
+    """Return the spec with an evaluation of a few batches; `config_sha256` stays the whole job's."""
+    wanted = spec.training
+    batches = min(wanted.eval_batches or REHEARSAL_EVAL_BATCHES, REHEARSAL_EVAL_BATCHES)
+    return replace(spec, training=replace(wanted, eval_batches=batches, log_every=1))

@@ -22,14 +22,14 @@ import torch
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import heartbeat, rehearsal, variables
-from cloudtrain.entrypoints.rank.agree import NOTHING, Agreement, Verdict
+from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
 from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
 from cloudtrain.entrypoints.trainer.evaluate import evaluate
-from cloudtrain.entrypoints.trainer.job import Job, Progress, build, connect
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
-from cloudtrain.entrypoints.trainer.settings import read_spec
+from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
 from cloudtrain.entrypoints.trainer.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
@@ -45,7 +45,7 @@ def main() -> int:
     """Train the job in CLOUDTRAIN_SPEC and return the exit code, with all state durable. Raises TaskError."""
     agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may come while the data are read
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
-    spec = spec if rehearsed is None else rehearsal.shortened(spec)
+    spec = spec if rehearsed is None else shortened(spec)
     task = load_task(spec.target)
     place = connect(spec.timeout_s, spec.training.reproducible == "strict")
     if spec.training.diagnose_steps:
@@ -78,7 +78,7 @@ def main() -> int:
     return EXIT_DONE
 
 
-def train(job: Job, progress: Progress) -> str | None:
+def train(job: TrainingJob, progress: TrainState) -> str | None:
     """Train to the last step and evaluate. Return None, or the reason why the ranks agreed to stop earlier."""
     every, patience = job.spec.checkpoint.every_steps, job.spec.training.monitor.patience
     rehearsed = progress.rehearsal
@@ -103,7 +103,7 @@ def train(job: Job, progress: Progress) -> str | None:
     return stop
 
 
-def _hold(job: Job, progress: Progress) -> None:
+def _hold(job: TrainingJob, progress: TrainState) -> None:
     """Wait, in a rehearsal, for the planned interruption at this step; saves in progress become durable."""
     until_s = time.monotonic() + rehearsal.HOLD_S
     while not job.agreement.is_told_to_stop and time.monotonic() < until_s:
@@ -114,7 +114,7 @@ def _hold(job: Job, progress: Progress) -> None:
 
 
 @contextmanager
-def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
+def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches at the job's position."""
     training, place = job.spec.training, job.place
     steps = progress.last_step - progress.step
@@ -126,7 +126,7 @@ def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
         batches.close()
 
 
-def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
+def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
     """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
     training, spread = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
@@ -165,7 +165,7 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
     return verdict
 
 
-def gradients(job: Job, progress: Progress, batches: data.Batches, is_logged: bool = False) -> Verdict | None:
+def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
     """Sum the gradients of this rank's micro-batches. Return None, or the verdict with a stop request.
 
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
@@ -203,15 +203,15 @@ def gradients(job: Job, progress: Progress, batches: data.Batches, is_logged: bo
     return None
 
 
-def _counted(job: Job) -> AbstractContextManager[None]:
+def _counted(job: TrainingJob) -> AbstractContextManager[None]:
     """Return a context that counts the first micro-batch's arithmetic, if the device's peak is known."""
     is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
     return _counting(job) if is_wanted else _AS_IT_IS
 
 
 @contextmanager
-def _counting(job: Job) -> Iterator[None]:
-    with flops.Counter() as counter:
+def _counting(job: TrainingJob) -> Iterator[None]:
+    with flops.FlopCounter() as counter:
         yield
     job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
 
@@ -231,16 +231,16 @@ def _checked(loss: object) -> torch.Tensor:
     return loss.squeeze() if loss.dim() else loss
 
 
-def _is_logged(job: Job, progress: Progress, step: int) -> bool:
+def _is_logged(job: TrainingJob, progress: TrainState, step: int) -> bool:
     return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.last_step
 
 
-def _is_healthy(job: Job, verdict: Verdict) -> bool:
+def _is_healthy(job: TrainingJob, verdict: Agreed) -> bool:
     """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
     return math.isfinite(verdict.loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
-def _count_skipped(job: Job, progress: Progress, is_left_out: bool, loss: float) -> None:
+def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, loss: float) -> None:
     progress.skipped = progress.skipped + 1 if is_left_out else 0
     if not is_left_out:
         return
@@ -249,7 +249,7 @@ def _count_skipped(job: Job, progress: Progress, is_left_out: bool, loss: float)
         saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
 
 
-def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float, lr: float) -> None:
+def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: float, lr: float) -> None:
     """Raise, on all ranks alike, if a save has failed or the loss is not finite."""
     if verdict.failed:
         saving.retry_later(job, progress)
@@ -258,14 +258,14 @@ def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float, lr: fl
         saving.fail(job, progress, what, loss=loss, lr=lr)
 
 
-def _evaluation_is_due(job: Job, progress: Progress) -> bool:
+def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
     if job.eval_data is None or progress.evaluated_step == progress.step:
         return False
     every = job.spec.training.eval_every
     return progress.step == progress.last_step or bool(every and progress.step and progress.step % every == 0)
 
 
-def _evaluate(job: Job, progress: Progress) -> str | None:
+def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     """Evaluate; keep the best checkpoint, if requested; return the reason to stop, or None."""
     with job.averaged():
         stop = evaluate(job, progress)

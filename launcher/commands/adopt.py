@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobEr
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Found
+    from cloudtrain.launcher.backend import FoundAttempt
 
 __all__ = ["command"]
 
@@ -64,7 +64,7 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     return 0
 
 
-def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, Found]], dict[str, str]]:
+def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, FoundAttempt]], dict[str, str]]:
     """Return the unknown attempts, each with its backend, and the errors of backends that cannot be asked.
 
     The backends are asked at once. A single backend's error is raised.
@@ -82,7 +82,7 @@ def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[
     return there, not_asked
 
 
-def _asked(path: Path | None, home: Path, name: str) -> tuple[list[Found], CloudtrainError | None]:
+def _asked(path: Path | None, home: Path, name: str) -> tuple[list[FoundAttempt], CloudtrainError | None]:
     from cloudtrain.launcher import config
     from cloudtrain.launcher.jobs import adopt
 

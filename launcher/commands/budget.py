@@ -15,8 +15,8 @@ from cloudtrain.launcher.text.tables import width, wrapped
 from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.shown import Row
-    from cloudtrain.launcher.store.budgets import Budget, Period
+    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.store.budgets import LedgerBudget, Period
     from cloudtrain.launcher.store.database import Database
 
 __all__ = ["command"]
@@ -64,12 +64,12 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     from cloudtrain.entrypoints.format import down, up, usd
     from cloudtrain.launcher.money import teams
     from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import Budget
+    from cloudtrain.launcher.store.budgets import LedgerBudget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
-    budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
+    budget = LedgerBudget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
     database = _database()
     place = None if here else _place(database, project, ledger)
     if place is None:
@@ -150,7 +150,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     """Remove a limit; what was spent and what is reserved stays known."""
     from cloudtrain.launcher.money import teams
     from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import Budget
+    from cloudtrain.launcher.store.budgets import LedgerBudget
 
     if project is not None:
         _require_name(project)
@@ -171,13 +171,13 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         is_gone = teams.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
-        others = _others(database, place, name, Budget(name, period, 0))
+        others = _others(database, place, name, LedgerBudget(name, period, 0))
         hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
 
 
-def _others(database: Database, place: str | None, project: str, budget: Budget) -> list[Budget]:
+def _others(database: Database, place: str | None, project: str, budget: LedgerBudget) -> list[LedgerBudget]:
     """Return the other budgets at the same place, those of the project first."""
     from cloudtrain.launcher.store import ledger as ledgers
 
@@ -186,13 +186,13 @@ def _others(database: Database, place: str | None, project: str, budget: Budget)
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
 
 
-def _limit(budget: Budget) -> str:
+def _limit(budget: LedgerBudget) -> str:
     from cloudtrain.entrypoints.format import usd
 
     return f"{usd(budget.limit_micro)} {'in each month (UTC)' if budget.period == 'month' else 'for ever'}"
 
 
-def _removal(budget: Budget) -> str:
+def _removal(budget: LedgerBudget) -> str:
     """Return the budget's amount and the command that removes the budget."""
     words = ["cloudtrain budget remove", budget.project, "--month" if budget.period == "month" else ""]
     return f"the budget of {_limit(budget)}: {' '.join(filter(None, words))}"
@@ -267,7 +267,7 @@ def _require_name(project: str) -> None:
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
 
 
-def _require_known(database: Database, project: str, rows: list[Row]) -> None:
+def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> None:
     """Raise UsageError for a project without a budget that has spent nothing and runs nothing."""
     from difflib import get_close_matches
 
@@ -299,27 +299,30 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
-def _own_rows(database: Database, project: str | None) -> list[Row]:
+def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
     """Return this machine's budgets, and what is spent and reserved where there is none."""
-    from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.money.shown import BudgetRow
     from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import OVERALL, Budget
+    from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget
 
     now_s = time.time()
     wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
-    limited = [Row(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
+    limited = [BudgetRow(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
     bare = [name for name in wanted if not any(row.standing.budget.project == name for row in limited)]
-    unlimited = [Row(ledgers.standing_of(database, Budget(name, "month", 0), now_s), is_limited=False) for name in bare]
+    unlimited = [
+        BudgetRow(ledgers.standing_of(database, LedgerBudget(name, "month", 0), now_s), is_limited=False)
+        for name in bare
+    ]
     return sorted([*limited, *unlimited], key=lambda row: (row.standing.budget.project, row.standing.budget.period))
 
 
-def _shared_rows(place: str, project: str | None) -> list[Row]:
+def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
     from cloudtrain.launcher.money import teamledger
     from cloudtrain.launcher.money.cells import open_cell
-    from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.money.shown import BudgetRow
 
     book = teamledger.read(open_cell(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
     found = teamledger.standings(book, time.time())
-    return [Row(each, place) for each in found if project is None or each.budget.project in ("", project)]
+    return [BudgetRow(each, place) for each in found if project is None or each.budget.project in ("", project)]

@@ -18,7 +18,7 @@ from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.checkup.everywhere import Ask
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["command"]
 
@@ -96,7 +96,7 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
     return others | asks
 
 
-def _loaded(path: Path, name: str) -> Config:
+def _loaded(path: Path, name: str) -> JobConfig:
     from cloudtrain.launcher import config
 
     return config.load(path, backend=name)

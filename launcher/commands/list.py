@@ -14,7 +14,7 @@ from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when,
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.jobs.list_cache import Choice, Listing
+    from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
     from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
@@ -66,7 +66,7 @@ def command(
 
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
-    choice = list_cache.Choice(
+    choice = list_cache.JobFilter(
         states=frozenset(ACTIVE if active else states),
         backends=frozenset(backends),
         project=project,
@@ -155,7 +155,7 @@ def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
         raise UsageError(f"--backend {unknown[0]}: there is no such backend", hint=f"one of {', '.join(sorted(known))}")
 
 
-def _none(registry: Registry, choice: Choice, *, active: bool) -> str:
+def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
     """Return why there is nothing to list."""
     if active and not (choice.backends or choice.project or choice.tags or choice.since_s):
         return "no jobs are active"

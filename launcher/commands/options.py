@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = [
     "DEFAULT_FILE",
@@ -137,7 +137,7 @@ class Overrides:
     settings: tuple[str, ...]
     price_micro: int | None = None
 
-    def load(self, backend: str | None = None) -> Config:
+    def load(self, backend: str | None = None) -> JobConfig:
         """Return the config for one backend. Raises ConfigError with every fault, and where several are meant."""
         from cloudtrain.launcher import config
         from cloudtrain.launcher.planning.prepare import refused

@@ -12,7 +12,7 @@ from cloudtrain.launcher.text.tables import width, wrapped
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.compare import Offer
+    from cloudtrain.launcher.money.compare import BackendOffer
 
 __all__ = ["command"]
 
@@ -68,7 +68,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     return 0 if any(offer.prepared for offer in found) else 3
 
 
-def _below(first: Offer | None, found: list[Offer]) -> str:
+def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
     """Return the line below the table: how to take one of them."""
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"

@@ -15,7 +15,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.rehearsal.rehearsing import Wish
+    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
     from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 __all__ = ["command"]
@@ -104,12 +104,12 @@ def command(
     environment and folders. --preempt-at interrupts it as the platform does, starts it again and compares the losses
     with those of a run without interruption. The exit code is 1 where anything is not as it should be.
     """
-    from cloudtrain.launcher.rehearsal.rehearsing import Wish, require_torch
+    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions, require_torch
 
     if kills and preempt_at is None:
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
     require_torch()
-    wish = Wish(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
+    wish = RehearsalOptions(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
     names = overrides.backends() if overrides.compares() else (None,)
     verdicts: list[dict[str, Any]] = []
     is_right = True
@@ -135,7 +135,7 @@ def command(
     return 0 if is_right else 1
 
 
-def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -> Verdict:
+def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
     """Prepare the job as a submit does, then as much of it as this machine bears, and rehearse that."""
     from cloudtrain.launcher.planning import proofs
     from cloudtrain.launcher.planning.prepare import prepare

@@ -40,13 +40,13 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
     source = click.get_current_context().get_parameter_source("job")
     is_newest = source is click.core.ParameterSource.DEFAULT or job in ("last", "-")  # the user has named no job
 
-    def agrees(wish: stopping.Asked) -> bool:
+    def agrees(wish: stopping.StopResult) -> bool:
         if wish.note:
             say(wish.note)
         job_words = f"{wish.job.id} ({wish.job.name}, submitted {when(wish.job.created_s)})"
         return confirm(f"Stop {job_words} {wish.how}?", yes=yes or (not now and not is_newest))
 
-    def gives_up(wish: stopping.Asked) -> bool:
+    def gives_up(wish: stopping.StopResult) -> bool:
         say(f"{wish.words}; if it does, it runs on and is billed. To look there:")
         say(f"  {stopping.where_to_look(wish.job)}")
         return confirm(f"Forget {wish.job.id}?", yes=yes)

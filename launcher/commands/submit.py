@@ -21,7 +21,7 @@ from cloudtrain.launcher.text.tables import width
 from cloudtrain.launcher.text.terminal import print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
@@ -244,7 +244,7 @@ def _show(
     return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
 
 
-def _pack(config: Config, config_file: Path, target: Path) -> None:
+def _pack(config: JobConfig, config_file: Path, target: Path) -> None:
     """Write the code's archive, which a vendor's CLI uploads by itself."""
     from tempfile import TemporaryDirectory
 

@@ -99,11 +99,11 @@ def _is_live() -> bool:
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from cloudtrain.launcher.jobs import watch as watching
     from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
-    from cloudtrain.launcher.notices.herald import Herald
+    from cloudtrain.launcher.notices.herald import Notifier
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
-    herald, logs = Herald(registry), LogKeeper(registry.folder)
+    herald, logs = Notifier(registry), LogKeeper(registry.folder)
     if not once:
         from cloudtrain.launcher.text.units import format_duration
 

@@ -12,7 +12,7 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import masked
 
-__all__ = ["JOB_EVENTS", "Entry", "desktop", "doubts", "entries", "is_variable", "told_by_job"]
+__all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_variable", "told_by_job"]
 
 KINDS = ("webhook", "slack", "email", "apprise")
 SMTP = "env:CLOUDTRAIN_SMTP"
@@ -23,7 +23,7 @@ _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChannelEntry:
     """A channel, as the config defines the entry: `place` is `env:NAME`, an address, or the recipients of a mail."""
 
     kind: str
@@ -50,19 +50,19 @@ class Entry:
         return f"{self.kind} {masked(self.place)}"
 
 
-def entries(config: Mapping[str, Any]) -> tuple[Entry, ...]:
+def entries(config: Mapping[str, Any]) -> tuple[ChannelEntry, ...]:
     """Return the channels of a config in its stored form."""
     return tuple(_entry(each) for each in config.get("notify") or ())
 
 
-def desktop() -> Entry | None:
+def desktop() -> ChannelEntry | None:
     """Return the desktop if notices can be shown, else None."""
     if any(os.environ.get(name) for name in _DISPLAYS) and shutil.which("notify-send"):
-        return Entry("desktop", "", _ON_DESKTOP)
+        return ChannelEntry("desktop", "", _ON_DESKTOP)
     return None
 
 
-def told_by_job(entry: Entry, notice: Notice) -> bool:
+def told_by_job(entry: ChannelEntry, notice: Notice) -> bool:
     """Return whether the job itself should send the notice."""
     return entry.from_job and notice.event in JOB_EVENTS
 
@@ -81,10 +81,10 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
         yield "notify: only a command that follows the job sends alerts; with from_job: true the job sends them"
 
 
-def _entry(data: Mapping[str, Any]) -> Entry:
+def _entry(data: Mapping[str, Any]) -> ChannelEntry:
     kind = next(kind for kind in KINDS if data.get(kind))
     smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
-    return Entry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
+    return ChannelEntry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
 
 
 def _lets_in(kind: str, place: str) -> bool:

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.config import schemafaults, secret_files, yamlfile
-from cloudtrain.launcher.config.yamlfile import KeyPath, Node
+from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["notes_of"]
 
 _VARIABLES = re.compile(r"\$\{(\w+)")
 
 
-def notes_of(config: Config, file: Path) -> Iterator[str]:
+def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
     """Yield a warning with file and line for each secret value under `env`, `args` or `resume_args`."""
     root = _root(file) if config.env or config.args or config.resume_args else None
     for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
@@ -40,7 +40,7 @@ def notes_of(config: Config, file: Path) -> Iterator[str]:
                 yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
 
 
-def _leaves(path: KeyPath, root: Node | None) -> Iterator[tuple[KeyPath, Node]]:
+def _leaves(path: KeyPath, root: YamlNode | None) -> Iterator[tuple[KeyPath, YamlNode]]:
     """Yield the path and the node of each scalar of the file below `path`."""
     node = None if root is None else yamlfile.find(root, path)
     if node is None or not isinstance(node.value, dict | tuple):
@@ -50,7 +50,7 @@ def _leaves(path: KeyPath, root: Node | None) -> Iterator[tuple[KeyPath, Node]]:
         yield from _leaves((*path, step), root)
 
 
-def _root(file: Path) -> Node | None:
+def _root(file: Path) -> YamlNode | None:
     """Return the file's tree, None for a config without a file."""
     try:
         return yamlfile.parse(file.read_text(encoding="utf-8-sig"), os.fspath(file), os.environ).root

@@ -48,7 +48,7 @@ from cloudtrain.launcher.job import PROJECT_PATTERN
 __all__ = [
     "BACKENDS",
     "Budget",
-    "Config",
+    "JobConfig",
     "as_yaml",
     "carried_by",
     "field_at",
@@ -269,7 +269,7 @@ class Retry(Section):
     )
 
 
-class Config(Section):
+class JobConfig(Section):
     """A training job."""
 
     name: JobName = Field(description="Name of the job.", examples=["digits"])
@@ -447,7 +447,7 @@ def is_list(field: FieldInfo) -> bool:
 
 def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
     """Return the field at `("resources", "spot")`; numbers, which point into a list, are passed over."""
-    model: type[BaseModel] | None = Config
+    model: type[BaseModel] | None = JobConfig
     field = None
     for name in path:
         if isinstance(name, int):
@@ -484,7 +484,7 @@ def as_yaml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
-def keys_named(name: str, model: type[BaseModel] = Config, above: str = "") -> Iterator[str]:
+def keys_named(name: str, model: type[BaseModel] = JobConfig, above: str = "") -> Iterator[str]:
     """Yield every place a key of this name has: `training.optimizer.lr` for `lr`."""
     for key, field in model.model_fields.items():
         if key == name:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check, Found
+from cloudtrain.launcher.backend import Check, FoundAttempt
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Attempt, Job, require_name
 from cloudtrain.launcher.jobs import reserve
@@ -21,7 +21,7 @@ from cloudtrain.launcher.store.home import where
 from cloudtrain.launcher.store.registry import PLANNED, Registry, this_process
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["adopt", "checks", "record_of", "row_of", "unknown"]
 
@@ -33,7 +33,7 @@ def record_of(job: Job) -> dict[str, Any]:
     return {**kept, "config": config, "plan": attempt.plan, "request": attempt.request, "sent_s": attempt.created_s}
 
 
-def unknown(name: str, config: Config | None, home: Path) -> list[Found]:
+def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running attempts on the backend without a row; an empty list for a backend that lists no jobs.
 
     No registry and no home is made. Errors of the backend pass through.
@@ -49,7 +49,7 @@ def unknown(name: str, config: Config | None, home: Path) -> list[Found]:
     return [found for found in ask(config, home) if (found.job_id, found.number) not in known]
 
 
-def checks(name: str, config: Config | None) -> list[Check]:
+def checks(name: str, config: JobConfig | None) -> list[Check]:
     """Return doctor's checks of the backend, with a line for jobs that the registry does not know."""
     told = backends.load(name).doctor(config)
     try:
@@ -69,7 +69,7 @@ def checks(name: str, config: Config | None) -> list[Check]:
     return told
 
 
-def row_of(backend: str, found: Found) -> Job:
+def row_of(backend: str, found: FoundAttempt) -> Job:
     """Return the job for the registry. Raises ConfigError for a record that is missing or damaged."""
     try:
         require_name(found.job_id)
@@ -96,7 +96,7 @@ def row_of(backend: str, found: Found) -> Job:
         raise ConfigError(message, where=backend, hint=hint) from error
 
 
-def adopt(registry: Registry, job: Job, found: Found) -> None:
+def adopt(registry: Registry, job: Job, found: FoundAttempt) -> None:
     """Add the job's row, and reserve its worst case in all budgets, whether they have room or not."""
     attempt, database = job.attempt, registry.database
     places = reserve.ledgers_of(registry, job.config) if found.is_own else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import Outlook, limit_micro, outlook
+from cloudtrain.launcher.money.outlook import Forecast, limit_micro, outlook
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.registry import submitter_lives
@@ -17,7 +17,7 @@ from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.visible import shown
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.onward import Onward
+    from cloudtrain.launcher.money.onward import ResumeAdvice
 
 __all__ = [
     "as_json",
@@ -162,7 +162,7 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     return [*hint, *([] if resume is None else [resume.command])]
 
 
-def onward_of(job: Job, attempts: Sequence[Attempt]) -> Onward | None:
+def onward_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
     """Return how to go on with the job, with the money and the time that it needs."""
     from cloudtrain.launcher.money.onward import onward
 
@@ -184,7 +184,7 @@ def unattended(job: Job) -> list[str]:
     return found
 
 
-def limit_words(job: Job, money: Outlook) -> str:
+def limit_words(job: Job, money: Forecast) -> str:
     """Return which limit comes before the finish."""
     end_s = money.deadline_at_s or money.cap_at_s
     if end_s is None or money.finish_at_s is None or money.finish_at_s <= end_s:

@@ -17,9 +17,9 @@ from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs.printer import Printer
-from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.notices.herald import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import aside, say
 
@@ -37,7 +37,7 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     An attempt that the job's `retry` asks for is sent, and followed too. What people are to be told is told meanwhile.
     Ctrl-C leaves the job running, says how to come back and how to stop it, and returns 130.
     """
-    herald = Herald(registry)
+    herald = Notifier(registry)
     try:
         seen_active = job.active  # else it is an old story that is read, and nothing is begun
         job = _follow(registry, job, view, tail, herald)
@@ -84,7 +84,7 @@ def read(
 
     Retries and notices are sent as by `follow`. Raises UnreachableError, unless following.
     """
-    printer, herald, job_was_active = Printer(view, is_live=False), Herald(registry), job.active
+    printer, herald, job_was_active = Printer(view, is_live=False), Notifier(registry), job.active
 
     def chosen(lines: list[LogLine]) -> tuple[int, list[LogLine]]:
         return job.attempt.number, view.chosen(printer.ended(lines))
@@ -140,7 +140,7 @@ def wait(
     An attempt that a job's `retry` asks for is sent, and waited for too, where the job was seen active; not with
     `retrying` off, as somebody waits who has stopped it.
     """
-    herald = Herald(registry)
+    herald = Notifier(registry)
     try:
         code = _wait(registry, jobs, timeout_s, tell, herald, quiet=quiet, retrying=retrying)
     except BaseException:
@@ -155,7 +155,7 @@ def _wait(
     jobs: list[Job],
     timeout_s: float | None,
     tell: Callable[[Job], None],
-    herald: Herald,
+    herald: Notifier,
     *,
     quiet: bool,
     retrying: bool,
@@ -187,7 +187,7 @@ def _wait(
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
-def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
+def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Notifier) -> Job:
     """Print an attempt's lines to its end; return the job as it is then."""
     stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
 
@@ -210,7 +210,7 @@ def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: 
 def _read_on(
     registry: Registry,
     job: Job,
-    stream: Stream,
+    stream: LogStream,
     view: View,
     tail: int | None,
     tell: Callable[[str], None],
@@ -261,8 +261,8 @@ def _read_on(
             time.sleep(stream.pace.lines_s)
 
 
-def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> Stream:
-    return Stream(
+def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> LogStream:
+    return LogStream(
         registry,
         job,
         attempt,

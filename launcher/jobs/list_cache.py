@@ -23,7 +23,7 @@ from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
 from cloudtrain.launcher.text.terminal import json_line
 
-__all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen", "row_of"]
+__all__ = ["FORM", "JobFilter", "ListRow", "Listing", "attempts_of", "chosen", "row_of"]
 
 FORM = 4  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
 UNSENT_S = 86_400.0  # for which a list shows a job that was never sent
@@ -31,7 +31,7 @@ _BATCH = 500  # are kept in one transaction
 
 
 @dataclass(frozen=True)
-class Choice:
+class JobFilter:
     """Which jobs: what is empty or None chooses all. `limit`: the newest so many of them.
 
     `tags` with their values, None for any; `since_s`: submitted from then on, in unix seconds. `hides_unsent`: without
@@ -52,7 +52,7 @@ class Choice:
         return bool(self.states or self.backends or self.project or self.tags or self.since_s)
 
 
-class Line(NamedTuple):
+class ListRow(NamedTuple):
     """A job in a list; `described` is its JSON, empty where only the words were asked for."""
 
     seq: int
@@ -71,13 +71,13 @@ class Line(NamedTuple):
 class Listing:
     """The chosen jobs' lines, the newest first; `active` are those of them that may be running."""
 
-    lines: list[Line]
+    lines: list[ListRow]
     active: list[Job]
 
 
 def chosen(
     registry: Registry,
-    choice: Choice,
+    choice: JobFilter,
     ask: Callable[[list[Job]], list[Job]] | None = None,
     *,
     described: bool = False,
@@ -119,16 +119,16 @@ class _Fresh:
     row: tuple[Any, ...]
 
 
-def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Line], list[_Fresh]]:
+def _ended(registry: Registry, choice: JobFilter, described: bool) -> tuple[list[ListRow], list[_Fresh]]:
     """Return the lines of the chosen jobs that have ended, the newest first, and what had to be made for it."""
     fresh = _missing(registry, choice)
     where, values = _conditions(choice)
-    names = [*Line._fields[:-1], "described" if described else "''"]
+    names = [*ListRow._fields[:-1], "described" if described else "''"]
     rows = registry.database.execute(
         f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?",
         (*values, -1 if choice.limit is None else choice.limit),
     )
-    lines = list(map(Line._make, rows))
+    lines = list(map(ListRow._make, rows))
     made = [_line(each.row) for each in fresh if _fits(each.job, choice)]
     if choice.hides_unsent:
         is_old = {each.job.seq for each in fresh if _is_old_unsent(each)}
@@ -137,7 +137,7 @@ def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Li
     return (sorted([*lines, *made], key=lambda line: -line.seq)[: choice.limit] if made else lines), fresh
 
 
-def _conditions(choice: Choice) -> tuple[str, list[Any]]:
+def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
     """Return the choice as a condition of SQL, with its values."""
     parts: list[str] = ["form = ?"]
     values: list[Any] = [FORM]
@@ -160,7 +160,7 @@ def _conditions(choice: Choice) -> tuple[str, list[Any]]:
     return " AND ".join(parts), values
 
 
-def _fits(job: Job, choice: Choice) -> bool:
+def _fits(job: Job, choice: JobFilter) -> bool:
     """Return whether the job, in whatever state, is one of the chosen."""
     tags = job.config.get("tags") or {}
     return (
@@ -176,7 +176,7 @@ def _is_old_unsent(each: _Fresh) -> bool:
     return is_unsent and each.job.created_s < time.time() - UNSENT_S
 
 
-def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:
+def _missing(registry: Registry, choice: JobFilter) -> list[_Fresh]:
     """Make the lines of ended jobs that are not kept; where the newest few are listed, no more than of those."""
     missing = registry.database.execute(
         "SELECT seq FROM jobs WHERE seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY seq DESC", (FORM,)
@@ -216,8 +216,8 @@ def _keep(registry: Registry, fresh: Sequence[_Fresh]) -> None:
                         registry.database.execute(f"INSERT OR REPLACE INTO listed VALUES ({places})", each.row)
 
 
-def _line(row: Sequence[Any]) -> Line:
-    return Line(*row[: len(Line._fields)])
+def _line(row: Sequence[Any]) -> ListRow:
+    return ListRow(*row[: len(ListRow._fields)])
 
 
 def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
@@ -233,7 +233,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         how, far, money = job.attempt.state.state, "?", "?"
         known = {"job": job.id, "name": job.name, "backend": job.backend, "state": how, "created_s": job.created_s}
         described = json.dumps({**known, "fault": f"it cannot be described: {type(error).__name__}: {error}"})
-    line = Line(
+    line = ListRow(
         seq=job.seq,
         job_id=job.id,
         backend=job.backend,

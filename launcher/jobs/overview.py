@@ -13,7 +13,7 @@ from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.jobs.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.outlook import Forecast, outlook
 from cloudtrain.launcher.store import curve, gpu_figures
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.progress import shown as progress_words
@@ -95,9 +95,9 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     place = kept.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:
         return told
-    from cloudtrain.launcher.logs.stream import Stream
+    from cloudtrain.launcher.logs.stream import LogStream
 
-    stream = Stream(registry, job, job.attempt, ranks=frozenset({rank}))
+    stream = LogStream(registry, job, job.attempt, ranks=frozenset({rank}))
     try:
         text = "\n".join(line.text for line in stream.tail(300))
     finally:
@@ -141,7 +141,7 @@ def _pending(job: Job, now_s: float) -> list[str]:
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
 
-def _progress_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     progress, lines = job.attempt.progress, list[str]()
     trend = _trend(progress)
     if text := progress_words(progress | ({"loss": None} if trend else {})):
@@ -174,7 +174,7 @@ def _done(progress: dict[str, Any]) -> str:
     return f"{charts.bar(share, _BAR, signs_of())} {percent(share)}  "
 
 
-def _left(job: Job, money: Outlook, now_s: float) -> str:
+def _left(job: Job, money: Forecast, now_s: float) -> str:
     """Return how long it takes yet; of one that stands still, since when."""
     if not job.active:
         return ""
@@ -216,7 +216,7 @@ def _trend(progress: dict[str, Any]) -> str:
     return f"{bins[0].loss:.4g} {picture} {last}, steps {bins[0].step} to {bins[-1].step}{now}"
 
 
-def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     """Return the newest checkpoint, its age, and how much work would be lost, or was."""
     step = money.checkpoint_step
     if step is None:
@@ -237,7 +237,7 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     return [f"  checkpoint  step {step}{age}{risk}"]
 
 
-def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: float) -> list[str]:
+def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: float) -> list[str]:
     """Return the time and the money: how much of both is gone, what is to come, and what has been paid for what."""
     attempt, state = job.attempt, job.attempt.state
     spent = of_limit(money.spent_micro, money.limit_micro)
@@ -261,7 +261,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
     return lines
 
 
-def _limit_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+def _limit_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     """Return when it leaves and when it is ended, by the user's clock."""
     if money.cap_at_s is None or money.deadline_at_s is None:
         return []
@@ -269,7 +269,7 @@ def _limit_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
     return [f"  limit       {at_deadline(saves=job.saves)} at {leaves}, is ended at {ended}"]
 
 
-def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
+def _outlook_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     if money.finish_at_s is None:
         return []
     cost = f" for {dollars(money.total_micro)}" if money.total_micro else ""

@@ -14,7 +14,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
-from cloudtrain.launcher.logs.end_of_log import LastWord
+from cloudtrain.launcher.logs.end_of_log import EndDetector
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.store import progress as progresses
 from cloudtrain.launcher.store import sanitize, series
@@ -27,7 +27,7 @@ NEVER_SENT = "the submit ended before the job was known to be sent, and the back
 
 
 @dataclass(frozen=True)
-class _Told:
+class _LogFacts:
     """What was read in rank 0's log: how far the job is, with the log's cursor, and the points since the last look."""
 
     progress: dict[str, Any]
@@ -95,7 +95,7 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:
-        told = _Told(known.progress, [])
+        told = _LogFacts(known.progress, [])
         with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
             told = _follow_events(known, backend, state)
         if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
@@ -109,7 +109,7 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
         known = registry.attempt(job, attempt.number)
 
 
-def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _Told) -> Attempt | None:
+def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _LogFacts) -> Attempt | None:
     """Store a look at the job, and return the attempt as it is then: each event once, however many look at a time.
 
     Where another one has read on in the log since, its word on the progress stays, for this look begins before it. None
@@ -122,19 +122,19 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _To
         if stored.progress.get("cursor") != known.progress.get("cursor"):
             if state.state not in ACTIVE:
                 return None
-            told = _Told(stored.progress, [])
+            told = _LogFacts(stored.progress, [])
         if not registry.set_state(known, state, told.progress):
             return registry.attempt(job, known.number)
         series.append(registry.database, job.id, told.points)
     return replace(known, state=state, progress=told.progress, unreachable_since_s=None)
 
 
-def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _Told:
+def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _LogFacts:
     """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
-    last_word = None if state.state in ACTIVE else LastWord(replace(pace, late_s=late_s), state)
+    last_word = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
     progress, points = dict(attempt.progress), list[series.Point]()
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
@@ -143,6 +143,6 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
         points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
         points = series.thinned(points)
         if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
-            return _Told(progress, points)
+            return _LogFacts(progress, points)
         if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)

@@ -12,7 +12,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, Unre
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
@@ -73,7 +73,7 @@ def budget_setting(job: Job, text: str) -> str:
     return f"budget.limit={format_money(micro)}"
 
 
-def _spent_micro(registry: Registry, job: Job, config: Config) -> int:
+def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
     """Return what all attempts so far have cost at worst. Raises ConfigError where a budget must know and nobody does.
 
     A price that was typed now stands for those that had none.

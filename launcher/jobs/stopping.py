@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Asked", "ask", "forget", "where_to_look"]
+__all__ = ["StopResult", "ask", "forget", "where_to_look"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopResult:
     """The job as it was found, and what came of it.
 
     `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, `doubtful`: nobody knows whether it was sent
@@ -68,7 +68,9 @@ class Asked:
         return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
 
 
-def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
+def ask(
+    registry: Registry, name: str, *, now: bool = False, agrees: Callable[[StopResult], bool] = lambda _: True
+) -> StopResult:
     """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
 
     `agrees` is shown what is about to be asked. Raises NoSuchJobError, also for a name of several active jobs,
@@ -82,19 +84,19 @@ def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[A
         job = refresh(registry, job)
     ref = job.attempt.ref
     if ref is None and job.active:
-        return Asked(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
+        return StopResult(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
     if ref is None:
-        return Asked(job, "ended")
+        return StopResult(job, "ended")
     backend = backends.load(job.backend)
     kills = now and job.active and backend.pace(ref).can_kill
-    asked = Asked(job, "asked" if job.active else "ended", now, kills)
+    asked = StopResult(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
     backend.stop(ref, now=now)  # of one that has ended, too: what agents that were killed may have left
     return asked
 
 
-def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> Asked:
+def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) -> StopResult:
     """Give up a job whose backend does not answer, so that it holds no money; what runs there is not stopped.
 
     Of an attempt that may never have been sent all money is freed; one that was sent keeps what it has cost until now.
@@ -105,13 +107,13 @@ def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> As
         job = refresh(registry, job)
     attempt = job.attempt
     if not job.active:
-        return Asked(job, "ended")
+        return StopResult(job, "ended")
     if attempt.phase == "intent" and submitter_lives(attempt):
-        return Asked(job, "unsent")
+        return StopResult(job, "unsent")
     if attempt.phase == "sent" and attempt.unreachable_since_s is None:
         raise UsageError(f"{job.backend} answers: {job.id} need not be forgotten", hint=f"cloudtrain stop {job.id}")
-    if not agrees(Asked(job, "doubtful")):
-        return Asked(job, "kept")
+    if not agrees(StopResult(job, "doubtful")):
+        return StopResult(job, "kept")
     state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
     state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
     if attempt.phase == "intent":
@@ -119,7 +121,7 @@ def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> As
     else:
         registry.set_state(attempt, state, attempt.progress)
     teams.tell(registry.database)
-    return Asked(registry.find(job.id), "forgotten")
+    return StopResult(registry.find(job.id), "forgotten")
 
 
 def _is_active(job: Job) -> bool:

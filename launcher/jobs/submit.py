@@ -25,7 +25,7 @@ from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["require_room", "resend", "send"]
@@ -156,7 +156,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
 
 def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
     """Say where others have a budget, but not this project. Raises ConfigError for a slip."""
-    books = foretold.Books(project, budgeted=tuple(sorted(names)))
+    books = foretold.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
     if is_first:
         foretold.require_known_project(books)
     for line in books.unknown():
@@ -236,7 +236,7 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
 
 
-def _without_unknown_addresses(config: Config, environ: Mapping[str, str]) -> Config:
+def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:
     """Return the config without the addresses of notices among its secrets that are not set here, which is said."""
     from cloudtrain.launcher.config.schema import carried_by
 
@@ -247,7 +247,7 @@ def _without_unknown_addresses(config: Config, environ: Mapping[str, str]) -> Co
     return config.model_copy(update={"secrets": tuple(name for name in config.secrets if name not in unknown)})
 
 
-def _secrets(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
     missing = [name for name in config.secrets if name not in environ]
     if missing:
         raise ConfigError(

@@ -20,9 +20,9 @@ from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.describe import outcome
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs import keeping
-from cloudtrain.launcher.money.outlook import Outlook
+from cloudtrain.launcher.money.outlook import Forecast
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.herald import RECENT_S, Herald
+from cloudtrain.launcher.notices.herald import RECENT_S, Notifier
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import Registry
 
@@ -42,7 +42,7 @@ class Seen:
     """
 
     job: Job
-    outlook: Outlook | None = None
+    outlook: Forecast | None = None
     notices: tuple[Notice, ...] = ()
     is_again: bool = False
     fault: str = ""
@@ -58,7 +58,7 @@ def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
     return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
 
 
-def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
+def look(registry: Registry, herald: Notifier, job: Job) -> Seen | None:
     """Bring the job up to date, tell what is due, send the attempt it has earned; None where another watcher does.
 
     What goes wrong with one job is said in its `fault`, and stands in no other's way.
@@ -102,7 +102,7 @@ def line(seen: Seen) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _look(registry: Registry, herald: Herald, job: Job) -> Seen:
+def _look(registry: Registry, herald: Notifier, job: Job) -> Seen:
     was_active = job.active
     job = refresh(registry, registry.find(job.id))
     notices, again = herald.look(job), None

@@ -24,7 +24,7 @@ from cloudtrain.launcher.live.rows import (
     sides,
 )
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
-from cloudtrain.launcher.money.outlook import Outlook
+from cloudtrain.launcher.money.outlook import Forecast
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.money import clock, of_limit
@@ -249,7 +249,7 @@ def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
 
 def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
-    found: Outlook | None = sight.outlook
+    found: Forecast | None = sight.outlook
     if found is None or found.cap_at_s is None or not sight.job.active:
         return []
     ended = f"is ended at {clock(found.cap_at_s, now_s)}"

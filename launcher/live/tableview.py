@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, dollars, span
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.choice import ViewState
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.sight import Scene, Sight
 from cloudtrain.launcher.store import curve
@@ -40,7 +40,7 @@ class Shape:
     spark: int
 
 
-def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
+def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
     width, height = size
     texts = [_shown(sight, scene.now_s) for sight in scene.sights]

@@ -19,7 +19,7 @@ _make = partial(tuple.__new__, LogLine)
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Chunk:
     """A chunk's texts and their times, by this machine's clock, which never fall."""
 
     node: int
@@ -61,7 +61,7 @@ def page(
     return LogPage(lines, read_to)
 
 
-def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
+def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Chunk:
     """Return the chunk's lines with their times: a line was written when its last byte was."""
     sizes = [size - chunk.offset for size, _ in chunk.times]
     latest = list(accumulate((time_s - ahead_s for _, time_s in chunk.times), max))
@@ -78,7 +78,7 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
         times.append(last_s)
     else:
         texts.pop()
-    return _Piece(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
+    return _Chunk(node, chunk, texts, times, times[-1] if chunk.has_more and is_noted else None)
 
 
 def _size_of(data: bytes, count: int) -> int:

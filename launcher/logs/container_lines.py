@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints import events
 
-__all__ = ["Line", "last_word", "parse"]
+__all__ = ["ContainerLine", "last_word", "parse"]
 
 _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
 _TAG = re.compile(r"\[(\d+)\] ")
 _OWN = ("end", "ended")  # of entrypoints/container/container.py: for readers of the log's end, not of its lines
 
 
-class Line(NamedTuple):
+class ContainerLine(NamedTuple):
     """A line. `rank` is None for the node's own, `time_s` where there is no stamp.
 
     `own`: the fields of the event with which the container itself tells of its end; the text then is the whole line.
@@ -28,19 +28,19 @@ class Line(NamedTuple):
     own: dict[str, Any] | None = None
 
 
-def parse(raw: str, *, stamped: bool) -> Line:
+def parse(raw: str, *, stamped: bool) -> ContainerLine:
     """Return the line without what stands in front of it. `stamped`: the pump was told to put times there."""
     stamp = _STAMP.match(raw) if stamped else None
     text = raw[stamp.end() :] if stamp else raw
     time_s = _seconds(stamp) if stamp else None
     tag = _TAG.match(text)
     if tag:
-        return Line(text[tag.end() :], int(tag[1]), time_s)
+        return ContainerLine(text[tag.end() :], int(tag[1]), time_s)
     if stamp is None and events.MARK in text:  # whatever comes through the pump is not of the container itself
         fields = events.parse(text)[1]
         if fields is not None and fields["e"] in _OWN:
-            return Line(text, own=fields)
-    return Line(text, time_s=time_s)
+            return ContainerLine(text, own=fields)
+    return ContainerLine(text, time_s=time_s)
 
 
 def last_word(lines: Sequence[str], event: str, *, stamped: bool) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cloudtrain.launcher.backend import LogPage, Pace
 from cloudtrain.launcher.job import State
 
-__all__ = ["CLEAN_PAGES", "LastWord"]
+__all__ = ["CLEAN_PAGES", "EndDetector"]
 
 CLEAN_PAGES = 2  # after the silence: between them everything was read anew. Seconds alone would count a back-off
 LONG_OVER_S = 60.0  # since its end: then nothing is on its way any more
@@ -16,7 +16,7 @@ PATIENCE_S = 90.0  # with a log that can be read no further
 
 
 @dataclass
-class LastWord:
+class EndDetector:
     """One reader's patience, from the moment when it knows of the end (`state`).
 
     It ends, too, where nothing could be read for PATIENCE_S: how the job ended must not wait for its log for ever.

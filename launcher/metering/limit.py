@@ -13,8 +13,8 @@ from math import ceil
 __all__ = [
     "PARTS",
     "Cap",
-    "Rate",
-    "Refusal",
+    "CostRate",
+    "LimitRefusal",
     "Terms",
     "choose",
     "deadline_s",
@@ -58,7 +58,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Rate:
+class CostRate:
     """The price of time: `price_micro` for an hour of one instance, times `instances`, at most times `uncertainty`."""
 
     instances: int
@@ -81,7 +81,7 @@ class Cap:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LimitRefusal:
     """No cap is possible: the remaining money buys `affordable_s`, and a useful run takes `least_s`.
 
     `enough_micro` is the smallest sufficient budget of the job, including earlier attempts.
@@ -98,7 +98,7 @@ def parts(uncertainty: float) -> int:
     return ceil(round(uncertainty * PARTS, 3))
 
 
-def choose(limit_micro: int, spent_micro: int, rate: Rate, terms: Terms, longest_s: int) -> Cap | Refusal:
+def choose(limit_micro: int, spent_micro: int, rate: CostRate, terms: Terms, longest_s: int) -> Cap | LimitRefusal:
     """Return the longest cap that the remaining money covers, or a Refusal.
 
     `spent_micro` is the worst-case cost of earlier attempts. `longest_s` is the time limit apart from the money. Raises
@@ -114,10 +114,10 @@ def choose(limit_micro: int, spent_micro: int, rate: Rate, terms: Terms, longest
     if affordable_s >= least_s:
         return Cap(affordable_s, "budget", worst_case_micro(affordable_s, rate, terms))
     enough_micro = max(spent_micro, 0) + worst_case_micro(least_s, rate, terms)
-    return Refusal(left_micro, max(affordable_s, 0), least_s, enough_micro)
+    return LimitRefusal(left_micro, max(affordable_s, 0), least_s, enough_micro)
 
 
-def worst_case_micro(cap_s: int, rate: Rate, terms: Terms) -> int:
+def worst_case_micro(cap_s: int, rate: CostRate, terms: Terms) -> int:
     """Return the cost of a run that ends at its cap, if the platform makes each restart as late as possible."""
     billed_s = max(terms.minimum_bill_s, _rounded_up(cap_s + terms.tail_s, terms.unit_s))
     return -(-rate.scaled * billed_s * terms.lives // _MICRO_HOUR)
@@ -150,7 +150,7 @@ def _least_own_s(terms: Terms) -> int:
     return USEFUL_S * MARGIN_SHARE // (MARGIN_SHARE - 1) if is_exposed else USEFUL_S
 
 
-def _affordable_s(left_micro: int, rate: Rate, terms: Terms) -> int:
+def _affordable_s(left_micro: int, rate: CostRate, terms: Terms) -> int:
     """Return the longest cap, in whole units, with a worst case within the money; below 1 if no cap is."""
     billed_s = left_micro * _MICRO_HOUR // (rate.scaled * terms.lives)
     if billed_s < terms.minimum_bill_s:

@@ -8,7 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.metering.limit import PARTS, Rate, Terms, parts, worst_case_micro
+from cloudtrain.launcher.metering.limit import PARTS, CostRate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
@@ -34,7 +34,7 @@ def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: i
     price_micro = plan.get("price_micro")
     if not price_micro:
         return spent_micro
-    rate = Rate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
+    rate = CostRate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
     rounding_micro = worst_case_micro(plan.get("unit_s", 1) + plan.get("minimum_bill_s", 0), rate, Terms()) * attempt
     return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
 

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import LEDGER_PATTERN
 
-__all__ = ["ABSENT", "Cell", "located", "open_cell"]
+__all__ = ["ABSENT", "ConditionalObject", "located", "open_cell"]
 
 ABSENT = ""  # the version of a missing object
 DEFAULT_NAME = "ledger.json"
@@ -25,7 +25,7 @@ _STORES = {
 }
 
 
-class Cell(Protocol):
+class ConditionalObject(Protocol):
     """The object. Every call raises UnreachableError, CredentialError or ConfigError."""
 
     uri: str
@@ -53,7 +53,7 @@ def located(text: str) -> str:
     return uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"
 
 
-def open_cell(uri: str) -> Cell:
+def open_cell(uri: str) -> ConditionalObject:
     """Return the object at an address that `located` has returned; sends no request."""
     store = importlib.import_module(_STORES[uri.partition("://")[0]])
-    return cast("Cell", store.open_cell(uri))
+    return cast("ConditionalObject", store.open_cell(uri))

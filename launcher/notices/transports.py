@@ -8,14 +8,14 @@ import subprocess
 from collections.abc import Mapping
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, Fault, send
-from cloudtrain.launcher.config.channels import Entry, is_variable
+from cloudtrain.entrypoints.notices.sending import TIMEOUT_S, Channel, DeliveryError, send
+from cloudtrain.launcher.config.channels import ChannelEntry, is_variable
 from cloudtrain.launcher.text.extras import install
 
 __all__ = ["deliver"]
 
 
-def deliver(entry: Entry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
+def deliver(entry: ChannelEntry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
     """Send the notice. Raises Fault with a message without addresses."""
     if entry.kind == "desktop":
         _show(notice)
@@ -36,9 +36,9 @@ def _show(notice: Notice) -> None:
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Fault(f"notify-send: {type(error).__name__}") from None
+        raise DeliveryError(f"notify-send: {type(error).__name__}") from None
     if done.returncode != 0:
-        raise Fault(f"notify-send ended with code {done.returncode}")
+        raise DeliveryError(f"notify-send ended with code {done.returncode}")
 
 
 def _send_by_apprise(url: str, notice: Notice) -> None:
@@ -48,15 +48,17 @@ def _send_by_apprise(url: str, notice: Notice) -> None:
     except ModuleNotFoundError as error:
         if error.name != "apprise":
             raise
-        raise Fault("`apprise` is not installed", install("apprise")) from None
+        raise DeliveryError("`apprise` is not installed", install("apprise")) from None
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # Apprise would log addresses
     services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
     if not services.add(url):
-        raise Fault("Apprise knows no service of that address", "its forms: github.com/caronc/apprise/wiki")
+        raise DeliveryError("Apprise knows no service of that address", "its forms: github.com/caronc/apprise/wiki")
     body = "\n".join(notice.lines) or notice.title
     if not services.notify(body=body, title=notice.title, body_format=apprise.NotifyFormat.TEXT):
         scheme = url.partition(":")[0]
-        raise Fault(f"Apprise could not deliver it ({scheme})", "check the address: `apprise -vv -b test ADDRESS`")
+        raise DeliveryError(
+            f"Apprise could not deliver it ({scheme})", "check the address: `apprise -vv -b test ADDRESS`"
+        )
 
 
 def _resolved(place: str, environ: Mapping[str, str]) -> str:
@@ -65,5 +67,5 @@ def _resolved(place: str, environ: Mapping[str, str]) -> str:
     name = place.removeprefix("env:")
     value = environ.get(name, "").strip()
     if not value:
-        raise Fault(f"the variable {name}, which has its address, is not set here", f"export {name}=...")
+        raise DeliveryError(f"the variable {name}, which has its address, is not set here", f"export {name}=...")
     return value

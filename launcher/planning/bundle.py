@@ -292,7 +292,7 @@ def _add(tar: tarfile.TarFile, packed: gzip.GzipFile, name: str, path: Path, cod
         is_large = member.size >= PIECE
         if is_large:
             packed.flush(zlib.Z_FULL_FLUSH)
-        tar.addfile(member, _Pieces(file, packed, code))
+        tar.addfile(member, _PiecewiseGzip(file, packed, code))
         if is_large or zlib.crc32(name.encode(errors="surrogateescape")) % ONE_IN == 0:
             packed.flush(zlib.Z_FULL_FLUSH)
 
@@ -303,7 +303,7 @@ def _hash(code: hashlib._Hash | None, member: tarfile.TarInfo) -> None:
         code.update("\0".join((*told, "")).encode(errors="surrogateescape"))
 
 
-class _Pieces(io.RawIOBase):
+class _PiecewiseGzip(io.RawIOBase):
     """A file that has gzip begin anew behind each piece of what was read of it, which is written by then."""
 
     def __init__(self, file: IO[bytes], packed: gzip.GzipFile, code: hashlib._Hash | None) -> None:

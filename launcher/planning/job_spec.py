@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["default_hang_timeout_s", "job_spec", "job_surroundings"]
@@ -14,7 +14,7 @@ HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the ca
 SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
 
 
-def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str, Any]:
+def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> dict[str, Any]:
     """Return the object; durations in seconds, no secrets, nothing of this machine."""
     kind = "task" if config.task else "script" if config.script else "module"
     checkpoint = config.checkpoint
@@ -66,7 +66,7 @@ def default_hang_timeout_s(timeout_s: int, *, is_task: bool) -> int:
     return max(timeout_s + HANG_MARGIN_S, 0 if is_task else SCRIPT_HANG_S)
 
 
-def _script_options(config: Config) -> dict[str, Any]:
+def _script_options(config: JobConfig) -> dict[str, Any]:
     """Return the options of a script or module that differ from their defaults."""
     progress = config.progress.model_dump(mode="json", exclude_defaults=True)
     options = {
@@ -79,7 +79,7 @@ def _script_options(config: Config) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _notices(plan: Plan, config: Config) -> dict[str, Any]:
+def _notices(plan: Plan, config: JobConfig) -> dict[str, Any]:
     """Return what the job is to tell of by itself (entrypoints/notices/teller.py); its secrets hold the addresses."""
     from cloudtrain.launcher.config.channels import entries
 
@@ -113,7 +113,7 @@ def _notices(plan: Plan, config: Config) -> dict[str, Any]:
     }
 
 
-def _node_counts(plan: Plan, config: Config) -> list[int]:
+def _node_counts(plan: Plan, config: JobConfig) -> list[int]:
     """Return the numbers of nodes that the job can run on: any, but a task's ranks share its micro-batches evenly."""
     if plan.batch is None:
         return list(range(1, plan.instances + 1))
@@ -123,7 +123,7 @@ def _node_counts(plan: Plan, config: Config) -> list[int]:
     return [nodes for nodes, count in ranks.items() if micro_batches % count == 0 and count % shard == 0]
 
 
-def job_surroundings(config: Config) -> dict[str, Any]:
+def job_surroundings(config: JobConfig) -> dict[str, Any]:
     """Return what a job sees besides its spec where its folders are plain ones: variables, secrets' names, paths."""
     return {
         "environment": dict(config.env),

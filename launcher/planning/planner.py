@@ -11,14 +11,14 @@ from cloudtrain.launcher.plan import Batch, Plan
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
-    from cloudtrain.launcher.config.schema import Budget, Config
+    from cloudtrain.launcher.config.schema import Budget, JobConfig
 
 __all__ = ["STOP_TAIL_S", "make"]
 
 STOP_TAIL_S = caps.STOP_MARGIN_S
 
 
-def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
+def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
     """Return the plan of the next attempt, after earlier ones have cost `spent_micro` at worst.
 
     Raises ConfigError where the batch cannot be split over the ranks or a budget has no price to count with;
@@ -31,7 +31,7 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
         message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
-    rate = None if price_micro is None else caps.Rate(instances, price_micro, capacity.uncertainty)
+    rate = None if price_micro is None else caps.CostRate(instances, price_micro, capacity.uncertainty)
     is_unpriced = capacity.is_own and not capacity.hourly_usd
     budget = None if is_unpriced else config.budget
     cap = _cap(config, budget, capacity, rate, spent_micro)
@@ -78,7 +78,7 @@ def _thresholds(budget: Budget | None) -> tuple[int, ...]:
 
 
 def _cap(
-    config: Config, budget: Budget | None, capacity: Capacity, rate: caps.Rate | None, spent_micro: int
+    config: JobConfig, budget: Budget | None, capacity: Capacity, rate: caps.CostRate | None, spent_micro: int
 ) -> caps.Cap:
     """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
     longest_s = config.limits.max_duration
@@ -93,7 +93,7 @@ def _cap(
     raise _refused(found, budget.limit, rate, capacity)
 
 
-def _require_price(config: Config, capacity: Capacity) -> None:
+def _require_price(config: JobConfig, capacity: Capacity) -> None:
     """Raise ConfigError where the budget has nothing to count with: what is not known is not 0."""
     if capacity.hourly_usd is not None and capacity.hourly_usd > 0:
         return
@@ -108,7 +108,7 @@ def _require_price(config: Config, capacity: Capacity) -> None:
     raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
 
 
-def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: Capacity) -> BudgetError:
+def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, capacity: Capacity) -> BudgetError:
     from cloudtrain.entrypoints.format import down, span, up
     from cloudtrain.launcher.text.units import format_money
 
@@ -131,7 +131,7 @@ def _refused(found: caps.Refusal, limit_micro: int, rate: caps.Rate, capacity: C
     return error
 
 
-def _split(config: Config, ranks: int) -> Batch | None:
+def _split(config: JobConfig, ranks: int) -> Batch | None:
     training = config.training
     if training is None:
         return None

@@ -14,7 +14,7 @@ from cloudtrain.launcher.planning import plan_text
 from cloudtrain.launcher.planning import planner as plans
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.plan import Plan
 
@@ -27,7 +27,7 @@ DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
 class Prepared:
     """Everything a submit needs that changes nothing yet. `request` is for the id `NAME-00000`."""
 
-    config: Config
+    config: JobConfig
     config_file: Path
     backend: backends.Backend
     plan: Plan
@@ -42,7 +42,7 @@ class Prepared:
 
 
 def prepare(
-    config: Config,
+    config: JobConfig,
     config_file: Path,
     cache: Path,
     *,
@@ -79,13 +79,13 @@ def prepare(
     return prepared
 
 
-def require_a_plan(config: Config, config_file: Path) -> None:
+def require_a_plan(config: JobConfig, config_file: Path) -> None:
     """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
     require_all(lambda: bundles.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
 
 
-def _require_request(config: Config) -> None:
+def _require_request(config: JobConfig) -> None:
     backend = backends.load(config.backend)
     plan = plans.make(config, backend.capacity(config))
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
@@ -93,7 +93,7 @@ def _require_request(config: Config) -> None:
         raise ConfigError(faults)
 
 
-def refused(config: Config, config_file: Path) -> Sequence[Fault]:
+def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
     """Return the faults of the code folder, and those that the backend finds, of a config that has other faults too."""
     try:
         require_a_plan(config, config_file)
@@ -104,7 +104,7 @@ def refused(config: Config, config_file: Path) -> Sequence[Fault]:
     return ()
 
 
-def _warnings(config: Config, request: backends.Request, plan: Plan) -> Iterator[str]:
+def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the keys of the config that this backend ignores, and other facts to know before a submit."""
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.database import Database
 
@@ -40,7 +40,7 @@ class Proof:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def store(database: Database, code_sha256: str, config: Config, words: str) -> None:
+def store(database: Database, code_sha256: str, config: JobConfig, words: str) -> None:
     """Store the proof for the config's backend; replace an earlier proof of the same code and config."""
     verdict = {"words": words, "settings": {name: _hash(told) for name, told in _settings(config).items()}}
     values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
@@ -48,7 +48,7 @@ def store(database: Database, code_sha256: str, config: Config, words: str) -> N
         database.execute("INSERT OR REPLACE INTO rehearsals (key, ended_s, verdict) VALUES (?, ?, ?)", values)
 
 
-def find(database: Database, code_sha256: str, config: Config) -> Proof | None:
+def find(database: Database, code_sha256: str, config: JobConfig) -> Proof | None:
     """Return the proof for exactly the same code and config, or None."""
     return _newest(database, _key(code_sha256, config))
 
@@ -123,15 +123,15 @@ def _command(prepared: Prepared) -> str:
     return f"cloudtrain rehearse{named} --backend {config.backend} --preempt-at {at}"
 
 
-def _key(code_sha256: str, config: Config) -> str:
+def _key(code_sha256: str, config: JobConfig) -> str:
     return f"{config.backend}:{_config_hash(config)}:{code_sha256}"
 
 
-def _config_hash(config: Config) -> str:
+def _config_hash(config: JobConfig) -> str:
     return _hash(_settings(config))
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: JobConfig) -> dict[str, Any]:
     """Return the config's values that a proof depends on: all except values known to have no effect."""
     told = config.model_dump(mode="json", exclude=_APART)
     for name, keys in _APART_IN.items():
@@ -144,7 +144,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return told
 
 
-def _apart(proof: Proof, config: Config) -> str:
+def _apart(proof: Proof, config: JobConfig) -> str:
     """Return the config's keys that have changed since the proof."""
     told = _settings(config)
     names = [name for name, value in told.items() if proof.settings.get(name) != _hash(value)]

@@ -19,7 +19,7 @@ from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 from cloudtrain.launcher.text.visible import shown
 
-__all__ = ["Ended", "run"]
+__all__ = ["StartResult", "run"]
 
 LOOK_S = 0.02
 ANSWER_S = 30.0
@@ -28,7 +28,7 @@ TAIL_LINES = 12
 
 
 @dataclass
-class Ended:
+class StartResult:
     """The result of a start. `codes`: exit codes of the sandboxes, by node; `verdicts`: the exit reports of the agents.
 
     `left_s`: from the interruption to the end of the last node, None without an interruption. `is_late`: the time limit
@@ -65,14 +65,14 @@ def run(
     at_once: bool,
     timeout_s: float,
     hidden: Path,
-) -> Ended:
+) -> StartResult:
     """Start all nodes; interrupt them when `until` (given the account and the seconds since the first rank) is true.
 
     `at_once` kills them without a stop request. Returns when no process is left; if `until` stays false, the job runs
     to its own end. A job that takes longer than `timeout_s` is killed.
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
-    found = Ended(Account(agents))
+    found = StartResult(Account(agents))
     for node in laid_out.nodes:
         for own, kept in node.copied:
             _copy(kept, own)
@@ -119,7 +119,7 @@ def run(
 
 def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Running]) -> sandbox.Running:
     return sandbox.start(
-        sandbox.Cell(
+        sandbox.Sandbox(
             argv=node.argv,
             env=node.env,
             folder=folder,
@@ -169,7 +169,7 @@ def _copy(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
 
 
-def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
+def _tail(found: StartResult, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
     """Return the last lines of the failed rank, else of rank 0, else of any log with output."""
     error = (found.verdict or {}).get("error") or {}
     rank = error.get("rank")

@@ -20,7 +20,7 @@ __all__ = [
     "MOST_MICRO",
     "MOST_OVERCOMMIT_PERCENT",
     "OVERALL",
-    "Budget",
+    "LedgerBudget",
     "Held",
     "Period",
     "Standing",
@@ -40,7 +40,7 @@ _NAMED = 3  # jobs that a refusal names
 
 
 @dataclass(frozen=True)
-class Budget:
+class LedgerBudget:
     """A limit. An `overcommit_percent` over 100 lets the worst cases add up to so much more than the unspent money."""
 
     project: str
@@ -75,7 +75,7 @@ class Held:
 class Standing:
     """A budget's state. `settled_micro` and `expected_micro`: cost and worst cases of ended jobs."""
 
-    budget: Budget
+    budget: LedgerBudget
     month: str
     spent_micro: int
     held: tuple[Held, ...] = ()
@@ -230,7 +230,7 @@ def _raising(standing: Standing, amount_micro: int) -> str:
     return _setting(standing.budget, -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000, percent)
 
 
-def _setting(budget: Budget, limit_micro: int, overcommit_percent: int) -> str:
+def _setting(budget: LedgerBudget, limit_micro: int, overcommit_percent: int) -> str:
     words = ["cloudtrain budget set", budget.project, format_money(limit_micro).replace(" ", "")]
     words += ["--month"] if budget.period == "month" else []
     words += [f"--overcommit {overcommit_percent / 100:g}"] if overcommit_percent != 100 else []

@@ -19,11 +19,11 @@ from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import home
-from cloudtrain.launcher.store.quiesce import Gate
+from cloudtrain.launcher.store.quiesce import QuiesceLock
 
 __all__ = ["WRITING", "Database"]
 
-WRITING = Gate()  # whoever has this process stand still lets its threads end what they write first
+WRITING = QuiesceLock()  # whoever has this process stand still lets its threads end what they write first
 
 BUSY_TIMEOUT_S = 60.0
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full

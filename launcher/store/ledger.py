@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from cloudtrain.launcher.store.budgets import (
     MOST_MICRO,
     OVERALL,
-    Budget,
     Held,
+    LedgerBudget,
     Period,
     Standing,
     by_month,
@@ -78,7 +78,7 @@ class Closing:
 # -- budgets --------------------------------------------------------------------------------------------------------
 
 
-def set_budget(database: Database, budget: Budget) -> None:
+def set_budget(database: Database, budget: LedgerBudget) -> None:
     """Store the limit; replace an earlier limit of the same project and period."""
     database.execute(
         "INSERT OR REPLACE INTO budgets (project, period, limit_micro, overcommit_percent, set_s)"
@@ -96,12 +96,12 @@ def remove_budget(database: Database, project: str, period: Period) -> bool:
     return bool(found)
 
 
-def budgets(database: Database, project: str | None = None) -> list[Budget]:
+def budgets(database: Database, project: str | None = None) -> list[LedgerBudget]:
     """Return all budgets, or the budgets that apply to the project's jobs: its own and the overall ones."""
     only, values = ("", ()) if project is None else ("WHERE project IN ('', ?) ", (project,))
     rows = database.execute(f"SELECT * FROM budgets {only}ORDER BY project, period", values)
     return [
-        Budget(row["project"], row["period"], row["limit_micro"], row["overcommit_percent"], row["set_s"])
+        LedgerBudget(row["project"], row["period"], row["limit_micro"], row["overcommit_percent"], row["set_s"])
         for row in rows
     ]
 
@@ -111,7 +111,7 @@ def standings(database: Database, now_s: float, project: str | None = None) -> l
     return [standing_of(database, budget, now_s) for budget in budgets(database, project)]
 
 
-def standing_of(database: Database, budget: Budget, now_s: float) -> Standing:
+def standing_of(database: Database, budget: LedgerBudget, now_s: float) -> Standing:
     """Return the state of the budget: its reservations and the cost of its ended jobs (this month's, if monthly)."""
     project = None if budget.project == OVERALL else budget.project
     month = month_of(now_s)

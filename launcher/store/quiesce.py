@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Gate"]
+__all__ = ["QuiesceLock"]
 
 
-class Gate:
+class QuiesceLock:
     """Threads pass through it with such work. Whoever is about to stand still shuts it, and waits for those inside."""
 
     def __init__(self) -> None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Offer", "offer", "resume", "stop"]
+__all__ = ["ResumeOffer", "offer", "resume", "stop"]
 
 
 @dataclass(frozen=True)
-class Offer:
+class ResumeOffer:
     """The next attempt that a resume would send, described as by `resume` before its question.
 
     The user agrees to `attempt` and `worst_micro` (None: price unknown); an attempt with different values is not sent.
@@ -38,7 +38,7 @@ def stop(registry: Registry, job_id: str, *, now: bool) -> str:
     return stopping.ask(registry, job_id, now=now).words
 
 
-def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
+def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
     """Return the next attempt, with the budget raised by `+50` or set to `200 USD`.
 
     Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
@@ -52,13 +52,13 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
         prepared = _prepared(registry, job, budget)
         submit.require_room(registry, prepared, is_first=False)
     except BudgetError as error:
-        return Offer(number, [], "", None, refusal=str(error))
+        return ResumeOffer(number, [], "", None, refusal=str(error))
     lines = list(prepared.lines())
     if job.attempt.state.all_damaged:
         lines.insert(0, ALL_DAMAGED)
     elif not job.attempt.state.resumable:
         lines.insert(0, "no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
-    return Offer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
+    return ResumeOffer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
 
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:

@@ -142,10 +142,10 @@ class _Worker:
         self._news.set()
 
     def _run(self) -> None:
-        from cloudtrain.launcher.notices.herald import Herald
+        from cloudtrain.launcher.notices.herald import Notifier
 
         registry = Registry(self._folder)
-        herald = None if self._is_quiet else Herald(registry)
+        herald = None if self._is_quiet else Notifier(registry)
         jobs: dict[str, Job] = {}
         while not self._is_closed:
             try:
@@ -194,9 +194,9 @@ class _Worker:
 def _seen(registry: Registry, herald: object, job: Job) -> Seen:
     """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
     from cloudtrain.launcher.jobs.watch import Seen, look
-    from cloudtrain.launcher.notices.herald import Herald
+    from cloudtrain.launcher.notices.herald import Notifier
 
-    if isinstance(herald, Herald):
+    if isinstance(herald, Notifier):
         return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job
     try:
         return Seen(refresh(registry, job))

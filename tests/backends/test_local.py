@@ -19,7 +19,7 @@ from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
-from cloudtrain.launcher.config.schema import Config
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning.prepare import prepare
 
@@ -235,7 +235,7 @@ def test_gpus_are_the_users_own_and_never_shared(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    config = Config.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
+    config = JobConfig.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
     each = backend.capacity(config).gpus
     nodes = [{"gpus": list(range(node * each, (node + 1) * each))} for node in range(instances)]
     assert each == len(shares[0].split(",")) * bool(shares[0])

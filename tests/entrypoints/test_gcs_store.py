@@ -599,7 +599,9 @@ def test_another_endpoint_is_asked(name: str, brisk: None, store: Google, file: 
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     monkeypatch.setenv(name, store.endpoints["storage"].removeprefix("http://" if "EMULATOR" in name else ""))
     token = store.client.token()
-    monkeypatch.setattr(google_access._File, "fetch", lambda self: (token, 3600.0))  # its login is behind the proxy
+    monkeypatch.setattr(
+        google_access._CredentialsFile, "fetch", lambda self: (token, 3600.0)
+    )  # its login is behind the proxy
     opened().put(file, "name")
     assert opened().names("") == ["name"]
     assert store.object("x/name") == file.read_bytes()

@@ -91,7 +91,7 @@ def test_second_job_is_told_who_holds_the_gpu(open_folder: Path, hold: Hold) -> 
     """The words name the GPU, the user, the job, and since when."""
     two_hours_ago = time.time() - 7300
     hold(open_folder, GPU, user="alice", job="x-abcde", since_s=two_hours_ago)
-    with pytest.raises(gpulocks.Busy) as caught:
+    with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {"job": "y", "labels": {GPU: LABEL}})
     login = gpulocks._user(os.getuid())
     assert str(caught.value) == f"{LABEL}: alice's job x-abcde (login {login}) holds it, since 2 h"
@@ -123,7 +123,7 @@ def test_kill_of_the_holder_frees_its_locks(open_folder: Path, hold: Hold) -> No
 def test_all_locks_or_none(open_folder: Path, hold: Hold) -> None:
     """One that is held frees the others again, in whatever order they were named."""
     hold(open_folder, "GPU-b", job="x")
-    with pytest.raises(gpulocks.Busy, match=r"^GPU-b: "):
+    with pytest.raises(gpulocks.GpuBusy, match=r"^GPU-b: "):
         gpulocks.take(open_folder, ["GPU-c", "GPU-b", "GPU-a"], {"job": "y"})
     assert [holder["name"] for holder in gpulocks.holders(open_folder)] == ["GPU-b"]
     gpulocks.take(open_folder, ["GPU-a", "GPU-c"], {"job": "y"}).release()
@@ -152,7 +152,7 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
     process.wait()
     holder, _ = hold(open_folder, GPU, job="new")
     note.write_text(json.dumps({**told, "pid": os.getpid()}))
-    with pytest.raises(gpulocks.Busy) as caught:
+    with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {})
     assert caught.value.holder is None
     assert "does not say who it is" in str(caught.value)

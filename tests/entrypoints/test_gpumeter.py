@@ -66,7 +66,7 @@ def test_impossible_figure_is_not_known(value: str) -> None:
 def test_meter_reads_the_tool(tool: Callable[[str], Path], wait_until: Callable[..., Any]) -> None:
     """The newest figures are known without a call by the reader."""
     tool(f"cat <<'END'\n{REAL}END")
-    meter = gpumeter.Meter("0,1", 2, every_s=0.01)
+    meter = gpumeter.GpuMeter("0,1", 2, every_s=0.01)
     assert wait_until(lambda: meter.latest) == (FIRST, SECOND)
     meter.finish()
     meter.thread.join(10)
@@ -80,7 +80,7 @@ def test_tool_that_does_not_work_is_left_alone(
     """Garbage, an error, silence, or no device: after three calls the thread ends, and there are no figures."""
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.3)
     calls = tool(script)
-    meter = gpumeter.Meter(None, 8, every_s=0.0)
+    meter = gpumeter.GpuMeter(None, 8, every_s=0.0)
     meter.thread.join(30)
     assert (meter.thread.is_alive(), meter.latest) == (False, ())
     assert calls.read_text().count("x") <= 3
@@ -89,7 +89,7 @@ def test_tool_that_does_not_work_is_left_alone(
 def test_machine_without_the_tool_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU no process runs, and no figure is known."""
     monkeypatch.setattr(gpus, "_tool", lambda: None)
-    meter = gpumeter.Meter(None, 1, every_s=0.0)
+    meter = gpumeter.GpuMeter(None, 1, every_s=0.0)
     meter.thread.join(10)
     assert (meter.thread.is_alive(), meter.latest) == (False, ())
 

@@ -13,7 +13,7 @@ import pytest
 
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
-from cloudtrain.entrypoints.agent.membership import Cut, Line
+from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 
 SILENCE_S = 0.5
 HOST = "127.0.0.1"
@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 class Node:
     """One agent without processes: its ranks run and end as they are told."""
 
-    line: Line
+    line: Membership
     report: Report
     wants: list[str] = field(default_factory=list)
     desired: Desired = field(default_factory=Desired)
@@ -33,7 +33,7 @@ class Node:
         """Say and hear once; obey."""
         try:
             self.desired = self.line.exchange(self.report)
-        except Cut as cut:
+        except Fenced as cut:
             self.cut = str(cut)
             return
         self.wants.append(self.desired.want)
@@ -71,7 +71,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         server, nodes = transport.listen(HOST), []
         for number in range(count):
             spec = _spec(number, count, fewest, server.getsockname()[:2])
-            line = Line(spec, server if number == 0 else None, lambda: 0, transport.listen(HOST) if number else None)
+            line = Membership(
+                spec, server if number == 0 else None, lambda: 0, transport.listen(HOST) if number else None
+            )
             nodes.append(Node(line, Report(number, address=HOST, ports=(line.port, 0))))
         made.extend(nodes)
         until(nodes, lambda: all(len(node.runs) == count for node in nodes))
@@ -195,7 +197,7 @@ class Deaf:
 
     def __init__(self, address: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
         self.passed_s = 0.0  # beyond the real time
-        self.line = Line({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
+        self.line = Membership({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
         monkeypatch.setattr(self.line, "now_s", lambda: time.monotonic() - self.line.zero_s + self.passed_s)
         self.report = Report(1)
 
@@ -252,7 +254,7 @@ def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch:
     """Pauses of the node's own, as for a connection that nobody takes, do not prolong the wait."""
     monkeypatch.setattr(transport, "STALLED_S", 0.0)
     node = Deaf(nowhere, monkeypatch, join_timeout_s=1.0)
-    with pytest.raises(Cut, match="node 0 was not reached within"):
+    with pytest.raises(Fenced, match="node 0 was not reached within"):
         node.ends()
 
 
@@ -263,5 +265,5 @@ def test_node_does_not_wait_for_a_node_0_that_is_gone(monkeypatch: pytest.Monkey
     with socket.create_server((HOST, 0)) as server:
         address = server.getsockname()
     node = Deaf(address, monkeypatch, join_timeout_s=1800.0, head_listens=True)
-    with pytest.raises(Cut, match="node 0 was not reached"):
+    with pytest.raises(Fenced, match="node 0 was not reached"):
         node.ends()

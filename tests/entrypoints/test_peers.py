@@ -10,24 +10,24 @@ import pytest
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 
-Connect = Callable[[str], transport.Member]
+Connect = Callable[[str], transport.FollowerEnd]
 
 
 @pytest.fixture
-def head() -> Iterator[transport.Head]:
+def head() -> Iterator[transport.LeaderEnd]:
     """Node 0's end, listening."""
-    head = transport.Head(transport.listen("127.0.0.1"), "token")
+    head = transport.LeaderEnd(transport.listen("127.0.0.1"), "token")
     yield head
     head.release()
 
 
 @pytest.fixture
-def connect(head: transport.Head) -> Iterator[Connect]:
+def connect(head: transport.LeaderEnd) -> Iterator[Connect]:
     """Make members that find the head."""
-    made: list[transport.Member] = []
+    made: list[transport.FollowerEnd] = []
 
-    def connect(token: str = "token") -> transport.Member:
-        made.append(transport.Member(head.address, token))
+    def connect(token: str = "token") -> transport.FollowerEnd:
+        made.append(transport.FollowerEnd(head.address, token))
         return made[-1]
 
     yield connect
@@ -35,7 +35,9 @@ def connect(head: transport.Head) -> Iterator[Connect]:
         member.release()
 
 
-def exchange(head: transport.Head, member: transport.Member, report: Report, desired: Desired, turns: int = 20) -> None:
+def exchange(
+    head: transport.LeaderEnd, member: transport.FollowerEnd, report: Report, desired: Desired, turns: int = 20
+) -> None:
     """Let both ends take some turns."""
     for _ in range(turns):
         member.listen(0.01)
@@ -44,7 +46,7 @@ def exchange(head: transport.Head, member: transport.Member, report: Report, des
         head.tell(desired)
 
 
-def test_states_cross_the_line(head: transport.Head, connect: Connect) -> None:
+def test_states_cross_the_line(head: transport.LeaderEnd, connect: Connect) -> None:
     """Each end learns what the other says."""
     member = connect("token")
     report = Report(1, 2, "exited", 70, ({"kind": "signal", "message": "é\n"},), None, "user")
@@ -53,7 +55,7 @@ def test_states_cross_the_line(head: transport.Head, connect: Connect) -> None:
     assert member.desired == Desired("kill", 2, nodes=(0, 1), note="é")
 
 
-def test_stranger_is_not_heard(head: transport.Head, connect: Connect) -> None:
+def test_stranger_is_not_heard(head: transport.LeaderEnd, connect: Connect) -> None:
     """A wrong token's reports do not count, and it is told nothing."""
     member = connect("guess")
     exchange(head, member, Report(1), Desired("run", 1))
@@ -62,7 +64,7 @@ def test_stranger_is_not_heard(head: transport.Head, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'{"token": "token", "x": 1}\n', b"\xff\n"])
-def test_garbage_does_not_end_the_head(head: transport.Head, connect: Connect, garbage: bytes) -> None:
+def test_garbage_does_not_end_the_head(head: transport.LeaderEnd, connect: Connect, garbage: bytes) -> None:
     """What is no report of ours is passed over, and others are still heard."""
     with socket.create_connection(head.address) as stranger:
         stranger.sendall(garbage)
@@ -73,7 +75,9 @@ def test_garbage_does_not_end_the_head(head: transport.Head, connect: Connect, g
     assert set(head.reports) == {1}
 
 
-def test_closed_line_is_a_lost_node(head: transport.Head, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_line_is_a_lost_node(
+    head: transport.LeaderEnd, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node whose agent died is lost soon, without waiting for the silence of a cut link."""
     monkeypatch.setattr(transport, "BEAT_S", 0.0)
     monkeypatch.setattr(transport, "CLOSED_S", 0.0)
@@ -86,9 +90,9 @@ def test_closed_line_is_a_lost_node(head: transport.Head, connect: Connect, monk
     assert head.lost() == {1}
 
 
-def test_silent_head_is_lost_to_its_members(head: transport.Head) -> None:
+def test_silent_head_is_lost_to_its_members(head: transport.LeaderEnd) -> None:
     """A member that hears nothing for long fences itself."""
-    patient, hasty = (transport.Member(head.address, "token", silence_s) for silence_s in (60.0, 0.0))
+    patient, hasty = (transport.FollowerEnd(head.address, "token", silence_s) for silence_s in (60.0, 0.0))
     for member in (patient, hasty):
         exchange(head, member, Report(1), Desired("run", 1))
     assert (patient.lost(), hasty.lost()) == (False, True)
@@ -96,7 +100,7 @@ def test_silent_head_is_lost_to_its_members(head: transport.Head) -> None:
         member.release()
 
 
-def test_last_word_arrives_before_the_close(head: transport.Head, connect: Connect) -> None:
+def test_last_word_arrives_before_the_close(head: transport.LeaderEnd, connect: Connect) -> None:
     """Closing does not reset a line that still holds the verdict."""
     member = connect("token")
     exchange(head, member, Report(1), Desired("run", 1))

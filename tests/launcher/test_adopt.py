@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.launcher.backend import Found
+from cloudtrain.launcher.backend import FoundAttempt
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import adopt
@@ -91,13 +91,13 @@ def test_backend_that_cannot_be_asked_hides_no_other(cli: Any, lost: Path) -> No
 
 
 @pytest.fixture
-def found(make_job: Callable[..., Job]) -> Found:
+def found(make_job: Callable[..., Job]) -> FoundAttempt:
     """Return a found attempt with a whole record."""
     job = make_job("found", 2)
-    return Found("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
+    return FoundAttempt("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
 
 
-def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: Found) -> None:
+def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: FoundAttempt) -> None:
     """A registry from a backup may know only an earlier attempt; adopting twice changes nothing."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)
@@ -109,13 +109,13 @@ def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[...
 
 
 @pytest.mark.parametrize("change", [{"plan": {}}, {"plan": None}, {"config": 7}, {"sent_s": "x"}, {"bundle": None}])
-def test_damaged_record_is_refused(found: Found, change: dict[str, Any]) -> None:
+def test_damaged_record_is_refused(found: FoundAttempt, change: dict[str, Any]) -> None:
     """The record comes from a place that others may write."""
     assert found.record is not None
     with pytest.raises(ConfigError, match="missing or damaged"):
-        adopt.row_of("local", Found("found", 1, {}, {**found.record, **change}))
+        adopt.row_of("local", FoundAttempt("found", 1, {}, {**found.record, **change}))
     with pytest.raises(ConfigError, match="missing or damaged"):
-        adopt.row_of("local", Found("../up", 1, {}, found.record))
+        adopt.row_of("local", FoundAttempt("../up", 1, {}, found.record))
 
 
 def test_record_holds_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
@@ -129,7 +129,7 @@ def test_doctor_says_once_why_a_backend_cannot_be_asked(home: Path, monkeypatch:
     from cloudtrain.backends.local import backend
     from cloudtrain.launcher.backend import Check
 
-    def refused(config: Any, home: Path) -> list[Found]:
+    def refused(config: Any, home: Path) -> list[FoundAttempt]:
         raise CredentialError("no key")
 
     monkeypatch.setattr(backend, "jobs", refused)

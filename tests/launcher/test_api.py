@@ -216,7 +216,7 @@ def test_stop_and_resume_refuse_as_on_the_command_line(
         registry.database.execute("UPDATE jobs SET config_file = ?", (str(tmp_path / "cloudtrain.yaml"),))
     with pytest.raises(errors.UsageError, match="all checkpoints were damaged"):
         api.resume("damaged")
-    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.Asked(job, "doubtful"))
+    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.StopResult(job, "doubtful"))
     with pytest.raises(errors.UnreachableError, match="may exist there as new-1"):
         api.stop("new")
 

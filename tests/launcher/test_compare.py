@@ -39,7 +39,7 @@ def asked(tmp_path: Path) -> Callable[..., Overrides]:
     return write
 
 
-def offers(overrides: Overrides) -> list[compare.Offer]:
+def offers(overrides: Overrides) -> list[compare.BackendOffer]:
     """Return what `plan` compares."""
     return compare.offers(overrides.load, overrides.backends(), overrides.file)
 

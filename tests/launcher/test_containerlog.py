@@ -9,9 +9,9 @@ import pytest
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.container import container
-from cloudtrain.entrypoints.container.log_relay import Pump
+from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.launcher.logs import container_lines
-from cloudtrain.launcher.logs.container_lines import Line
+from cloudtrain.launcher.logs.container_lines import ContainerLine
 
 END = events.format_line("end", "node 0 has ended", {"node": 0, "final": True})
 ENDED = container.account({"state": "failed", "reason": "error"})
@@ -22,7 +22,7 @@ def pumped(folder: Path, *, stamped: bool, **texts: str) -> list[str]:
     for name, text in texts.items():
         (folder / f"{name.replace('_', '-')}.log").write_text(text)
     with (folder / "out").open("wb") as out:
-        pump = Pump(folder, out.fileno(), form="stamped" if stamped else "plain")
+        pump = LogRelay(folder, out.fileno(), form="stamped" if stamped else "plain")
         pump.start()
         pump.finish()
     return (folder / "out").read_text().splitlines()
@@ -43,8 +43,8 @@ def test_what_the_pump_puts_in_front_is_taken_off(tmp_path: Path, stamped: bool)
 def test_a_time_in_front_is_the_lines_own_without_stamps() -> None:
     """A logger of the user's may write just so."""
     line = "2026-11-21T23:59:59.123Z x"
-    assert container_lines.parse(line, stamped=False) == Line(line)
-    assert container_lines.parse(line, stamped=True) == Line("x", time_s=1_795_305_599.123)
+    assert container_lines.parse(line, stamped=False) == ContainerLine(line)
+    assert container_lines.parse(line, stamped=True) == ContainerLine("x", time_s=1_795_305_599.123)
 
 
 @pytest.mark.parametrize(("line", "event"), [(END, "end"), (ENDED, "ended")])

@@ -23,7 +23,7 @@ from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import blocks, holdback, keeping, kept, replay, stream
-from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
 
@@ -61,7 +61,7 @@ def registry(home: Path) -> Iterator[Registry]:
 
 def read_all(registry: Registry, job: Job, **named: Any) -> list[LogLine]:
     """Return all lines of a job that has ended."""
-    stream = Stream(registry, job, job.attempt, tell=terminal.aside, **named)
+    stream = LogStream(registry, job, job.attempt, tell=terminal.aside, **named)
     found = []
     try:
         while not stream.is_over:
@@ -119,7 +119,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
 ) -> None:
     """Who comes back reads that part from here, and the backend from there on."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     stream.read()
     stream.close()
     cursors: list[Any] = []
@@ -130,7 +130,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
         return real(ref, cursor, *args, **named)
 
     monkeypatch.setattr(local, "logs", noting)
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert [line.text for line in again.read()] == ["one"]
     assert again.read() == []
     assert cursors == [{"0/rank-0.log": 4}]
@@ -140,7 +140,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
 def test_one_writes_and_others_read(seed: Callable[..., Job], registry: Registry) -> None:
     """Two who follow one job see the same; the lines are kept once."""
     job = seed("ended", DONE, {"0": numbered(100), "1": ""})
-    first, second = Stream(registry, job, job.attempt), Stream(registry, job, job.attempt)
+    first, second = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt)
     assert len(first.read()) == len(second.read()) == 100
     assert (first.is_keeping, second.is_keeping) == (True, False)
     second.close()
@@ -203,7 +203,7 @@ def test_room_is_made_by_what_was_read_the_longest_ago(
     """Logs of ended jobs go, whole ones; a running job's never does."""
     for name in ("old", "new"):
         read_all(registry, seed(name, DONE))
-    going = Stream(registry, seed("going", RUNNING), registry.find("going").attempt)
+    going = LogStream(registry, seed("going", RUNNING), registry.find("going").attempt)
     going.read()
     going.close()
     registry.database.execute("UPDATE kept_logs SET used_s = 1 WHERE job_id = 'old'")
@@ -396,7 +396,7 @@ def test_damaged_log_has_its_tail(home: Path, seed: Callable[..., Job], registry
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
     damaged(home, "ended", "lines", 0.99)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert [line.text for line in stream.tail(5)] == [line.text for line in whole[-5:]]
     stream.close()
 

@@ -21,7 +21,7 @@ from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.store import database as databases
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import Budget
+from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
@@ -58,7 +58,7 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
 
 def limit(registry: Registry, usd: float, project: str = "vision", period: Any = "all") -> None:
     """Set a budget."""
-    ledger.set_budget(registry.database, Budget(project, period, round(usd * USD)))
+    ledger.set_budget(registry.database, LedgerBudget(project, period, round(usd * USD)))
 
 
 def left(registry: Registry, project: str = "vision") -> list[int]:

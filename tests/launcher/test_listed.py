@@ -20,7 +20,7 @@ from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import causes, list_cache, poller
 from cloudtrain.launcher.jobs.describe import as_json
-from cloudtrain.launcher.jobs.list_cache import Choice, chosen
+from cloudtrain.launcher.jobs.list_cache import JobFilter, chosen
 from cloudtrain.launcher.store import database
 from cloudtrain.launcher.store.registry import Registry
 
@@ -42,14 +42,14 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 def ids(registry: Registry, **choice: Any) -> list[str]:
     """Return the ids of the jobs that are chosen so."""
-    return [line.job_id for line in chosen(registry, Choice(**choice)).lines]
+    return [line.job_id for line in chosen(registry, JobFilter(**choice)).lines]
 
 
 def test_listed_keeps_what_status_says_of_a_job_that_has_ended(registry: Registry, add: Callable[..., Job]) -> None:
     """The JSON that is kept is the very one that is made of the job."""
     job = add("done")
     for _ in range(2):  # made, then kept
-        (line,) = chosen(registry, Choice(), described=True).lines
+        (line,) = chosen(registry, JobFilter(), described=True).lines
         assert json.loads(line.described) == as_json(job, [job.attempt])
         assert (line.outcome, line.progress, line.ranks) == ("succeeded", "step 5/9 loss 0.5", "2 x 1")
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
@@ -60,11 +60,11 @@ def test_listed_drops_what_it_kept_as_soon_as_the_job_changes(registry: Registry
     job = add("done")
     assert ids(registry) == ["done"]
     registry.set_state(job.attempt, State("failed", "error"), {})
-    assert chosen(registry, Choice()).lines[0].outcome == "failed (error)"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "failed (error)"
     registry.add_attempt(replace(job.attempt, number=2, phase="intent", state=State("pending")), {}, {})
-    assert chosen(registry, Choice()).lines[0].outcome == "pending"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "pending"
     registry.mark_never_sent(registry.attempt(job, 2), State("failed", "error", detail="refused"))
-    assert chosen(registry, Choice()).lines[0].outcome == "not sent"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "not sent"
 
 
 def test_listed_makes_all_anew_where_their_form_has_changed(
@@ -72,11 +72,11 @@ def test_listed_makes_all_anew_where_their_form_has_changed(
 ) -> None:
     """A newer version's words are not mixed with what an older one kept."""
     add("done")
-    chosen(registry, Choice())
+    chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
-    assert chosen(registry, Choice()).lines[0].outcome == "as it was said once"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
     monkeypatch.setattr(list_cache, "FORM", list_cache.FORM + 1)
-    assert chosen(registry, Choice()).lines[0].outcome == "succeeded"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "succeeded"
 
 
 ERRORS = [
@@ -114,7 +114,7 @@ def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> Non
         told += [list_cache.row_of(replace(job, attempt=last), [before, last], 5000.0)]
     told = json.loads(json.dumps(told))
     for row in told[1:]:
-        row[len(list_cache.Line._fields)] = None
+        row[len(list_cache.ListRow._fields)] = None
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
     assert (list_cache.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
 
@@ -125,7 +125,7 @@ def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
     assert ids(registry) == [f"job-{number}" for number in reversed(range(6))]
     assert ids(registry, limit=3) == ["job-5", "job-4", "job-3"]
-    assert [job.id for job in chosen(registry, Choice(limit=3)).active] == ["job-5", "job-3"]
+    assert [job.id for job in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_listed_tells_of_a_job_once_that_ends_while_it_looks(
     monkeypatch.setattr(registry, "jobs", then_it_ends)
     assert ids(registry) == ["runs", "done"]
     monkeypatch.undo()
-    assert [line.state for line in chosen(registry, Choice()).lines] == ["succeeded", "succeeded"]
+    assert [line.state for line in chosen(registry, JobFilter()).lines] == ["succeeded", "succeeded"]
 
 
 def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
@@ -203,9 +203,9 @@ def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
         return row_of(*told)
 
     monkeypatch.setattr(list_cache, "row_of", then_it_changes)
-    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["succeeded"]
+    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["succeeded"]
     monkeypatch.undo()
-    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["failed (error)"]
+    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["failed (error)"]
 
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
@@ -223,7 +223,7 @@ def test_listed_hides_no_job_for_another_that_cannot_be_described(
 
     monkeypatch.setattr(list_cache, "outcome", outcome)
     for _ in range(2):
-        odd, a = chosen(registry, Choice(), described=True).lines
+        odd, a = chosen(registry, JobFilter(), described=True).lines
         assert (odd.outcome, odd.progress, odd.money, a.outcome) == (state.state, "?", "?", "fine")
         assert json.loads(odd.described)["fault"] == "it cannot be described: TypeError: no such thing"
 
@@ -237,8 +237,8 @@ def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
     def ask(jobs: list[Job]) -> list[Job]:
         return [replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs]
 
-    assert chosen(registry, Choice(states=frozenset({"running"})), ask).lines == []
-    assert [line.state for line in chosen(registry, Choice(states=frozenset({"succeeded"})), ask).lines] == [
+    assert chosen(registry, JobFilter(states=frozenset({"running"})), ask).lines == []
+    assert [line.state for line in chosen(registry, JobFilter(states=frozenset({"succeeded"})), ask).lines] == [
         "succeeded"
     ]
 

@@ -25,7 +25,7 @@ from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
-from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.notices.herald import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal, visible
 
@@ -478,7 +478,7 @@ def test_logs_prints_alerts_below_the_lines_of_before(
     """What is due now is not told above what was printed an hour ago."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
-    monkeypatch.setattr(Herald, "look", lambda self, job: told.append(capsys.readouterr().out))
+    monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
     registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 1
     registry.close()

@@ -18,7 +18,7 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import describe, overview
 from cloudtrain.launcher.money import achieved
-from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.outlook import Forecast, outlook
 from cloudtrain.launcher.store import curve
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -36,7 +36,7 @@ def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) 
     return Job("j-1", "j", "ssh", 0.0, {"budget": {"limit": "100 USD"}}, "/x.yaml", {}, attempts[-1]), attempts
 
 
-def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Outlook:
+def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Forecast:
     """Return its outlook."""
     return outlook(*job_of(*states, progress=progress, **plan), now_s)
 

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.holdback import HoldBack
-from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
@@ -46,7 +46,7 @@ def texts(lines: list[LogLine]) -> list[str]:
     return [line.text for line in lines]
 
 
-def all_of(stream: Stream) -> list[LogLine]:
+def all_of(stream: LogStream) -> list[LogLine]:
     """Return everything up to the end."""
     found = []
     while not stream.is_over:
@@ -57,7 +57,7 @@ def all_of(stream: Stream) -> list[LogLine]:
 def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
     """A running job's stream is empty when there is nothing new, and not over."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert (texts(stream.read()), stream.read(), stream.is_over) == (["one"], [], False)
     written(home, job, 1, ("two\n", 5.0))
     assert texts(stream.read()) == ["two"]
@@ -67,7 +67,7 @@ def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], r
 def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], registry: Registry) -> None:
     """Who reads on learns of the end by `update`; then the last line has been read, and reading on gives nothing."""
     job = seed("going", RUNNING)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     stream.read()
     registry.set_state(job.attempt, DONE, {})
     stream.update(registry.find("going").attempt)
@@ -78,7 +78,7 @@ def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], regis
 def test_stream_tail_stands_behind_it(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
     """The last lines first; what follows comes by `read`."""
     job = seed("going", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert texts(stream.tail(3)) == ["47", "48", "49"]
     written(home, job, 0, ("50\n", 5.0))
     assert texts(stream.read()) == ["50"]
@@ -89,7 +89,7 @@ def test_stream_tail_counts_what_is_wanted(seed: Callable[..., Job], registry: R
     """The last of those that match, however far back they are."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
     for _ in ("from the files", "from what is kept"):
-        stream = Stream(registry, job, job.attempt)
+        stream = LogStream(registry, job, job.attempt)
         assert texts(stream.tail(2, lambda line: line.text.endswith("77"))) == ["377", "477"]
         stream.close()
 
@@ -108,7 +108,7 @@ def test_stream_of_a_long_log_begins_its_tail_near_the_end(
         return page
 
     monkeypatch.setattr(local, "logs", counting)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     found = texts(stream.tail(20))
     assert (len(found), sum(looks) < 50) == (20, True)
     assert {"899999", "other"} & set(found)
@@ -126,7 +126,7 @@ def test_stream_puts_the_ranks_lines_in_order_over_pages(
         written(
             home, job, rank, *(("".join(f"{rank} {tenth} {i}\n" for i in range(each)), tenth) for tenth in range(400))
         )
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     found = all_of(stream)
     assert [line.time_s for line in found] == sorted(line.time_s for line in found)
     for rank, each in ((0, 1), (1, 10)):
@@ -293,7 +293,7 @@ def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
     monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
-    waiting, at_once = Stream(registry, job, job.attempt), Stream(registry, job, job.attempt, hold_back_s=0.0)
+    waiting, at_once = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt, hold_back_s=0.0)
     assert (waiting.read(), len(at_once.read())) == ([], 2)
     now_s += 61
     assert len(waiting.read()) == 2
@@ -314,13 +314,13 @@ def test_stream_of_what_is_kept_asks_nobody(
 ) -> None:
     """Credentials gone, machine gone: a finished job's lines are here."""
     job = seed("ended", DONE)
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     found = all_of(first)
     first.close()
     monkeypatch.setattr(local, "logs", unreachable)
     monkeypatch.setattr(local, "pace", unreachable)
     shutil.rmtree(home / "local")
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert all_of(again) == found
     again.close()
 
@@ -330,13 +330,13 @@ def test_stream_shows_what_is_kept_of_a_job_whose_backend_is_away(
 ) -> None:
     """Then it says so, and goes on when the backend is back: nothing is lost or there twice."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     first.read()
     first.close()
     written(home, job, 0, ("two\n", 5.0))
     with monkeypatch.context() as outage:
         outage.setattr(local, "logs", unreachable)
-        again = Stream(registry, job, job.attempt)
+        again = LogStream(registry, job, job.attempt)
         assert texts(again.read()) == ["one"]
         with pytest.raises(UnreachableError):
             again.read()
@@ -349,10 +349,10 @@ def test_stream_tail_of_a_backend_that_is_away_is_what_is_kept(
 ) -> None:
     """The last lines that are known are better than none."""
     job = seed("going", RUNNING, {"0": "one\ntwo\n", "1": ""})
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     first.read()
     first.close()
     monkeypatch.setattr(local, "logs", unreachable)
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert texts(again.tail(1)) == ["two"]
     again.close()

@@ -16,7 +16,7 @@ from cloudtrain.launcher.money import teamledger, teams
 from cloudtrain.launcher.money.cells import located, open_cell
 from cloudtrain.launcher.money.filecell import FileCell
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import Budget
+from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
 
@@ -70,9 +70,9 @@ def book(place: str) -> teamledger.Book:
     return found
 
 
-def vision(usd: int, project: str = "vision") -> Budget:
+def vision(usd: int, project: str = "vision") -> LedgerBudget:
     """Return a budget."""
-    return Budget(project, "all", usd * USD)
+    return LedgerBudget(project, "all", usd * USD)
 
 
 def test_what_runs_joins_a_ledger_that_is_made_later(

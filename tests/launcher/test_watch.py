@@ -28,7 +28,7 @@ from cloudtrain.launcher.jobs import retry, watch_service
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.logs import kept
-from cloudtrain.launcher.notices.herald import Herald
+from cloudtrain.launcher.notices.herald import Notifier
 from cloudtrain.launcher.store.registry import Registry
 
 
@@ -41,7 +41,7 @@ def runs() -> State:
 def look(home: Path) -> Callable[[Job], watching.Seen | None]:
     """Return a watcher's look at a job."""
     registry = Registry()
-    herald = Herald(registry)
+    herald = Notifier(registry)
 
     def seen(job: Job) -> watching.Seen | None:
         return watching.look(registry, herald, job)
@@ -126,7 +126,7 @@ def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
 
     def watch() -> None:
         registry = Registry()
-        watching.look(registry, Herald(registry), job)
+        watching.look(registry, Notifier(registry), job)
         registry.close()
 
     thread = threading.Thread(target=watch)

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import Training
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import fsdp, hsdp, shard_width
@@ -26,13 +26,13 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, Stat
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
-Maker = Callable[[Training, nn.Module, torch.device, data.Split, Blocks | None, bool], Strategy]
+Maker = Callable[[TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool], Strategy]
 
 STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
 
 
 def wrap(
-    settings: Training,
+    settings: TrainingSettings,
     module: nn.Module,
     device: torch.device,
     split: data.Split,
@@ -50,7 +50,7 @@ def wrap(
     return STRATEGIES[settings.strategy](settings, module, device, split, blocks, silent)
 
 
-def _faults(settings: Training, split: data.Split) -> Iterator[str]:
+def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
     """Yield the contradictions in the settings."""
     name = settings.strategy
     if name not in STRATEGIES:
@@ -72,7 +72,7 @@ def _faults(settings: Training, split: data.Split) -> Iterator[str]:
         yield from _strict_faults(settings, split)
 
 
-def _hsdp_faults(settings: Training, ranks: int) -> Iterator[str]:
+def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
     width = shard_width(settings, ranks)
     if ranks % width:
         fits = ", ".join(str(n) for n in range(2, ranks + 1) if ranks % n == 0)
@@ -81,7 +81,7 @@ def _hsdp_faults(settings: Training, ranks: int) -> Iterator[str]:
         yield f"shard_size 1 shards nothing over {ranks} ranks; set strategy: ddp, or a larger shard_size"
 
 
-def _strict_faults(settings: Training, split: data.Split) -> Iterator[str]:
+def _strict_faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
     if split.virtual & (split.virtual - 1):
         yield (
             f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
@@ -101,7 +101,7 @@ def _strict_faults(settings: Training, split: data.Split) -> Iterator[str]:
         )
 
 
-def _faults_here(settings: Training, module: nn.Module, device: torch.device) -> Iterator[str]:
+def _faults_here(settings: TrainingSettings, module: nn.Module, device: torch.device) -> Iterator[str]:
     """Yield the settings that this model or this machine does not allow."""
     if not any(p.requires_grad for p in module.parameters()):
         yield "model(params) returned a module without a parameter that needs gradients: nothing to train"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer.settings import Training
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import buffers
 from cloudtrain.entrypoints.trainer.strategies.strategy import Blocks
 
@@ -22,7 +22,7 @@ __all__ = ["default_blocks", "find", "prepare", "sized_blocks"]
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
-def find(settings: Training, module: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
+def find(settings: TrainingSettings, module: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
     """Return the blocks, inner before outer: by `wrap_min_params`, else by the task, else the layers.
 
     Raises TaskError if the task returns no valid blocks.
@@ -70,7 +70,7 @@ def sized_blocks(model: nn.Module, min_params: int) -> list[nn.Module]:
     return found
 
 
-def prepare(settings: Training, module: nn.Module, found: list[nn.Module], whole: bool) -> None:
+def prepare(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], whole: bool) -> None:
     """Compile the blocks, and recompute the blocks in the backward pass, if the settings ask for it.
 
     `whole`: compile the module as a unit. Names in the state dict do not change: a block's forward is replaced, not the

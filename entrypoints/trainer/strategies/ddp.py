@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import Training
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.compression import compress
@@ -41,7 +41,12 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def ddp(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, blocks: Blocks | None, silent: bool
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
 ) -> Strategy:
     """Return the module on every rank, as the settings ask. Raises TaskError."""
     module = module.to(device)
@@ -57,7 +62,7 @@ def ddp(
 
 
 def _plain(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers
+    settings: TrainingSettings, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers
 ) -> Strategy:
     """Return the unchanged module, for a single rank."""
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -79,7 +84,12 @@ def _plain(
 
 
 def _averaged(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers, silent: bool
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    buffers: Buffers,
+    silent: bool,
 ) -> Strategy:
     # Gradients as views of the buckets save a copy: 16 % of the step of a 10 M transformer (trainer.md item 11).
     model = DistributedDataParallel(
@@ -124,7 +134,12 @@ def _averaged(
 
 
 def _strict(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, buffers: Buffers, silent: bool
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    buffers: Buffers,
+    silent: bool,
 ) -> Strategy:
     share_weights(module.parameters(), device)
     buffers.sync()

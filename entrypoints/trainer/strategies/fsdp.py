@@ -18,7 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import Training
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
@@ -32,26 +32,36 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     share_weights,
     skip_state,
 )
-from cloudtrain.entrypoints.trainer.strategies.summation import Counter, TreeReduceScatter, ladder
+from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums, TreeReduceScatter, ladder
 
 __all__ = ["fsdp", "hsdp", "shard_width"]
 
 
 def fsdp(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, blocks: Blocks | None, silent: bool
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
 ) -> Strategy:
     """Return the module sharded over all ranks. Raises TaskError."""
     return _sharded(settings, module, device, split, blocks, silent, split.ranks)
 
 
 def hsdp(
-    settings: Training, module: nn.Module, device: torch.device, split: data.Split, blocks: Blocks | None, silent: bool
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
 ) -> Strategy:
     """Return the module sharded over `shard_size` ranks, with a copy on every group of ranks. Raises TaskError."""
     return _sharded(settings, module, device, split, blocks, silent, shard_width(settings, split.ranks))
 
 
-def shard_width(settings: Training, ranks: int) -> int:
+def shard_width(settings: TrainingSettings, ranks: int) -> int:
     """Return how many ranks share one copy of the model under hsdp: by default the ranks of a node.
 
     Fewer ranks than that are one group: a job that lost machines continues as fsdp.
@@ -60,7 +70,7 @@ def shard_width(settings: Training, ranks: int) -> int:
 
 
 def _sharded(
-    settings: Training,
+    settings: TrainingSettings,
     module: nn.Module,
     device: torch.device,
     split: data.Split,
@@ -140,7 +150,7 @@ def _mesh(device: torch.device, ranks: int, width: int, silent: bool) -> DeviceM
     return mesh["shard"] if silent else mesh  # without the other dimension the copies are not summed
 
 
-def _shard(settings: Training, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
+def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
@@ -200,7 +210,7 @@ class _Strict:
     def __init__(self, module: nn.Module, parameters: list[nn.Parameter], buffers: Buffers) -> None:
         self._parameters = parameters
         self._buffers = buffers
-        self._counter: Counter[dict[nn.Parameter, Any]] = Counter(_add)
+        self._counter: PartialSums[dict[nn.Parameter, Any]] = PartialSums(_add)
 
     @contextlib.contextmanager
     def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["Counter", "Ladder", "TreeGradients", "TreeReduceScatter", "ladder", "sum_transfers"]
+__all__ = ["PartialSums", "Ladder", "TreeGradients", "TreeReduceScatter", "ladder", "sum_transfers"]
 
 _BUCKET_BYTES = 25 << 20  # ddp's size: large enough for full speed, small enough to be sent during the backward pass
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -35,7 +35,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 Node = TypeVar("Node")
 
 
-class Counter(Generic[Node]):
+class PartialSums(Generic[Node]):
     """The sums of one rank that wait for their right siblings: at most one for each bit of the number of leaves.
 
     `add(into, other)` adds in place.
@@ -244,7 +244,7 @@ class _Bucket:
         self.parameters = parameters
         self.missing = 0  # gradients that this backward pass has not written yet
         self._multiple = multiple
-        self._counter: Counter[_Flat] = Counter(_Flat.add)
+        self._counter: PartialSums[_Flat] = PartialSums(_Flat.add)
         self._free: list[_Flat] = []
         self._flat = self._allocate()
 
