@@ -59,7 +59,9 @@ except OSError as error:
 """
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # every shell reads such a path without quotes
 
-_START = "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints import starting; sys.exit(starting.main())"
+_START = (
+    "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints.agent import starting; sys.exit(starting.main())"
+)
 
 
 def make(ask: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ A rank can be stuck without a collective's timeout: in a data loader on a dead n
 script. So each step calls `beat`, which touches the rank's file about once a second, and boot polls the files
 (`Watch`). Any script may call `beat` too:
 
-    from cloudtrain.entrypoints import heartbeat
+    from cloudtrain.entrypoints.rank import heartbeat
     heartbeat.beat()
 
 A rank that never beats is never judged. Standard library only.

@@ -249,7 +249,7 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
     shown = cli("submit", "--dry-run", cwd=folder).stderr
     _, _, text = shown.partition("CLOUDTRAIN_ORDER in the request, decoded:\n")
     text, below, plan = text.partition("\n}\n")  # the plan comes last: the order fills more than a screen
-    assert (json.loads(text + below), plan.startswith("1 instance x 1 = 1 rank")) == (order, True)
+    assert (json.loads(text + below), plan.startswith("azureml: 1 instance x 1 = 1 rank")) == (order, True)
     assert plan.endswith("dry run: nothing was sent\n")
 
 

@@ -53,7 +53,7 @@ os._exit(0)
 # Rank 1 stands still in its first start, where no collective would miss it.
 HANG = """
 import os, time
-from cloudtrain.entrypoints import heartbeat
+from cloudtrain.entrypoints.rank import heartbeat
 
 def stand_still():
     time.sleep(600)

@@ -247,7 +247,7 @@ def test_failed_download_leaves_nothing(brisk: None, store: Azure, file: Path) -
 KILLED = """
 import os, sys, threading, time
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import azureblob, mirror
+from cloudtrain.entrypoints.stores import azure_blob as azureblob, mirror
 azureblob._BLOCK_BYTES = 1 << 20
 mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
@@ -596,7 +596,7 @@ def test_without_the_packages_is_said_what_to_install(missing: str, monkeypatch:
 LOUD = """
 import os, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import azureaccess, mirror
+from cloudtrain.entrypoints.stores import azure_access as azureaccess, mirror
 azureaccess.ATTEMPTS, azureaccess.PAUSE_S = 2, 0.01
 place = mirror.open_mirror(sys.argv[1])
 for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):
@@ -631,7 +631,7 @@ def test_sdk_says_nothing_in_the_job_s_log(store: Azure, tmp_path: Path) -> None
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import mirror
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
@@ -737,7 +737,7 @@ def test_killed_run_resumes_from_a_container_to_the_bit(
     One call in five fails on the way.
     """
     # Before the kill: rank 0's checkpoint has reached the container, however slow that is today.
-    wait = """            from cloudtrain.entrypoints.checkpoints import mirror
+    wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
                     break

@@ -282,7 +282,7 @@ def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: 
     (tmp_path / "train.py").write_text(DONE_BUT_STAYS)
     run = {"kind": "script", "target": "train.py", "args": []}
     atomic_json.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
-    code = "from cloudtrain.entrypoints import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
+    code = "from cloudtrain.entrypoints.agent import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
     env = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=90)
     assert (done.returncode, atomic_json.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr

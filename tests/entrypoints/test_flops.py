@@ -101,7 +101,7 @@ def test_what_is_computed_again_is_not_counted() -> None:
 # Counting goes wrong without a word: the module would run on, uncompiled.
 COMPILED = """
 import torch
-from cloudtrain.entrypoints import flops
+from cloudtrain.entrypoints.trainer import flops
 calls = 0
 def backend(graph, _):
     def run(*args):

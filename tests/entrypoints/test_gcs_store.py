@@ -237,8 +237,8 @@ def test_failed_download_leaves_nothing(brisk: None, store: Google, file: Path) 
 KILLED = """
 import sys
 from pathlib import Path
-from cloudtrain.entrypoints import googlestorage
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import google_storage as googlestorage
+from cloudtrain.entrypoints.stores import mirror
 googlestorage.CHUNK_BYTES = googlestorage.SINGLE_BYTES = 1 << 20
 mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
@@ -571,7 +571,7 @@ def test_machine_without_google_s_packages_needs_none(store: Google, metadata: A
     """As in an image of PyTorch's: the standard library is all that is imported."""
     (tmp_path / "file").write_bytes(b"some bytes")
     text = (
-        "import sys; from pathlib import Path; from cloudtrain.entrypoints.checkpoints import mirror\n"
+        "import sys; from pathlib import Path; from cloudtrain.entrypoints.stores import mirror\n"
         "sys.modules.update(dict.fromkeys(('google.auth', 'requests', 'urllib3')))\n"
         "mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), 'name')"
     )
@@ -630,7 +630,7 @@ def test_first_writer_wins_where_it_should(brisk: None, store: Google, file: Pat
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import mirror
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
@@ -718,7 +718,7 @@ def test_killed_run_resumes_from_a_bucket_to_the_bit(store: Google, trained: Mod
     One call in five fails on the way.
     """
     # Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
-    wait = """            from cloudtrain.entrypoints.checkpoints import mirror
+    wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
                     break

@@ -27,7 +27,7 @@ ALICE, BOB = 54321, 54322  # numbers that no login has
 HOLD = """
 import json, os, pwd, sys
 from pathlib import Path
-from cloudtrain.entrypoints import gpulocks
+from cloudtrain.entrypoints.agent import gpulocks
 folder, names, uid, about = sys.argv[1:]
 os.umask(0o077)
 if int(uid) != os.getuid():
@@ -163,7 +163,7 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
 def test_a_look_takes_no_lock_from_anybody(open_folder: Path) -> None:
     """Taking goes through while others look all the time."""
     looker = (
-        "import sys; from pathlib import Path; from cloudtrain.entrypoints import gpulocks; print(flush=True)\n"
+        "import sys; from pathlib import Path; from cloudtrain.entrypoints.agent import gpulocks; print(flush=True)\n"
         "while True: gpulocks.holders(Path(sys.argv[1]))"
     )
     gpulocks.take(open_folder, [GPU], {}).release()

@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.rank.heartbeat import Watch
 # Beats once, then stands still in a function whose name must be in the log.
 STUCK = """
 import time
-from cloudtrain.entrypoints import heartbeat
+from cloudtrain.entrypoints.rank import heartbeat
 def stand_still():
     time.sleep(60)
 heartbeat.beat()

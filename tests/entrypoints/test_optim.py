@@ -25,7 +25,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from cloudtrain.entrypoints import optim
+from cloudtrain.entrypoints.trainer import optim
 from cloudtrain.entrypoints.trainer.settings import Optimizer
 
 rank = int(sys.argv[1])

@@ -37,7 +37,7 @@ from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher.logs import blocks, kept
 from cloudtrain.launcher.logs.stream import Stream
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.entrypoints import nodelogs
+from cloudtrain.entrypoints.agent import node_logs as nodelogs
 blocks.BLOCK_BYTES, kept.COMMIT_BYTES, kept.COMMIT_S = 2000, 1, 0.0
 nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
 registry = Registry()

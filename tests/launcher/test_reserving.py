@@ -27,7 +27,7 @@ from pathlib import Path
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
+from cloudtrain.launcher.store import ledger; from cloudtrain.launcher.jobs import reserve as reserving; from cloudtrain.launcher.money import teamledger, teams
 from cloudtrain.launcher.store.budgets import Budget
 from cloudtrain.launcher.money.cells import located, open_cell
 from cloudtrain.launcher.jobs.refresh import refresh
