@@ -238,7 +238,7 @@ def _traceback(error: BaseException) -> str:
 
 def _without_ours(error: BaseException) -> list[str]:
     """Return the traceback without cloudtrain's frames; files of the user's code have relative paths."""
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parents[1])
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
     frames = [f for f in frames if f.filename != runpy.__file__]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []

@@ -19,7 +19,7 @@ LIBRARY = "smdistributed.dataparallel.torch.torch_smddp"
 
 def main() -> None:
     """Import the library, then run the script like `python SCRIPT`; exit with a message if the library is missing."""
-    bundle = Path(__file__).resolve().parents[3]
+    bundle = Path(__file__).resolve().parents[4]
     script = bundle / os.environ["CLOUDTRAIN_SCRIPT"]
     sys.argv[0] = str(script)
     sys.path[0] = str(script.parent)

@@ -168,7 +168,8 @@ def test_communication_of_ddp_is_known_from_the_second_step() -> None:
 def test_peak_memory_is_this_process_alone() -> None:
     """A process started by a big one does not inherit its peak, as getrusage would have it."""
     block = bytearray(b"x") * 200_000_000
-    code = "from cloudtrain.entrypoints.trainer import metrics; import torch; print(metrics.peak_memory(torch.device('cpu')))"
+    code = "from cloudtrain.entrypoints.trainer.metrics import peak_memory; import torch\n"
+    code += "print(peak_memory(torch.device('cpu')))"
     small = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert 50e6 < small < metrics.peak_memory(torch.device("cpu"))
     assert len(block) < metrics.peak_memory(torch.device("cpu"))

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from cloudtrain.entrypoints.trainer import optim
-from cloudtrain.entrypoints.trainer.settings import Optimizer
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings
 
 rank = int(sys.argv[1])
 torch.set_num_threads(1)
@@ -42,7 +42,7 @@ def counted(*args, **kwargs):
 found = {}
 for mesh_name, mesh in meshes.items():
     for name in optim.OPTIMIZERS:
-        settings = Optimizer(name, lr=0.05, momentum=0.9, weight_decay=0.01, trust_coefficient=0.1)
+        settings = OptimizerSettings(name, lr=0.05, momentum=0.9, weight_decay=0.01, trust_coefficient=0.1)
         torch.manual_seed(0)
         whole = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3), nn.Linear(3, 1, bias=False))
         spread = copy.deepcopy(whole)

@@ -35,14 +35,14 @@ FOLLOWER = """
 import signal, sys
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher.logs import blocks, kept
-from cloudtrain.launcher.logs.stream import Stream
+from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.entrypoints.agent import node_logs as nodelogs
 blocks.BLOCK_BYTES, kept.COMMIT_BYTES, kept.COMMIT_S = 2000, 1, 0.0
 nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
 registry = Registry()
 job = registry.find(sys.argv[1])
-stream = Stream(registry, job, job.attempt)
+stream = LogStream(registry, job, job.attempt)
 signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends it where it stands, as by SIGKILL
 signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
 while not stream.is_over:
