@@ -32,7 +32,7 @@ import os, signal, sys, time
 from pathlib import Path
 from cloudtrain.entrypoints.notices.message import Facts, compose
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.config.channels import ChannelEntry
+from cloudtrain.launcher.store.channels import ChannelEntry
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
 home, url, things, dies = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dies"
 claims.LEASE_S = 2.0

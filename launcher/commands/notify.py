@@ -21,8 +21,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
     """Send a trial message to each place of the config's `notify`; exit code 1 where one does not take it."""
     from cloudtrain.entrypoints.notices.message import Facts, compose
     from cloudtrain.entrypoints.notices.sending import try_all
-    from cloudtrain.launcher.config.channels import entries
     from cloudtrain.launcher.notices.transports import deliver
+    from cloudtrain.launcher.store.channels import entries
 
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))

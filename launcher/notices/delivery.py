@@ -15,10 +15,10 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
-from cloudtrain.launcher.config.channels import ChannelEntry
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.notices import claims
 from cloudtrain.launcher.notices.transports import deliver
+from cloudtrain.launcher.store.channels import ChannelEntry
 from cloudtrain.launcher.store.database import Database
 
 __all__ = ["EXIT_S", "DeliveryThread", "Delivery"]

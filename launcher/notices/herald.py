@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher.config.channels import ChannelEntry, desktop, entries, told_by_job
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Forecast, outlook
 from cloudtrain.launcher.notices import alarm, claims
 from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
+from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, told_by_job
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import say
 

@@ -81,7 +81,7 @@ def _script_options(config: JobConfig) -> dict[str, Any]:
 
 def _notices(plan: Plan, config: JobConfig) -> dict[str, Any]:
     """Return what the job is to tell of by itself (entrypoints/notices/teller.py); its secrets hold the addresses."""
-    from cloudtrain.launcher.config.channels import entries
+    from cloudtrain.launcher.store.channels import entries
 
     found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
     channels = [

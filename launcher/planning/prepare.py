@@ -126,7 +126,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.setup:
         yield f"setup: {len(config.setup)} command{'s' * (len(config.setup) > 1)} on each node before the ranks start"
     if config.notify:
-        from cloudtrain.launcher.config.channels import doubts
+        from cloudtrain.launcher.store.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
     wanted = config.resources.accelerators if config.backend == "local" else None
