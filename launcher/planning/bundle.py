@@ -26,8 +26,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend import Bundle
-from cloudtrain.launcher.config import secret_files
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.planning import secret_files
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -55,8 +55,8 @@ def prepare(
     A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
     `spent_micro` is what earlier attempts have cost at worst, which the budget covers too.
     """
-    from cloudtrain.launcher.config import clearvalues
     from cloudtrain.launcher.config.codenotes import notes_of
+    from cloudtrain.launcher.planning import clear_values
 
     backend = backends.load(config.backend)
     plan = plans.make(config, backend.capacity(config), spent_micro)
@@ -69,7 +69,7 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
-    noticed = () if shipped else (*clearvalues.notes_of(config, config_file), *notes_of(config, folder))
+    noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, and says the same

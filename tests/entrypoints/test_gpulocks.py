@@ -140,7 +140,7 @@ def test_of_many_at_once_one_wins(open_folder: Path) -> None:
     for racer in racers:
         racer.kill()
         racer.communicate()
-    assert sorted(line.partition(":")[0] for line in said) == ["Busy"] * 7 + ["taken"]
+    assert sorted(line.partition(":")[0] for line in said) == ["GpuBusy"] * 7 + ["taken"]
 
 
 def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> None:
@@ -351,7 +351,7 @@ def test_other_users_lock_is_seen_and_respected(open_folder: Path, hold: Hold) -
     alice, said = hold(open_folder, GPU, uid=ALICE, job="x-abcde")
     assert said == "taken"
     _, said = hold(open_folder, GPU, uid=BOB, job="y")
-    assert said.startswith(f"Busy: {GPU}: user {ALICE}'s job x-abcde holds it, since ")
+    assert said.startswith(f"GpuBusy: {GPU}: user {ALICE}'s job x-abcde holds it, since ")
     assert gpulocks.holders(open_folder)[0]["owner"] == f"user {ALICE}"
     alice.kill()
     alice.wait()

@@ -356,7 +356,7 @@ def test_log_fault_without_words_is_told_by_its_name(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise OSError
 
-    monkeypatch.setattr(tails, "Stream", broken)
+    monkeypatch.setattr(tails, "LogStream", broken)
     seed("odd", runs())
     tail = LogTail(home, "odd")
     assert wait_until(lambda: tail.shot().fault) == "OSError"

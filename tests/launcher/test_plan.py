@@ -42,7 +42,9 @@ def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
 
 def test_plan_says_the_ranks_out_loud(planned: Callable[..., Plan]) -> None:
     """The product is written out, so that nobody takes instances for ranks."""
-    lines = planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64").lines()
+    lines = plan_text.lines(
+        planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
+    )
     assert lines[0].startswith("2 instances x 8 = 16 ranks")
 
 
@@ -104,9 +106,9 @@ LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, 
 
 def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> None:
     """Price with source and age, rate, cap, worst case and what is in it, the sums at which somebody is told."""
-    text = planned(
-        "resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED
-    ).lines()
+    text = plan_text.lines(
+        planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
+    )
     assert text[2:3] == ["at most 4h 55m, as long as the budget allows; after 4h 48m it saves and stops"]
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
     assert text[3].endswith(" days old), at worst 21.00 USD")
@@ -120,16 +122,16 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
 
 def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
     """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
-    short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
+    short = plan_text.lines(planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED))
     assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
     timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
-    assert timed.lines()[5:] == [
+    assert plan_text.lines(timed)[5:] == [
         "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
-    alerted = planned(
-        "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED
-    ).lines()
+    alerted = plan_text.lines(
+        planned("budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED)
+    )
     assert alerted[5].endswith(
         "it only sends alerts (on_limit: alert), and ends no job; the worst case is 48.58 USD over it"
     )
@@ -204,24 +206,26 @@ def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
 
 def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan]) -> None:
     """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
-    text = of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED).lines()
+    text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
     assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
     assert "is the reserve for leaving, billing after the end" in text[4]
-    assert "it saves and stops" in of_script("on_stop=save").lines()[1]
+    assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
 
 
 def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable[..., Plan]) -> None:
     """The agent copies the files of `keep`; a name with `!` keeps no file."""
-    assert of_script("keep=[out/]").lines()[1].endswith("the script gets SIGTERM, and the files of `keep` are saved")
-    assert "nothing is saved" in of_script("keep=['!out/']").lines()[1]
+    assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
+        "the script gets SIGTERM, and the files of `keep` are saved"
+    )
+    assert "nothing is saved" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
 def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Callable[..., Plan]) -> None:
     """The vendor's table names a year at most, and the age counts from the begin of the year."""
     source = Rate(2.0, "<=2025 (undated)", "a table").words
-    text = planned(
-        "training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")
-    ).lines()
+    text = plan_text.lines(
+        planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
+    )
     assert "(list price of 2025 or earlier, counted as " in text[3]
 
 

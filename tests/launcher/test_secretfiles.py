@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 from conftest import Cli
 
-from cloudtrain.launcher.config import secret_files
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.planning import secret_files
 
 # Files that an attack got past the bundle, and names of the same kind.
 SECRET_FILES = (

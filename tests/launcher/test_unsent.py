@@ -354,7 +354,7 @@ def test_stop_of_an_ended_local_job_on_a_full_disk(
 def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
     """An agent that lives has to hear of it: the error says why it cannot, and what else there is."""
     (tmp_path / "node-0").write_text("")
-    monkeypatch.setattr(local.nodefolder, "agent_pid", lambda root: 1)
+    monkeypatch.setattr(local.node_folder, "agent_pid", lambda root: 1)
     with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
         local.stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
     assert "--now" in raised.value.hint

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.config import schemafaults, secret_files, yamlfile
+from cloudtrain.launcher.config import schemafaults, yamlfile
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
+from cloudtrain.launcher.planning import secret_files
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
