@@ -198,7 +198,7 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     notice = due(again, look, {"started:2"}, NOW)[0]
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
-    again.attempt.progress |= {"checkpoint_step": None, "saved_s": NOW}  # a newer save, without a step
+    again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
     assert outlook(again, [first, again.attempt], NOW).checkpoint_step is None
 
 
