@@ -95,7 +95,8 @@ class Agent:
         self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
         run = spec["spec"]["run"]
         self.is_task = run["kind"] == "task"
-        self.keeper = None if self.is_task else FileKeeper(self.root / "code", self.checkpoints, run.get("keep", ()))
+        where = self.root / "code", self.checkpoints, run.get("keep", ()), self.root / "log" / "rank-0.log"
+        self.keeper = None if self.is_task else FileKeeper(*where)
         self.teller = _teller(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.get("copies"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import subprocess
 import threading
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import gpus
 
-__all__ = ["EVENT_S", "Figures", "GpuMeter", "figures_of", "lines", "write"]
+__all__ = ["EVENT_S", "Figures", "GpuMeter", "figures_of", "lines"]
 
 EVERY_S, EVENT_S = 15.0, 60.0  # between two measurements, and between two event lines
 MOST_FAILED = 3  # measurements in a row; then the thread ends
@@ -48,7 +47,7 @@ class GpuMeter:
     def tell(self, log: Path, told: Sequence[tuple[int, Figures]]) -> None:
         """Write the ranks' figures into an existing log: at most each EVENT_S seconds, but at once for more ranks."""
         is_due = len(told) > self._told or (told and time.monotonic() >= self._due_s)
-        if is_due and write(log, told):
+        if is_due and events.append(log, lines(told)):
             self._due_s, self._told = time.monotonic() + EVENT_S, len(told)
 
     def finish(self) -> None:
@@ -81,18 +80,6 @@ def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
         some = told[begin : begin + RANKS_A_LINE]
         busy = (f"rank {rank} {'?' if each[0] is None else f'{each[0]:.0f}'} %" for rank, each in some)
         yield events.format_line("gpu", f"gpus: {', '.join(busy)}", {"gpus": [[rank, *each] for rank, each in some]})
-
-
-def write(log: Path, told: Sequence[tuple[int, Figures]]) -> bool:
-    """Append the event lines to an existing log, after ending an incomplete line; return False if the write fails."""
-    # Without O_CREAT: in a container the rank may be another user, who makes the file.
-    with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-        is_open = file.read(1) not in (b"", b"\n")
-        file.write(("\n" * is_open + "\n".join(lines(told)) + "\n").encode())
-        return True
-    return False
 
 
 def _figure(text: str, most: float) -> float | None:

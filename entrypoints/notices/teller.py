@@ -304,5 +304,5 @@ def _progress(log: Path) -> dict[str, Any]:
         if event is not None and event["e"] in ("start", "step", "done"):
             found |= {key: event[key] for key in _FROM_STEP if key in event}
         elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
-            found["checkpoint_step"] = event.get("step")
+            found["checkpoint_step"] = event.get("step", found.get("checkpoint_step"))
     return found

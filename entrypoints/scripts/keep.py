@@ -26,6 +26,7 @@ __all__ = ["FileKeeper", "Unkept", "tell_unkept", "unkept_words"]
 
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
+TELL_S = 5.0  # at least, between two event lines of new checkpoints
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
@@ -47,9 +48,12 @@ class Unkept:
 class FileKeeper:
     """Keeps the files of one node's working directory, over all starts of its ranks."""
 
-    def __init__(self, code: Path, kept: Path, names: Sequence[str]) -> None:
-        """`code` is the working directory, `kept` the checkpoint folder; `!` before a name: the file may be lost."""
-        self._code, self._kept = code, kept
+    def __init__(self, code: Path, kept: Path, names: Sequence[str], log: Path | None = None) -> None:
+        """`code` is the working directory, `kept` the checkpoint folder; `!` before a name: the file may be lost.
+
+        New checkpoints are reported by event lines in `log`, rank 0's log, if the log is on this node.
+        """
+        self._code, self._kept, self._log = code, kept, log
         self._names = [name for name in names if not name.startswith("!")]
         self._lost = [name[1:] for name in names if name.startswith("!")]
         self._links: list[str] = []
@@ -61,7 +65,8 @@ class FileKeeper:
         self._is_open, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self.fault: str | None = None
-        self.newest: tuple[str, float] | None = None  # the newest checkpoint after the ranks' end
+        self.newest: tuple[str, float] | None = None  # the newest checkpoint, complete after the ranks' end
+        self._due_s = 0.0  # when the next event line may be written
 
     @property
     def tops(self) -> tuple[str, ...]:
@@ -117,24 +122,37 @@ class FileKeeper:
                 self._shipped = _listing(self._code)
             self._link()
             self._bring()
+            self.newest = newest(self._kept)
         except Exception as error:
             self.fault = f"the files that `keep` names cannot be brought: {error}"
         finally:
             self._is_open.set()
         wait_s = EVERY_S
-        while self._names and not self._is_over.wait(wait_s):
+        while not self._is_over.wait(wait_s):
             begin_s = time.monotonic()
             self._try_to_carry(is_last=False)
             wait_s = max(EVERY_S, SHARE * (time.monotonic() - begin_s))
-        self._is_over.wait()
         self._try_to_carry(is_last=True)
-        self.newest = newest(self._kept)
+
+    def _tell_saved(self, *, is_last: bool) -> None:
+        """Find the newest checkpoint, and report a new checkpoint by an event line; the step is unknown."""
+        if not is_last and time.monotonic() < self._due_s:
+            return
+        found = newest(self._kept)
+        if not is_last and (found is None or 0 <= time.time() - found[1] < EVERY_S):
+            return  # a file that changed just now may be incomplete
+        told, self.newest = self.newest, found
+        if found is not None and found != told and self._log is not None:
+            self._due_s = time.monotonic() + TELL_S
+            path = found[0].encode(errors="replace").decode()  # a file's name may be any bytes
+            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", {"path": path})])
 
     def _try_to_carry(self, *, is_last: bool) -> None:
         try:
             self._carry(is_last=is_last)
         except Exception as error:  # the next poll retries
             self._say(f"keep: {error}")
+        self._tell_saved(is_last=is_last)
 
     def _link(self) -> None:
         """Make each kept folder a link into the checkpoint folder, with the files that were shipped in the folder."""
@@ -214,9 +232,7 @@ def tell_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
     """Write which files nothing keeps into the log, as an event line; return their names."""
     names = [each.name for each in found]
     if found:
-        with contextlib.suppress(OSError), log.open("ab") as file:
-            line = events.format_line("unkept", unkept_words(found), {"names": names[:_MOST_IN_EVENT]})
-            file.write(f"{line}\n".encode())
+        events.append(log, [events.format_line("unkept", unkept_words(found), {"names": names[:_MOST_IN_EVENT]})])
     return names
 
 

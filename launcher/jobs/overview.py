@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_lines", "lines_before"]
 
-_BAR, _SPARK = 20, 18  # columns
+_BAR, _SPARK = 20, 12  # columns
 _ATTEMPTS = 5  # the newest
 # How much of a failure is shown: lines of the traceback, lines before it. The first that fits the screen counts.
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
@@ -202,7 +202,7 @@ def _speed(progress: dict[str, Any]) -> str:
 
 
 def _trend(progress: dict[str, Any]) -> str:
-    """Return the loss over this attempt: its first mean and its last, the curve between, and the newest of all.
+    """Return the loss over this attempt: the first and the last mean, the curve between, and the last loss itself.
 
     "" before there is a curve.
     """
@@ -211,23 +211,23 @@ def _trend(progress: dict[str, Any]) -> str:
         return ""
     picture = charts.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
     newest = progress.get("loss")
+    newest = f"{newest:.4g}" if isinstance(newest, float | int) else newest
     last = f"{bins[-1].loss:.4g}"
-    now = f"; now {_number(newest)}" if newest is not None and _number(newest) != last else ""
-    return f"{bins[0].loss:.4g} {picture} {last}, steps {bins[0].step} to {bins[-1].step}{now}"
+    words = f"{bins[0].loss:.4g} {picture} {last}, steps {bins[0].step} to {bins[-1].step}"
+    return words if newest in (None, last) else f"smoothed {words}; last {newest}"
 
 
 def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     """Return the newest checkpoint, its age, and how much work would be lost, or was."""
-    step = money.checkpoint_step
-    if step is None:
-        if job.attempt.state.resumable:  # a script that reports no steps
-            return ["  checkpoint  saved, step not reported"]
-        is_running = job.attempt.state.state == "running" and "step" in job.attempt.progress
-        hint = _script_hint(job, "keeps checkpoints: docs/scripts.md, Files")
-        return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
-    progress, state = job.attempt.progress, job.attempt.state
+    step, progress, state = money.checkpoint_step, job.attempt.progress, job.attempt.state
     saved_s, at = progress.get("saved_s"), progress.get("step")
     age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
+    if step is None:
+        if state.resumable or age:  # a script that reports no step with a save
+            return [f"  checkpoint  saved, step not reported{age}"]
+        is_running = state.state == "running" and "step" in progress
+        hint = _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
+        return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
     risk = ""
     if isinstance(at, int) and at > step:
         steps = f"{at - step} step{'s' if at - step != 1 else ''}"
@@ -334,7 +334,7 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
 
 
 def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple[str, ...]:
-    state, progress = attempt.state, attempt.progress
+    state, progress, saved = attempt.state, attempt.progress, saved_step(attempt, after)
     spent = meter.spent_micro(meter.legs_of([attempt]), now_s)
     took = "-" if state.started_s is None else span((state.ended_s or now_s) - state.started_s)
     reason = f" ({state.reason})" if state.reason else ""
@@ -344,12 +344,13 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple
         took,
         "?" if spent is None else amount(spent),
         str(progress.get("step", "-")),
-        str(("yes" if state.resumable else "-") if (saved := saved_step(attempt, after)) is None else saved),
+        ("yes" if state.resumable or "saved_s" in progress else "-") if saved is None else str(saved),
     )
 
 
 def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
-    lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(next_step(job, attempts))]
+    found = next_step(job, attempts) or [f"cloudtrain report {job.id}"] * (job.attempt.state.state == "succeeded")
+    lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(found)]
     resume = None if job.active else onward_of(job, attempts)
     return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
 

@@ -72,7 +72,7 @@ def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
     """Return the step of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
         step = attempt.progress.get("checkpoint_step")
-        if isinstance(step, int):
+        if isinstance(step, int) or "saved_s" in attempt.progress:
             return step
     return None
 

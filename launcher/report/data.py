@@ -116,7 +116,8 @@ def _checkpoint_text(point: Point) -> str:
     if "mirror_s" in told:
         return f"step {point.step} is in the mirror"
     seconds = told.get("seconds")
-    return f"saved step {point.step}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
+    what = told.get("path") if point.step is None else f"step {point.step}"
+    return f"saved {what}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
 
 
 def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:

@@ -50,7 +50,10 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 now.pop("saved_s", None)  # an older one, whose age was not told
             if kind == "restart":
                 now.setdefault("resumed_step", step)
-            now["checkpoint_step"] = step
+            name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
+            if step is not None or name != now.get("checkpoint"):  # else the agent reports a save, whose step is known
+                now["checkpoint_step"] = step
+            now["checkpoint"] = name
             if kind == "checkpoint" and time_s is not None:
                 now["saved_s"] = time_s
         elif kind == "gpu" and time_s is not None:

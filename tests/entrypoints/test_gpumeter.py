@@ -111,10 +111,10 @@ def test_lines_are_short_and_parse() -> None:
 def test_line_stays_apart_from_the_ranks(before: str, after: str, tmp_path: Path) -> None:
     """A line that the rank has begun ends before; a missing log stays missing."""
     log = tmp_path / "rank-0.log"
-    gpumeter.write(log, [(0, FIRST)])
+    events.append(log, gpumeter.lines([(0, FIRST)]))
     assert not log.exists()
     log.write_text(before)
-    gpumeter.write(log, [(0, FIRST)])
+    events.append(log, gpumeter.lines([(0, FIRST)]))
     assert log.read_text().startswith(f"{after}gpus: rank 0 97 %")
     assert log.read_text().endswith("}\n")
 

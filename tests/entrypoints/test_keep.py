@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.scripts import keep
 from cloudtrain.entrypoints.scripts.keep import FileKeeper, Unkept
 
 PATIENCE_S = 30.0
+NEW_S = 1e9  # unix seconds, in the past
 
 
 @pytest.fixture
@@ -69,6 +71,29 @@ def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> N
     (code / "runs" / "7" / "best").write_text("b")
     ended(keeper)
     assert files(kept) == {"snapshot.json": "2", "a.pt": "a", "runs/7/best": "b"}
+
+
+def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """While the ranks run and at their end, by their paths; a checkpoint from before the start is not reported."""
+    code, kept = folders
+    log = tmp_path / "rank-0.log"
+    log.write_text("loss: ")
+    (kept / "out").mkdir()
+    (kept / "out" / "old.pt").write_text("0")
+    os.utime(kept / "out" / "old.pt", (1.0, 1.0))
+    keeper = started(FileKeeper(code, kept, ["out/"], log))
+    keeper._tell_saved(is_last=True)
+    assert log.read_text() == "loss: "
+    (code / "out" / "ckpt.pt").write_text("1")
+    os.utime(code / "out" / "ckpt.pt", (NEW_S, NEW_S))
+    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
+        if "ckpt.pt" in log.read_text() or keeper._is_over.wait(keep.EVERY_S):
+            break
+    (code / "out" / "ckpt.pt").write_text("2")
+    os.utime(code / "out" / "ckpt.pt", (NEW_S + 1, NEW_S + 1))
+    ended(keeper)
+    told = [events.parse(line) for line in log.read_text().splitlines()[1:]]
+    assert told == [("saved out/ckpt.pt", {"e": "checkpoint", "path": "out/ckpt.pt"})] * 2
 
 
 def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:

@@ -198,6 +198,8 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     notice = due(again, look, {"started:2"}, NOW)[0]
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
+    again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
+    assert outlook(again, [first, again.attempt], NOW).checkpoint_step is None
 
 
 def test_limit_that_is_reached_is_not_foreseen() -> None:

@@ -147,6 +147,15 @@ def test_cpu_job_is_given_no_gpu(tmp_path: Path) -> None:
     assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
+def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None:
+    """The agent may have reported a script's save from before the step of the interruption."""
+    found = lines.Account((tmp_path,), _told_s=math.inf)  # a step was reported just now
+    found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
+    assert not found.is_settled()
+    found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
+    assert found.is_settled()
+
+
 def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
     """Rank 0's events count, as their lines become whole; other ranks are seen to be there."""
     log = tmp_path / "log"

@@ -422,3 +422,11 @@ def test_report_as_json_is_what_the_charts_are_drawn_from(cli: Any, job: Job, tm
     assert told["job"]["job"] == "seeded"
     assert len(told["steps"]["loss"]) == 630
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_mark_of_a_save_without_a_step_has_the_path() -> None:
+    """The step of a script's save is unknown."""
+    from cloudtrain.launcher.report import data
+    from cloudtrain.launcher.store.series import Point
+
+    assert data._checkpoint_text(Point(1, "checkpoint", 1.0, None, {"path": "out/ckpt.pt"})) == "saved out/ckpt.pt"

@@ -86,7 +86,8 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
     for words in (
         "39 %  step 390/1000, 2m 5s to go",
         "20.5k samples/s, mfu 41 %, 50 ms a step, 12 % of it waits for data",
-        "steps 10 to 390; now 0.0512",
+        "loss        smoothed ",
+        "steps 10 to 390; last 0.0512",
         "step 300, 30s ago; 90 steps since (30s) not yet saved",
         "cloudtrain watch digits-x",
     ):
@@ -119,9 +120,20 @@ def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Calla
     shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
     assert "no step reported yet\n              (how a script reports steps: docs/scripts.md, Curves)\n" in shown
     told = screen(State("running", started_s=NOW_S - 200), {"step": 3}, task=None, script="train.py")
-    assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files)\n" in told
+    assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files: keep)\n" in told
     assert "how a script" not in screen(State("running", started_s=NOW_S - 200))
     assert not any(word in shown for word in ("speed", "loss", "checkpoint  ", "outlook", "%"))
+
+
+def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str]) -> None:
+    """While a script runs and after its success, also if an earlier attempt reported a step."""
+    progress = {"step": 3, "checkpoint_step": None, "saved_s": NOW_S - 4}
+    running = screen(State("running", started_s=NOW_S - 200), progress, earlier=1, task=None, script="train.py")
+    assert "  checkpoint  saved, step not reported, 4s ago\n" in running
+    done = State("succeeded", started_s=NOW_S - 200, ended_s=NOW_S)
+    ended = screen(done, progress, task=None, script="train.py")
+    assert "  checkpoint  saved, step not reported, 4s ago\n" in ended
+    assert ended.endswith("  next        cloudtrain report digits-x")
 
 
 def test_status_names_a_save_without_a_step_in_the_table_too(make_job: Callable[..., Job]) -> None:

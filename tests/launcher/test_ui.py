@@ -321,4 +321,8 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(job, registry.attempts(job)))
     assert ("checkpoint  saved, step not reported" in shown) == is_resumable
+    running = seed("other", State("running", started_s=1.0))
+    registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
+    facts = jobpage.shown(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
+    assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
     registry.close()
