@@ -93,9 +93,7 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
-    for other in _others(database, place, project, budget):
-        if other.project == project:
-            say(f"the budget of {_limit(other)} of {whose} also applies")
+    _say_others(database, place, budget, whose)
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -175,6 +173,7 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
+    _say_others(database, place, LedgerBudget(name, period, 0), whose)
 
 
 def _others(database: Database, place: str | None, project: str, budget: LedgerBudget) -> list[LedgerBudget]:
@@ -184,6 +183,12 @@ def _others(database: Database, place: str | None, project: str, budget: LedgerB
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, budget.period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
+
+
+def _say_others(database: Database, place: str | None, budget: LedgerBudget, whose: str) -> None:
+    for other in _others(database, place, budget.project, budget):
+        if other.project == budget.project:
+            say(f"the budget of {_limit(other)} of {whose} also applies")
 
 
 def _limit(budget: LedgerBudget) -> str:

@@ -75,5 +75,7 @@ def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
     if any(offer.lacks for offer in found):
         return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
     if any(offer.prepared for offer in found):
+        if len(found) == 1:
+            return f"only `{found[0].backend}` is configured: add the block of another backend to compare"
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
     return "no backend can be planned: `cloudtrain plan --backend NAME` shows all problems"

@@ -308,6 +308,8 @@ class Registry:
 
 def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
     names = ", ".join(job.id for job in jobs)
+    if all(job.name == key for job in jobs):
+        return NoSuchJobError(f"`{key}` is the name of {len(jobs)} jobs: {names}", hint="give the id of a job")
     return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
 
 
