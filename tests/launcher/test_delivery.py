@@ -188,7 +188,7 @@ from cloudtrain.launcher.notices import claims
 import test_delivery as here
 claims.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 carrier = here.courier(Path({str(home)!r}))
-carrier.offer([here.Errand({job.id!r}, here.entry({told.url!r}), here.notice())])
+carrier.offer([here.Delivery({job.id!r}, here.entry({told.url!r}), here.notice())])
 carrier.close(60.0)
 """
     done = subprocess.run([sys.executable, "-c", program], env=None, check=False, timeout=60)
