@@ -1,7 +1,7 @@
 """A bucket on loopback for a rehearsal: the calls of our nodes to Cloud Storage's JSON API and the metadata server.
 
 Objects are files in a folder, by bucket and key. The server answers only the calls of
-entrypoints/stores/google_storage.py and bucketboot.py, and any other call with 501: the server is no emulator.
+entrypoints/stores/google_storage.py and bucket_boot.py, and any other call with 501: the server is no emulator.
 """
 
 from __future__ import annotations

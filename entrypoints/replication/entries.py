@@ -1,8 +1,8 @@
 """The entries of a folder that a node offers, and the fingerprint that distinguishes two entries of the same name.
 
-An entry is a file, or a folder with its whole content, and its name marks a complete entry (places.py). Links, devices
-and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read other
-files of the machine.
+An entry is a file, or a folder with its whole content, and its name marks a complete entry (job_files.py). Links,
+devices and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read
+other files of the machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Azure blob storage: the job's credentials, the retries, and a sentence for each error of the SDK.
 
-azureblob.py sends the requests; azure-storage-blob and azure-identity are imported in the functions that need them.
+azure_blob.py sends the requests; azure-storage-blob and azure-identity are imported in the functions that need them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A bucket of Google Cloud Storage as the second place for checkpoints: `gs://BUCKET/PREFIX`.
 
 On Google's machines the standard library suffices, since the metadata server gives the job's identity; a credentials
-file (googleaccess.py) is read by google-auth.
+file (google_access.py) is read by google-auth.
 """
 
 from __future__ import annotations

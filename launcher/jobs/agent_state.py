@@ -17,7 +17,7 @@ STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another a
 def fold(
     looks: Mapping[int, dict[str, Any]], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
 ) -> State | None:
-    """Return the job's state from what was seen of its nodes, as `nodefolder.look` returns it.
+    """Return the job's state from what was seen of its nodes, as `node_folder.look` returns it.
 
     None: the nodes that were not seen may know better. A node whose agent is gone without a word is lost.
     `can_shrink`: whether a restart may go on with fewer nodes, so that one which was cut off knows only its own end.

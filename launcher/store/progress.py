@@ -19,10 +19,10 @@ _MOST_TOLD = 1000  # notices of its own that are remembered
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
     """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
 
-    JSON, of which every value is what its name promises (`hearsay`), whatever was printed: a loss that is not finite
+    JSON, of which every value is what its name promises (`sanitize`), whatever was printed: a loss that is not finite
     becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
     went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`),
-    `gpus` the GPUs' figures by rank (`gpufigures`).
+    `gpus` the GPUs' figures by rank (`gpu_figures`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
