@@ -19,17 +19,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Money in US dollars, or in whole micro-dollars where a name says so; times in seconds after the start.
+    """Money in US dollars, or in whole micro-dollars in fields with `micro`; times in seconds after the start.
 
-    `cap_s` is what the backend enforces by itself, because of `cap_reason` (time_limit or budget). The job's own clock
-    begins later, and ends it at `own_limit_s`; from `deadline_s` on, by that clock, it saves and leaves, unless
-    `deadline_s` is `own_limit_s`.
-    `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
-    as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
-    beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
-    `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because the user's own
-    machines have no price. `saves`: cloudtrain saves the job's state at a stop; without it a script only gets
-    SIGTERM, and the files of the config's `keep` stay if `keeps`.
+    `cap_s` is enforced by the backend, because of `cap_reason` (time_limit or budget). The job's own clock begins
+    later, and ends the job at `own_limit_s`; at `deadline_s` by the same clock, the job saves and leaves, unless
+    `deadline_s` is `own_limit_s`. `price_micro` is the price of an instance for an hour, `hourly_usd` the price of all
+    instances; the cost is at most `uncertainty` times as high. `worst_case_micro` is for this attempt, with all
+    `attempts` (starts by the platform), and with `tail_s` billed after each cap; `useful_s` is the shortest cap that is
+    worth its money. `budget_micro` is the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a
+    budget that does not apply, because the user's own machines have no price. `saves`: cloudtrain saves the job's state
+    at a stop; without `saves` a script only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
     """
 
     instances: int

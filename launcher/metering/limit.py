@@ -39,13 +39,14 @@ _MICRO_HOUR = 3600 * PARTS  # a scaled rate is in millionths of a micro-dollar a
 
 @dataclass(frozen=True)
 class Terms:
-    """What a platform's own time limit allows, and what it bills: by these a sum of money becomes a limit.
+    """The rules of a platform's time limit and of its bill, by which a sum of money becomes a limit.
 
-    `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
-    `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
-    the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
-    `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
-    anew, 1 where it spans all starts. `warns`: at its limit the platform asks the job to save, and waits for that.
+    `tail_s`: seconds billed after the limit at worst: the grace of a stop, an upload, idle machines until their
+    release. `lead_s`: seconds of the limit that may pass, at worst, before the job's own clock begins. `least_s`: the
+    shortest limit that the field takes (`check` reports a limit that is too long); `unit_s`: the unit of rounding of
+    limit and bill; `minimum_bill_s`: the bill of the shortest run. `lives`: how often the platform may begin the limit
+    again, 1 if the limit spans all starts. `warns`: at the limit the platform asks the job to save, and waits for the
+    save.
     """
 
     tail_s: int = 0

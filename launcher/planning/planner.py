@@ -19,10 +19,10 @@ STOP_TAIL_S = caps.STOP_MARGIN_S
 
 
 def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
-    """Return the plan of the next attempt, after earlier ones have cost `spent_micro` at worst.
+    """Return the plan of the next attempt, after earlier attempts have cost `spent_micro` at worst.
 
-    Raises ConfigError where the batch cannot be split over the ranks or a budget has no price to count with;
-    BudgetError where the money left buys no useful run.
+    Raises ConfigError if the batch cannot be split over the ranks or a budget has no price; BudgetError if the
+    remaining money buys no useful run.
     """
     instances, terms = config.resources.instances, capacity.terms
     wanted = config.distributed.nproc_per_node
@@ -73,14 +73,14 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
 
 
 def _thresholds(budget: Budget | None) -> tuple[int, ...]:
-    """Return the sums at which somebody is told, each once."""
+    """Return the sums at which alerts are sent, each sum once."""
     return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
 
 
 def _cap(
     config: JobConfig, budget: Budget | None, capacity: Capacity, rate: caps.CostRate | None, spent_micro: int
 ) -> caps.Cap:
-    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
+    """Return the seconds that the job may run, and whether the time limit or the budget sets them."""
     longest_s = config.limits.max_duration
     if budget is not None:
         _require_price(config, capacity)
@@ -94,7 +94,7 @@ def _cap(
 
 
 def _require_price(config: JobConfig, capacity: Capacity) -> None:
-    """Raise ConfigError where the budget has nothing to count with: what is not known is not 0."""
+    """Raise ConfigError if the budget has no price above 0: an unknown price is not 0."""
     if capacity.hourly_usd is not None and capacity.hourly_usd > 0:
         return
     key = f"{config.backend}.price_per_hour"

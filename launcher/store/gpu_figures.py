@@ -1,4 +1,4 @@
-"""How busy the job's GPUs are, folded from `gpu` events (agent/gpumeter.py), and a warning about idle GPUs."""
+"""The use of the job's GPUs, folded from `gpu` events (agent/gpumeter.py), and a warning about idle GPUs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = {"use": 100.0, "memory_mib": 1e7, "total_mib": 1e7, "watts": 1e5}
 
 Gpus = Mapping[
     str, Mapping[str, Any]
-]  # rank -> its newest figures, their time, the mean use, and the start of an idle time
+]  # By rank: the newest figures, their time, the mean use, and the start of an idle time.
 
 
 def fold(known: Gpus, told: Any, time_s: float) -> dict[str, dict[str, Any]]:
