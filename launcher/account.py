@@ -1,4 +1,4 @@
-"""How a job has ended by its containers' own account, the event `ended` of entrypoints/container.py."""
+"""The end of a job by its containers' exit report, the event `ended` of entrypoints/container.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["failed", "restarts", "told_in"]
 
 
 def told_in(words: str) -> dict[str, Any] | None:
-    """Return the account that a platform has passed on, with words of its own around it; None where there is none."""
+    """Return the exit report in a platform's message, which may add text around the report; None without a report."""
     if events.MARK not in words:
         return None
     text = re.sub(r", exit code: -?\d+\s*$", "", words)
@@ -23,7 +23,7 @@ def told_in(words: str) -> dict[str, Any] | None:
 
 
 def restarts(told: Mapping[str, Any] | None) -> int:
-    """Return how often the containers have begun anew by themselves."""
+    """Return the number of restarts in the exit report; 0 without a report."""
     return hearsay.count((told or {}).get("restarts")) or 0
 
 
@@ -36,10 +36,11 @@ def failed(
     kind: str = "platform",
     **common: Any,
 ) -> State:
-    """Return the end that the account tells, else what the platform says: in `words`, of that `kind`.
+    """Return the end state by the exit report; without a report, by the platform's `words` and `kind`.
 
-    `is_fault`: by the platform's words a machine or the service has failed, which is also why a container was told to
-    make room. `common` are fields of the state that hang on neither.
+    `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
+    because the platform's failure is the cause of the preemption. `common` are state fields that depend on neither
+    source.
     """
     if told and not (is_fault and told.get("reason") == "preempted"):
         error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}

@@ -1,4 +1,4 @@
-"""A page of log from what agents' files hold: of the backends whose agents are our own to ask."""
+"""Log pages from the agents' files, for the backends whose agents the launcher asks directly."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _make = partial(tuple.__new__, LogLine)
 
 @dataclass(frozen=True)
 class _Piece:
-    """A chunk's texts and their times, by this machine's clock, which never fall."""
+    """The texts of a chunk and their times, by the clock of the local machine; the times never decrease."""
 
     node: int
     chunk: Chunk
     texts: list[str]
     times: list[float]
-    until_s: float | None  # no other file's younger lines have their turn yet
+    until_s: float | None  # later lines of further files wait for the next page; None: no limit
 
 
 def offsets(cursor: Mapping[str, int] | None, node: int) -> dict[str, int]:
-    """Return where a node's files were read to."""
+    """Return the offsets up to which a node's files were read, by file name."""
     prefix = f"{node}/"
     return {key.removeprefix(prefix): offset for key, offset in (cursor or {}).items() if key.startswith(prefix)}
 
@@ -38,10 +38,10 @@ def offsets(cursor: Mapping[str, int] | None, node: int) -> dict[str, int]:
 def page(
     cursor: Mapping[str, int] | None, found: Mapping[int, Iterable[Chunk]], ahead_s: Mapping[int, float] | None = None
 ) -> LogPage:
-    """Return the nodes' chunks as one page, merged by time, each file's own order kept.
+    """Return the nodes' chunks as a page, merged by time; the order within each file stays.
 
-    Lines that are younger than where a page ended that had no room for more are left to the next page.
-    `ahead_s`: the seconds that a node's clock is ahead of this machine's.
+    A chunk may end before its file does, for lack of room. Lines of further files with a later time than the end of the
+    chunk are left to the next page. `ahead_s`: the seconds by which a node's clock is ahead of the local clock.
     """
     read_to, now_s = dict(cursor or {}), time.time()
     pieces = [
@@ -56,13 +56,13 @@ def page(
             texts, size = texts[:count], _size_of(piece.chunk.data, count)
         read_to[f"{piece.node}/{piece.chunk.name}"] = piece.chunk.offset + size
         rows.append(zip(texts, repeat(piece.node), repeat(piece.chunk.rank), piece.times))
-    # A sort of runs that are in order merges them, at less cost than a heap.
+    # Sorting merges runs that are already in order, at less cost than a heap.
     lines = sorted(map(_make, chain.from_iterable(rows)), key=itemgetter(3))
     return LogPage(lines, read_to)
 
 
 def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
-    """Return the chunk's lines with their times: a line was written when its last byte was."""
+    """Return the chunk's lines with their times; the time of a line is the time of its last byte."""
     sizes = [size - chunk.offset for size, _ in chunk.times]
     latest = list(accumulate((time_s - ahead_s for _, time_s in chunk.times), max))
     counts = map(partial(chunk.data.count, b"\n"), [0, *sizes], sizes)
@@ -82,5 +82,5 @@ def _piece(chunk: Chunk, node: int, ahead_s: float, now_s: float) -> _Piece:
 
 
 def _size_of(data: bytes, count: int) -> int:
-    """Return how many bytes the first `count` lines have."""
+    """Return the number of bytes of the first `count` lines, newlines included."""
     return sum(map(len, data.split(b"\n", count)[:count])) + count

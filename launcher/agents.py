@@ -1,4 +1,4 @@
-"""How a job is, from what its nodes' agents tell: of the backends whose agents are our own to ask."""
+"""The state of a job from the reports of the nodes' agents, for backends whose agents the launcher asks directly."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cloudtrain.launcher.job import State
 
 __all__ = ["fold"]
 
-CLOCKS = "the nodes' clocks"  # that count how long each node was taken
-STRAGGLER_S = 30.0  # after node 0's verdict: then it stands, whatever another agent still does
+CLOCKS = "the nodes' clocks"  # measure for how long each node was occupied
+STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decides, even while slower agents are alive
 
 
 def fold(
     looks: Mapping[int, dict[str, Any]], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
 ) -> State | None:
-    """Return the job's state from what was seen of its nodes, as `nodefolder.look` returns it.
+    """Return the job's state from the agents' reports by node; None if the unseen nodes may know more.
 
-    None: the nodes that were not seen may know better. A node whose agent is gone without a word is lost.
-    `can_shrink`: whether a restart may go on with fewer nodes, so that one which was cut off knows only its own end.
-    `limit_s`: after how long an agent ends its node by itself, so that those which are not seen are over, too.
+    `looks` are results of `nodefolder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
+    restart may continue with fewer nodes, so a fenced node knows only its own end. `limit_s`: the seconds after which
+    each agent ends its node by itself, so that unseen nodes have ended by then, too.
     """
     looks = {node: look for node, look in looks.items() if not look.get("elsewhere")}
     seen = [looks[node] for node in sorted(looks)]
@@ -44,12 +44,12 @@ def fold(
     others_may_go_on = verdict is None or (verdict.get("fenced") and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:
-        # Whoever says `stop --now` of machines that are gone means it.
+        # After `stop --now`, machines that cannot be reached count as stopped.
         return _lost(seen, facts) if seen and all(look["asked"] == "now" for look in seen) else None
     if verdict is None:
         return _lost(seen, facts)
     told = {key: verdict[key] for key in ("reason", "error", "ended_s", "restarts")}
-    # Where each has a disk of its own, another node's may hold what the one that tells has not.
+    # Without a shared disk, the checkpoint may be on a different node than the exit record.
     is_saved = any(look.get("saved") or (look["exit"] or {}).get("resumable") for look in seen)
     told |= {"resumable": verdict["state"] != "succeeded" and is_saved, "billed_s": verdict.get("held_s")}
     told |= {"gone_s": verdict.get("gone_s") or None, "billed_by": None if told["billed_s"] is None else CLOCKS}
@@ -57,9 +57,9 @@ def fold(
 
 
 def _verdict(looks: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return node 0's verdict, else the last: one that the job went on without has ended for itself, long before.
+    """Return node 0's exit record, else the latest record: a node that the job continued without ended earlier.
 
-    One that was cut off has only its own end to tell of.
+    The record of a fenced node counts last, because a fenced node knows only its own end.
     """
     ended = {node: look["exit"] for node, look in looks.items() if look["exit"]}
     best = max(ended, key=lambda node: (not ended[node].get("fenced"), node == 0, ended[node]["ended_s"]), default=None)
@@ -67,9 +67,9 @@ def _verdict(looks: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _held(seen: Sequence[dict[str, Any]], nodes: int) -> dict[str, Any]:
-    """Return how long the nodes are taken by now, in the mean, and those that the job went on without.
+    """Return the mean seconds for which the nodes are occupied, and the seconds of the dropped nodes.
 
-    As the node tells that knows of the newest generation: of two halves of a torn network the one that goes on.
+    The figures come from the node with the newest generation: after a network partition, from the half that continues.
     """
     told = [look for look in seen if look["state"] and "held_s" in look]
     if not told:
@@ -81,7 +81,7 @@ def _held(seen: Sequence[dict[str, Any]], nodes: int) -> dict[str, Any]:
 
 
 def _lost(seen: list[dict[str, Any]], facts: dict[str, Any]) -> State:
-    """Return the end of a job whose agents are all gone: killed by `stop --now`, or by something unknown."""
+    """Return the end of a job whose agents are all gone: killed by `stop --now`, or for an unknown reason."""
     is_saved = any(look.get("saved") for look in seen)
     ends_s = [look["exit"]["ended_s"] if look["exit"] else look.get("last_s", 0.0) for look in seen]
     facts = {**facts, "ended_s": max(ends_s, default=0.0) or time.time()}

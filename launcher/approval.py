@@ -1,4 +1,4 @@
-"""The last look before money is spent: what will be sent, what it may cost, and whether it may be."""
+"""The approval of a submit: show the plan, check the budgets, and ask the user about the worst case."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["approved", "require_allowed"]
 
 
 def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
-    """Show the plan, `check` it, and ask about its worst case, and where nobody knows it.
+    """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
 
-    `more`: on top of what was spent. A budget that ends the job is the answer to that question; one that only alerts
-    is none. Raises UsageError where nobody can be asked, and what `check` raises: nobody is asked in vain.
+    `more`: the cost comes on top of earlier costs. No question is asked at a cost of 0, or with a budget that ends the
+    job; with a budget that only alerts, the question is asked. Raises the errors of `check`, before any question, and
+    UsageError if the input is not a terminal.
     """
     for line in prepared.lines():
         say(line)
@@ -42,10 +43,10 @@ def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callab
 def require_allowed(
     registry: Registry, prepared: Prepared, *, key: str | None = None, force: bool = False
 ) -> list[str]:
-    """Return in lines the budgets that a first sending counts against; a known idempotency key `key` sends no job.
+    """Return lines about the budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
 
-    Raises BudgetError if a budget does not hold the job, ConfigError for a slip in the project's name, and for spot
-    machines without a proven resume, unless `force`.
+    A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a typo in the
+    project's name, and for spot machines without a proven resume, unless `force`.
     """
     from cloudtrain.launcher import submit
     from cloudtrain.launcher.money import foretold

@@ -1,4 +1,4 @@
-"""Asking the backends of many jobs at once, for a bounded time: one that does not answer holds up no other."""
+"""Polls the backends of many jobs in parallel, within a time limit; a silent backend does not delay the rest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cloudtrain.launcher.registry import Registry
 
 __all__ = ["PATIENCE_S", "Answers", "ask"]
 
-PATIENCE_S = 10.0  # a backend that lives answers in two, its SDK's import included
-_AT_ONCE = 16  # of one backend
+PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
+_AT_ONCE = 16  # threads for each backend
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The jobs in the order in which they were asked for, and of some why they are only as last seen, by their ids.
+    """The jobs in the order of the request; `faults` holds, by job id, why a job is returned as last seen.
 
-    Of one that took too long that is an UnreachableError.
+    The fault of a job that took too long is an UnreachableError.
     """
 
     jobs: list[Job]
@@ -31,11 +31,11 @@ class Answers:
 
 
 def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> Answers:
-    """Return the jobs as their backends describe them now, each asked by a thread with a registry of its own.
+    """Return the jobs as their backends describe them now; each thread opens its own registry.
 
-    Each backend has threads of its own, so that a silent one takes no other's. A job that has not answered after
-    `patience_s` in all, or whose backend fails otherwise, is returned as it was last seen. Its thread is left alone: it
-    ends by itself, or with this process.
+    Each backend has separate threads, so a silent backend blocks no threads of the rest. A job is returned as last seen
+    if its backend fails, or does not answer within `patience_s` for all jobs together. The thread of a silent backend
+    is not stopped: the thread ends by itself, or with the process.
     """
     done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]] = queue.SimpleQueue()
     asked: set[str] = set()

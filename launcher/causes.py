@@ -1,7 +1,7 @@
-"""What probably lies behind a failure, and what to do about it: known words of torch, NCCL and the system.
+"""Likely causes of a failure, with a remedy, from known error texts of torch, NCCL and the operating system.
 
-Said only where the failure's own text proves it, and always as what is likely. The texts in the tests were printed by
-real runs.
+A cause is shown only if the failure's own text proves the cause, and always as likely. The texts in the tests were
+printed by real runs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 __all__ = ["CAUSES", "Cause", "likely"]
 
 
-SIZED_DISKS = ("sagemaker", "vertex")  # whose requests have a field for the disk's size
+SIZED_DISKS = ("sagemaker", "vertex")  # backends whose requests have a field for the disk's size
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A pattern of the failure's text, what it means, and what to try.
+    """A pattern in a failure's text, the meaning, and the remedy.
 
-    `{name}` in the words is the pattern's group; `of_task` is said where the trainer is ours, and its keys are there;
-    `of_sized_disk` on backends that have `resources.disk_gb`.
-    The pattern is compiled where there is a failure: most screens show none.
+    `{name}` in the texts is a group of the pattern. `of_task` replaces `do` for a job with cloudtrain's trainer, which
+    has the named keys; `of_sized_disk` replaces the remedy on backends with `resources.disk_gb`. The pattern is
+    compiled only for a failure: most screens show no failure.
     """
 
     pattern: str
@@ -33,11 +33,11 @@ class Cause:
     of_sized_disk: str = ""
 
     def found_in(self, text: str) -> re.Match[str] | None:
-        """Return where the text speaks of it."""
+        """Return the match of the pattern in the text, or None."""
         return re.search(self.pattern, text, re.IGNORECASE)
 
 
-# The first that is found counts: what is more certain comes first.
+# The first match counts, so the more certain causes come first.
 CAUSES = (
     Cause(
         r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
@@ -115,10 +115,10 @@ CAUSES = (
 
 
 def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | None:
-    """Return what is likely behind the failure and what to do, in a sentence; None where its text proves nothing."""
+    """Return the likely cause of the failure and a remedy, in a sentence; None if the text proves no cause."""
     if not error:
         return None
-    # The message before the rest: lines printed before the end may speak of what went well again.
+    # The message is searched first: earlier lines may report errors from which the job recovered.
     spoken = f"{error.get('type') or ''}: {error.get('message') or ''}"
     for text in (spoken, "\n".join(error.get("lines") or ())):
         for cause in CAUSES:

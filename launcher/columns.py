@@ -1,4 +1,4 @@
-"""Tables and long lines on a terminal of any width, whole wherever the output goes elsewhere; tables as CSV."""
+"""Tables and long lines, fitted to the width of a terminal and uncut in files and pipes; tables as CSV."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, TextIO
 
 __all__ = ["csv_text", "hidden", "size", "table", "width", "wrapped"]
 
-LEAST = 8  # what is left of a cell that is cut
-TINY = 20  # a terminal narrower than this is a mistake
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take a cell for that begins so, whoever named it
+LEAST = 8  # characters that stay of a cut cell
+TINY = 20  # columns; a narrower terminal is a mistake
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell with a first character of these as a formula
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _LABEL = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
 
 def width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal that the stream (standard output) is; None where it is none.
+    """Return the terminal's columns; None if the stream (default: standard output) is not a terminal.
 
-    COLUMNS, where it is set, is believed more than the terminal.
+    The variable COLUMNS, if set, wins over the terminal.
     """
     out = stream or sys.stdout
     if not out.isatty():
@@ -35,9 +35,9 @@ def width(stream: TextIO | None = None) -> int | None:
 
 
 def size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
-    """Return the columns and rows of the terminal that the stream is, as `width` does; None and None where it is none.
+    """Return the terminal's columns (as `width` does) and rows; None and None if the stream is not a terminal.
 
-    LINES, where it is set, is believed more than the terminal.
+    The variable LINES, if set, wins over the terminal.
     """
     out = stream or sys.stdout
     if (columns := width(out)) is None:
@@ -52,9 +52,9 @@ def size(stream: TextIO | None = None) -> tuple[int | None, int | None]:
 
 
 def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:
-    """Return the lines, those that are too long broken at words, and what follows below where the text began.
+    """Return the lines with long lines broken at words; the continuation is indented to the start of the text.
 
-    A command stays whole, so that it can be copied.
+    A command is never broken, so that users can copy the command.
     """
     found: list[str] = []
     for line in (part for each in lines for part in each.split("\n")):
@@ -71,10 +71,11 @@ def table(
     below: str = "",
     columns: int | None = None,
 ) -> list[str]:
-    """Return aligned lines, the head first, whole where `columns` is None.
+    """Return aligned lines, the head first; uncut if `columns` is None.
 
-    Where they do not fit, the column `below` goes under each row; then those in `drop` go, in this order, until the
-    rest fits with the cells of those in `shorten` cut, to so many columns at least; then all are cut but the first.
+    A table that is too wide shrinks in steps: the column `below` moves under each row; the columns in `drop` are
+    removed, in the given order, until the table fits with the columns in `shorten` cut, each to its given width at
+    least; at last all columns but the first are cut.
     """
     if columns is None or _total(_widths(head, rows)) <= columns:
         return _aligned(head, rows, _widths(head, rows))
@@ -98,7 +99,7 @@ def table(
 
 
 def hidden(head: Sequence[str], lines: Sequence[str]) -> list[str]:
-    """Return a line with the columns of the head that a table on a narrow terminal lacks, if there are any."""
+    """Return a line with the columns of the head that are missing in a table on a narrow terminal, if any."""
     names = ", ".join(name for name in head if name not in lines[0])
     return [f"not shown for lack of room: {names}; --json shows all"] if names else []
 
@@ -122,7 +123,7 @@ def _wrapped(line: str, columns: int) -> list[str]:
 
 
 def _chunks(text: str) -> list[str]:
-    """Return the words of the text; those of a command are one."""
+    """Return the words of the text; the words of a command stay together."""
     found: list[str] = []
     is_command = False
     for word in text.split():
@@ -144,7 +145,8 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]:
-    """Return the widths with the widest of these places cut until all fit, or none can be cut further."""
+    """Return the widths, with the widest columns in `least` cut until all columns fit, or no column can shrink further.
+    """
     found = list(widths)
     for _ in range(_total(found) - columns):
         places = [place for place, most in least.items() if found[place] > most]
@@ -156,7 +158,7 @@ def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    form = "  ".join(f"{{:<{each}}}" for each in widths).format  # of ten thousand rows each counts
+    form = "  ".join(f"{{:<{each}}}" for each in widths).format  # fast, because a table may have ten thousand rows
     if any(most > each for most, each in zip(_widths(head, rows), widths, strict=True)):
         rows = [[_fitted(cell, each) for cell, each in zip(row, widths, strict=True)] for row in rows]
         head = [_fitted(cell, each) for cell, each in zip(head, widths, strict=True)]
@@ -168,7 +170,7 @@ def _fitted(cell: str, columns: int) -> str:
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Return the lines, the head first; a text that a spreadsheet would run gets an apostrophe in front."""
+    """Return the table as CSV, the head first; a cell that a spreadsheet would run gets an apostrophe in front."""
     import csv  # few commands write CSV
     import io
 

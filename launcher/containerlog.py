@@ -1,4 +1,4 @@
-"""Lines of a container's output: what entrypoints/pump.py put in front of them, and which are the container's own."""
+"""Parses lines of a container's output: the prefixes from entrypoints/pump.py, and the container's own events."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Line", "last_word", "parse"]
 
 _STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
 _TAG = re.compile(r"\[(\d+)\] ")
-_OWN = ("end", "ended")  # of entrypoints/container.py: for readers of the log's end, not of its lines
+_OWN = ("end", "ended")  # events of entrypoints/container.py for readers of the log's end, hidden in the job's lines
 
 
 class Line(NamedTuple):
-    """A line. `rank` is None for the node's own, `time_s` where there is no stamp.
+    """A line. `rank` is None for a line of the node itself, `time_s` is None without a time stamp.
 
-    `own`: the fields of the event with which the container itself tells of its end; the text then is the whole line.
+    `own`: the fields of an event by which the container reports its own end; `text` is then the whole line.
     """
 
     text: str
@@ -29,14 +29,14 @@ class Line(NamedTuple):
 
 
 def parse(raw: str, *, stamped: bool) -> Line:
-    """Return the line without what stands in front of it. `stamped`: the pump was told to put times there."""
+    """Return the line without its prefixes. `stamped`: the log relay was set to add a time stamp to each line."""
     stamp = _STAMP.match(raw) if stamped else None
     text = raw[stamp.end() :] if stamp else raw
     time_s = _seconds(stamp) if stamp else None
     tag = _TAG.match(text)
     if tag:
         return Line(text[tag.end() :], int(tag[1]), time_s)
-    if stamp is None and events.MARK in text:  # whatever comes through the pump is not of the container itself
+    if stamp is None and events.MARK in text:  # a line with a stamp comes through the log relay, not from the container
         fields = events.parse(text)[1]
         if fields is not None and fields["e"] in _OWN:
             return Line(text, own=fields)
@@ -44,9 +44,9 @@ def parse(raw: str, *, stamped: bool) -> Line:
 
 
 def last_word(lines: Sequence[str], event: str, *, stamped: bool) -> dict[str, Any] | None:
-    """Return the container's own event of that name at the end of its log, None without one.
+    """Return the container's own event `event` at the end of the log, or None.
 
-    What follows it may only be other words of its own: else it is of a life before.
+    Only blank lines and the container's own events may follow: otherwise the event is from an earlier container.
     """
     for line in reversed(lines):
         own = parse(line, stamped=stamped).own if line.strip() else {"e": None}

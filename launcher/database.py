@@ -1,7 +1,7 @@
-"""One SQLite file for everything this user's cloudtrain knows: safe for many processes, true after any crash.
+"""The SQLite file with all state of a user's cloudtrain: safe for many processes, consistent after any crash.
 
-`registry` keeps jobs in it, `money` budgets and reservations, `notices` what was told: each in tables of its own, made
-by the migrations below, so that what belongs together is written in one transaction.
+`registry` stores jobs, `money` stores budgets and reservations, `notices` stores notifications, each in separate
+tables, which the migrations below create. A single file allows a transaction over several of the tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cloudtrain.launcher.home import home
 
 __all__ = ["WRITING", "Database"]
 
-WRITING = Gate()  # whoever has this process stand still lets its threads end what they write first
+WRITING = Gate()  # closed before the process is suspended, so that open transactions finish
 
 BUSY_TIMEOUT_S = 60.0
 RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
@@ -59,8 +59,8 @@ CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'st
 CREATE INDEX by_name ON jobs(name);
 """
 
-# One row for each thing that a channel is to be told of a job: written when it is first due, claimed by one of many
-# followers until `lease_s`, with `told_s` once the receiver has taken it.
+# A row for each notification of a job to a channel: written when first due, claimed by one of many followers until
+# `lease_s`, with `told_s` after the receiver has accepted the notification.
 _NOTICES = """
 CREATE TABLE notices (
     job_id TEXT NOT NULL REFERENCES jobs(id),
@@ -119,8 +119,8 @@ CREATE TABLE tellings (
 CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
 """
 
-# What is shown of a job: the events of its rank 0 (`series`), how far its lines are kept here (`logs`), and which code
-# and config have been rehearsed (`rehearsal`).
+# Data for display: the events of rank 0 (`series`), the extent of the cached log (`logs`), and the rehearsed code and
+# config (`rehearsal`).
 _SHOWN = """
 CREATE TABLE points (
     job_id TEXT NOT NULL,
@@ -176,12 +176,12 @@ CREATE TRIGGER attempt_changed AFTER UPDATE ON attempts BEGIN
 END;
 """
 
-# The nth takes a file from version n to n + 1. One that has been released is never changed.
+# Migration n takes a file from version n to n + 1. A released migration is never changed.
 _MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN)
 
 
 class Database:
-    """The open file, `registry.sqlite` in the home folder. Raises ConfigError where it cannot be used."""
+    """The open file, `registry.sqlite` in the home folder. Raises ConfigError if the file cannot be used."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or home()
@@ -189,7 +189,8 @@ class Database:
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
-            # Even to read, SQLite writes beside the file: on a full disk nothing could be seen, nor stopped.
+            # SQLite writes files even for a read: on a full disk, no job could be shown or stopped. Deleting the
+            # reserve makes room.
             if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
                 raise self._unusable(error) from error
             try:
@@ -202,16 +203,16 @@ class Database:
         self._db.close()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the statement's rows. Raises ConfigError where the file is damaged or the disk full."""
+        """Return the statement's rows. Raises ConfigError if the file is damaged or the disk is full."""
         try:
             with WRITING.passing():
                 return self._db.execute(sql, values).fetchall()
-        except sqlite3.Error as error:  # a damaged page, a full disk: seen only when it is touched
+        except sqlite3.Error as error:  # a damaged page or a full disk shows only on access
             raise self._unusable(error) from error
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Wait for no other writer in the block: what it writes is better left out than late."""
+        """In the block, fail at once instead of waiting for a concurrent writer: for writes that may be skipped."""
         self.execute("PRAGMA busy_timeout = 0")
         try:
             yield
@@ -220,7 +221,7 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything in the block as of one moment, whoever writes meanwhile; no writer waits for it."""
+        """Make all reads in the block see the same state, despite concurrent writers; no writer is blocked."""
         if self._db.in_transaction:
             yield
             return
@@ -233,7 +234,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the block alone among all writers; all of it is kept, or nothing. One inside another joins it."""
+        """Run the block as the only writer. Keep all changes, or none after an exception; nested blocks join."""
         if self._db.in_transaction:
             yield
             return
@@ -242,20 +243,20 @@ class Database:
             try:
                 yield
             except BaseException:
-                if self._db.in_transaction:  # SQLite itself ends one that the disk has no room for
+                if self._db.in_transaction:  # on a full disk, SQLite itself rolls the transaction back
                     self.execute("ROLLBACK")
                 raise
             self.execute("COMMIT")
 
     def _open(self) -> None:
-        # Configs are in it, with addresses that somebody wrote out; SQLite's own files beside it take its mode.
+        # Configs may hold secret addresses as plain text. SQLite's additional files get the mode of the file.
         with suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        # Used by one thread, but the collector may close it in another.
+        # A single thread uses the connection, but the garbage collector may close it in a different thread.
         self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._db.row_factory = sqlite3.Row
         closing = weakref.finalize(self, self._db.close)
-        # At the process's end another thread may be in the midst of it: closed under its hands, SQLite crashes.
+        # At exit, a second thread may still be using its connection; closing a connection in use crashes SQLite.
         closing.atexit = threading.current_thread() is threading.main_thread()
         if self._version() < len(_MIGRATIONS):
             self._migrate()
@@ -266,7 +267,7 @@ class Database:
         self._db.execute("PRAGMA foreign_keys = ON")
 
     def _migrate(self) -> None:
-        # SQLite's busy handler does not cover the switch to WAL, so the first of many processes does it alone.
+        # SQLite's busy handler does not cover the switch to WAL, so the first of many processes switches alone.
         with (self.folder / "registry.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             version = self._version()

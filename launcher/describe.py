@@ -1,4 +1,4 @@
-"""A job in the words of `status` and `list`: for scripts as one object with stable names, for people in few words."""
+"""The description of a job in `status` and `list`: an object with stable names for scripts, a few words for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """Return the job's state; money in US dollars, times in unix seconds. `attempts`, all of its, make up its money."""
+    """Return the job's state; money in US dollars, times in unix seconds. `attempts` are all attempts of the job."""
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
     now_s = time.time()
     money = outlook(job, attempts, now_s)
@@ -91,7 +91,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 
 def pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt | None]]:
-    """Return each attempt with the one that came after it."""
+    """Return each attempt with the next attempt, None after the last."""
     return list(zip(attempts, [*attempts[1:], None], strict=True))
 
 
@@ -112,23 +112,23 @@ def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str,
 
 
 def headline(error: dict[str, Any]) -> str:
-    """Return the failure in one line, which no terminal obeys: `rank 1: ValueError: no batch`."""
+    """Return the failure on a single line, without terminal control codes: `rank 1: ValueError: no batch`."""
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{error['type']}: " if error.get("type") else ""
     return shown(f"{who}{kind}{error['message']}".partition("\n")[0], colour=False)
 
 
 def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
-    """Return the step of the newest checkpoint of an attempt; `after`, the next one, may have found a newer.
+    """Return the step of an attempt's newest checkpoint; the next attempt, `after`, may have found a newer checkpoint.
 
-    An attempt that dies behind a save may not have told of it.
+    An attempt that dies right after a save may not have reported the save.
     """
     found = [attempt.progress.get("checkpoint_step"), after and after.progress.get("resumed_step")]
     return max((step for step in found if isinstance(step, int)), default=None)
 
 
 def project_of(job: Job) -> str | None:
-    """Return the name of the project that the job counts against."""
+    """Return the name of the job's project, or None."""
     project = job.config.get("project")
     return project.get("name") if isinstance(project, dict) else project
 
@@ -143,7 +143,7 @@ def outcome(job: Job) -> str:
 
 
 def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
-    """Return what the user may want to do now; `attempts`, all of its, say what a job out of money needs."""
+    """Return commands that the user may want to run next; `attempts`, all of the job, give the budget of a resume."""
     if job.attempt.phase == "damaged":
         return [f"cloudtrain rm {job.id}"]
     if job.attempt.phase == "intent" and not submitter_lives(job.attempt):
@@ -162,14 +162,14 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
 
 
 def onward_of(job: Job, attempts: Sequence[Attempt]) -> Onward | None:
-    """Return how to go on with the job, with the money and the time that it needs."""
+    """Return the resume advice: how to continue the job, with the necessary money and time."""
     from cloudtrain.launcher.money.onward import onward
 
     return onward(job, outlook(job, attempts, time.time()))
 
 
 def unattended(job: Job) -> list[str]:
-    """Return how to follow the job and to stop it; where somebody is to be told of it, by whom."""
+    """Return how to follow and to stop the job, and how to get alerts if alerts need a follower."""
     found = [f"  follow it   cloudtrain logs -f {job.id}", f"  stop it     cloudtrain stop {job.id}"]
     places = job.config.get("notify") or []
     others = [each for each in places if not each.get("from_job")]
@@ -184,7 +184,7 @@ def unattended(job: Job) -> list[str]:
 
 
 def limit_words(job: Job, money: Outlook) -> str:
-    """Return which limit comes before the finish."""
+    """Return in words the limit that comes before the finish."""
     end_s = money.deadline_at_s or money.cap_at_s
     if end_s is None or money.finish_at_s is None or money.finish_at_s <= end_s:
         return "the budget is used up before the finish"
