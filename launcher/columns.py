@@ -145,8 +145,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _cut(widths: list[int], least: Mapping[int, int], columns: int) -> list[int]:
-    """Return the widths, with the widest columns in `least` cut until all columns fit, or no column can shrink further.
-    """
+    """Return the widths, with the widest columns in `least` cut until all columns fit or none can shrink further."""
     found = list(widths)
     for _ in range(_total(found) - columns):
         places = [place for place, most in least.items() if found[place] > most]

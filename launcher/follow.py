@@ -1,4 +1,4 @@
-"""Following a job to its end: its lines as they come, then how it ended."""
+"""Follows a job to the end: prints the lines as they come, then how the job ended."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ __all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
 
 BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
-MANY = 200_000  # objects between two looks for garbage
-REPLAY_S = 30.0  # after which alerts wait no longer for the lines of before
+MANY = 200_000  # objects between two garbage collections
+REPLAY_S = 30.0  # most time for which alerts wait for earlier lines
 
 
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
-    """Print the job's lines until it ends, then its state on standard error; return its exit code.
+    """Print the job's lines until the end, then its state on standard error; return the exit code.
 
-    An attempt that the job's `retry` asks for is sent, and followed too. What people are to be told is told meanwhile.
-    Ctrl-C leaves the job running, says how to come back and how to stop it, and returns 130.
+    A retry that the config asks for is sent, and followed too. Notifications are sent meanwhile. Ctrl-C leaves the job
+    running, prints the commands that follow and stop the job, and returns 130.
     """
     herald = Herald(registry)
     try:
-        seen_active = job.active  # else it is an old story that is read, and nothing is begun
+        seen_active = job.active  # for a job that had already ended, no retry is sent
         job = _follow(registry, job, view, tail, herald)
         while seen_active and (again := retry.earned(registry, job)) is not None:
             job = again
@@ -59,12 +59,12 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
 
 
 def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> None:
-    """Print the lines that are there now, the last `tail` of them if given.
+    """Print the lines written so far, only the last `tail` lines if given.
 
-    Those of a job that runs up to this moment: more may come faster than they can be read. Raises UnreachableError.
+    For a running job, stop at the present moment: new lines may come faster than the reader. Raises UnreachableError.
     """
     stream, printer = _stream_of(registry, job, attempt, view, now=True), Printer(view, is_live=False)
-    gc.set_threshold(MANY)  # lines are no garbage that goes in circles, and looking for it is a fifth of the work
+    gc.set_threshold(MANY)  # lines form no cycles, and the search for cycles takes a fifth of the time
     try:
         if tail is not None:
             printer.print(stream.tail(tail, _wanted(view)))
@@ -80,9 +80,9 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
 def read(
     registry: Registry, job: Job, view: View, *, tail: int | None = None, following: bool = False
 ) -> Generator[tuple[int, list[LogLine]], None, None]:
-    """Yield the view's lines with the number of their attempt: up to now, or with `following` to the job's end.
+    """Yield the number of the attempt and the view's lines: up to now, or with `following` to the job's end.
 
-    Retries and notices are sent as by `follow`. Raises UnreachableError, unless following.
+    Following sends retries and notifications, as `follow` does. Raises UnreachableError, unless following.
     """
     printer, herald, job_was_active = Printer(view, is_live=False), Herald(registry), job.active
 
@@ -114,7 +114,7 @@ def read(
 
 
 def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
-    """Return how many of the last `count` lines of all these attempts are in each, by its number."""
+    """Return by attempt number how many of the last `count` lines of all attempts are in each attempt."""
     found = {}
     for attempt in reversed(attempts):
         stream = _stream_of(registry, job, attempt, view, now=True)
@@ -135,10 +135,10 @@ def wait(
     quiet: bool = False,
     retrying: bool = True,
 ) -> int:
-    """Wait for all to end, telling of each; return the first bad exit code, 0, or 124 when the time is out.
+    """Wait for all jobs to end, and call `tell` for each; return the first bad exit code, 0, or 124 after the timeout.
 
-    An attempt that a job's `retry` asks for is sent, and waited for too, where the job was seen active; not with
-    `retrying` off, as somebody waits who has stopped it.
+    A job that was seen active gets the retries of its config, which are waited for too. `retrying` is off if the user
+    has stopped the jobs.
     """
     herald = Herald(registry)
     try:
@@ -188,7 +188,7 @@ def _wait(
 
 
 def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Herald) -> Job:
-    """Print an attempt's lines to its end; return the job as it is then."""
+    """Print an attempt's lines to the end; return the job in its final state."""
     stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
 
     def look(job: Job) -> None:
@@ -216,12 +216,12 @@ def _read_on(
     tell: Callable[[str], None],
     look: Callable[[Job], object],
 ) -> Iterator[tuple[Job, list[LogLine]]]:
-    """Yield the job and its attempt's lines, to the end; `tell` gets messages, `look` the job after each refresh."""
+    """Yield the job and the attempt's lines, to the end; `tell` gets messages, `look` the job after refreshes."""
     begin_s, state_due = time.monotonic(), 0.0
     told, outage = None, None
-    is_through = has_said = False  # what was there at the beginning
+    is_through = has_said = False  # `is_through`: all lines from before the start are read
     while True:
-        # The state before the lines: what was written before the end is then in the last page.
+        # Read the state before the lines: the last page then has all lines written before the end.
         if time.monotonic() >= state_due:
             job = refresh(registry, job)
             stream.update(job.attempt)
@@ -229,7 +229,7 @@ def _read_on(
             if job.active and job.attempt.state.detail != told:
                 told = job.attempt.state.detail
                 tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
-            if is_through or time.monotonic() - begin_s > REPLAY_S:  # alerts of now come below lines of before
+            if is_through or time.monotonic() - begin_s > REPLAY_S:  # new alerts come below earlier lines
                 look(job)
         try:
             if tail is not None:
@@ -276,7 +276,7 @@ def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, no
 
 
 def _wanted(view: View) -> Callable[[LogLine], bool] | None:
-    """Return what lines a tail counts, None for all."""
+    """Return a filter of the lines that a tail counts, None for all lines."""
     is_narrow = view.node is not None or view.since_s is not None or view.grep is not None
     return view.wants if is_narrow else None
 
@@ -286,5 +286,5 @@ def _pace(job: Job) -> backends.Pace:
 
 
 def view_of(job: Job, view: View) -> View:
-    """Return the view with what the job itself decides: its attempt, and a prefix where there are several ranks."""
+    """Return the view with the job's attempt, and with rank prefixes if the job has several ranks."""
     return replace(view, attempt=job.attempt.number, prefix=job.attempt.plan["ranks"] > 1)

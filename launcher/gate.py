@@ -1,4 +1,4 @@
-"""What must not be stopped half-way: work of threads that holds a lock which other processes wait for."""
+"""The quiesce lock: work that holds a cross-process lock finishes before the process is suspended."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Gate"]
 
 
 class Gate:
-    """Threads pass through it with such work. Whoever is about to stand still shuts it, and waits for those inside."""
+    """A reader-writer gate. Workers enter with `passing`; before a suspension, `shut` closes and drains the gate."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # reentrant: a signal's handler may shut what its thread just passes
-        self._inside: dict[int, int] = {}  # by thread, how deep
+        self._changed = threading.Condition()  # reentrant: a signal handler may shut the gate as its thread enters
+        self._inside: dict[int, int] = {}  # by thread, the nesting depth
         self._shut = 0
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Do the block inside; one block within another passes freely, so that what has begun can end."""
+        """Run the block inside the gate. A nested block always enters, so that work in progress can finish."""
         me = threading.get_ident()
         with self._changed:
             while self._shut and me not in self._inside:
@@ -37,7 +37,7 @@ class Gate:
 
     @contextmanager
     def shut(self, wait_s: float) -> Iterator[bool]:
-        """Let no other thread in during the block, which begins once none is inside, or after that time; say which."""
+        """Close the gate for the block, after at most `wait_s` seconds for workers to leave; yield whether all left."""
         me, end_s = threading.get_ident(), time.monotonic() + wait_s
         with self._changed:
             self._shut += 1

@@ -1,4 +1,4 @@
-"""How busy the job's GPUs are, folded from `gpu` events (entrypoints/gpumeter.py), and a warning about idle GPUs."""
+"""The use of the job's GPUs, folded from `gpu` events (entrypoints/gpumeter.py), and a warning about idle GPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a job and its machines tell of themselves, held to what it is said to be before anybody stores or shows it.
+"""Validates untrusted input: values that a job and its machines report, before they are stored or shown.
 
-A script may print any event line, and may write its own account: a figure that is none, brackets a thousand deep, text
-that a terminal obeys. Here it comes in, and here it is made what the rest of the code relies upon.
+A script may print any event line and write its own exit report: figures of a wrong type, a thousand nested brackets,
+text with terminal control codes. The functions return values on which the rest of the code can rely.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["count", "numbers", "seconds", "state_of", "text", "tree", "value"]
 
-LARGEST = 2**53  # no step, clock or count is more; beyond it JSON's readers disagree
-LONGEST_S = 10 * 365 * 86_400.0  # that anything is foretold
-_LATEST_S = 1e11  # in unix seconds, some thousand years on: what no clock can show is no time
-_MOST_TEXT, _MOST_LINES, _MOST_LINE = 20_000, 200, 4000  # characters of a text, its lines, characters of each
+LARGEST = 2**53  # most of a step, clock or count; JSON readers disagree on larger numbers
+LONGEST_S = 10 * 365 * 86_400.0  # most of a duration or a forecast: ten years
+_LATEST_S = 1e11  # in unix seconds, about 3,000 years ahead; no clock can show a later time
+_MOST_TEXT, _MOST_LINES, _MOST_LINE = 20_000, 200, 4000  # characters of a text, lines of a text, characters of a line
 _MOST_ENTRIES, _MOST_NAME, _MOST_VALUE, _DEPTH = 50, 80, 1000, 6  # of a list or an object
 _NOT_FINITE = ("nan", "inf", "-inf")
 _STATES: tuple[str, ...] = get_args(JobState)
@@ -30,7 +30,7 @@ _AMOUNTS = ("billed_s", "idle_s", "hourly_usd")
 
 
 def count(told: Any) -> int | None:
-    """Return a whole number that is not negative: a step, a rank; None for anything else."""
+    """Return a whole number that is not negative (a step, a rank); None for invalid values."""
     if isinstance(told, float) and told.is_integer():
         told = int(told)
     is_count = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= LARGEST
@@ -38,7 +38,7 @@ def count(told: Any) -> int | None:
 
 
 def value(told: Any) -> float | int | str | None:
-    """Return a number, as text where JSON has none for it (`nan`, `inf`, `-inf`); None for anything else."""
+    """Return a number, or the text `nan`, `inf` or `-inf`, which JSON has no number for; None for invalid values."""
     if isinstance(told, bool):
         return None
     if isinstance(told, int):
@@ -49,18 +49,18 @@ def value(told: Any) -> float | int | str | None:
 
 
 def seconds(told: Any) -> float | int | None:
-    """Return a time that something takes, from now to ten years; None for anything else."""
+    """Return a duration from 0 to ten years; None for invalid values."""
     found = value(told)
     return found if isinstance(found, float | int) and 0 <= found <= LONGEST_S else None
 
 
 def text(told: Any, most: int = _MOST_VALUE) -> str | None:
-    """Return one line of text which no terminal obeys; None for what is no text."""
+    """Return the first line of a text, without terminal control codes; None for invalid values."""
     return shown(told.partition("\n")[0], colour=False)[:most] if isinstance(told, str) else None
 
 
 def numbers(told: Any) -> dict[str, Any]:
-    """Return the figures of an object by their names, a word among them as such; the first fifty."""
+    """Return an object's numbers and texts by name, the first fifty."""
     found: dict[str, Any] = {}
     for key, each in told.items() if isinstance(told, dict) else ():
         name, known = text(key, _MOST_NAME), value(each)
@@ -73,7 +73,7 @@ def numbers(told: Any) -> dict[str, Any]:
 
 
 def tree(told: Any, depth: int = _DEPTH) -> Any:
-    """Return text, figures, lists and objects as JSON can hold them; None for anything else, and too deep inside."""
+    """Return text, numbers, lists and objects in JSON's types; None for invalid values, or below `depth` levels."""
     if isinstance(told, str):
         return _lines(told)
     if told is None or isinstance(told, bool):
@@ -87,7 +87,7 @@ def tree(told: Any, depth: int = _DEPTH) -> Any:
 
 
 def state_of(told: State) -> State:
-    """Return the state with everything that a job may have written itself as its fields promise it."""
+    """Return the state with valid fields: a job may have written any of them."""
     clean: dict[str, Any] = {name: _within(getattr(told, name), _LATEST_S) for name in _TIMES}
     clean |= {name: _within(getattr(told, name), LONGEST_S) for name in _AMOUNTS}
     gone_s = told.gone_s if isinstance(told.gone_s, dict) else {}
@@ -107,7 +107,7 @@ def state_of(told: State) -> State:
 
 
 def _error(told: Any) -> dict[str, Any] | None:
-    """Return the account of a failure: `message` is there and is text, `rank` a number, `lines` are lines."""
+    """Return a failure report with valid fields: `message` is text, `rank` a number or None, `lines` a list."""
     if not isinstance(told, dict):
         return None
     found: dict[str, Any] = tree(told)
@@ -116,7 +116,7 @@ def _error(told: Any) -> dict[str, Any] | None:
     for name in ("kind", "type", "traceback", "signal"):
         if not isinstance(found.get(name, ""), str):
             found[name] = None
-    if isinstance(told.get("traceback"), str):  # its end says where
+    if isinstance(told.get("traceback"), str):  # the end of a traceback names the failing line
         found["traceback"] = _lines(told["traceback"][-_MOST_TEXT:])
     if "lines" in told:
         lines = told["lines"] if isinstance(told["lines"], list) else []
@@ -127,12 +127,12 @@ def _error(told: Any) -> dict[str, Any] | None:
 
 
 def _within(told: Any, most: float) -> Any:
-    """Return the number as it is, None where it is none or lies beyond anything that may be meant."""
+    """Return a number from 0 to `most` unchanged; None for invalid values."""
     is_sound = isinstance(told, float | int) and not isinstance(told, bool) and 0 <= told <= most
     return told if is_sound else None
 
 
 def _lines(told: str) -> str:
-    """Return text of several lines, of which no terminal obeys any; the first of them where there are many."""
+    """Return a text of several lines, cut to the first 200, without terminal control codes."""
     lines = told[:_MOST_TEXT].split("\n")[:_MOST_LINES]
     return "\n".join(shown(line, colour=False)[:_MOST_LINE] for line in lines)

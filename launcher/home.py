@@ -1,4 +1,4 @@
-"""Where cloudtrain keeps its registry, bundles and local jobs: `$CLOUDTRAIN_HOME`, or the platform's state folder."""
+"""The folder of cloudtrain's registry, bundles and local jobs: `$CLOUDTRAIN_HOME`, or the platform's state folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["PRICES", "home", "identity", "known_identity", "where"]
 
-PRICES = "prices.csv"  # the user's own, below the home
+PRICES = "prices.csv"  # the user's own prices, in the home folder
 
 
 def where() -> Path:
-    """Return the folder's path, whether it is there or not.
+    """Return the path of the home folder, which may not exist yet.
 
-    Raises RuntimeError for `~nobody`, who has no home, and ConfigError for a relative path, which would name another
-    folder in each directory: jobs that were sent from one directory would be unknown in the next.
+    Raises RuntimeError for `~nobody`, a user without a home directory, and ConfigError for a relative path, which would
+    name a different folder in each directory: jobs sent from one directory would be unknown in the next.
     """
     path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default()).expanduser()
     if not path.is_absolute():
@@ -30,7 +30,7 @@ def where() -> Path:
 
 
 def home() -> Path:
-    """Return the folder, made if need be, readable by its owner alone. Raises ConfigError where it cannot be used."""
+    """Return the home folder, created if missing with access for its owner only. Raises ConfigError if unusable."""
     path = Path(os.environ.get("CLOUDTRAIN_HOME") or _default())
     try:
         path = where()
@@ -47,13 +47,13 @@ def home() -> Path:
 
 
 def identity(folder: Path) -> str:
-    """Return what tells this home from every other, made once: names are its own on a platform that many share."""
+    """Return the home folder's random identity, created once, for names that are unique on a shared platform."""
     path = folder / "identity"
     try:
         if not path.exists():
             partial = path.with_name(f"identity.{os.getpid()}.{secrets.token_hex(4)}")
             partial.write_text(secrets.token_hex(16))
-            with contextlib.suppress(FileExistsError):  # whoever was first
+            with contextlib.suppress(FileExistsError):  # a concurrent process was first
                 os.link(partial, path)
             partial.unlink()
         return path.read_text()
@@ -62,7 +62,7 @@ def identity(folder: Path) -> str:
 
 
 def known_identity(folder: Path) -> str | None:
-    """Return the home's identity, None where it has none yet; nothing is made."""
+    """Return the home folder's identity, or None if there is no identity yet; do not create an identity."""
     path = folder / "identity"
     return path.read_text() if path.is_file() else None
 

@@ -1,4 +1,4 @@
-"""When a job that is over has said everything: platforms take lines in later than they tell of the end."""
+"""Decides when a finished job's log is complete: platforms ingest lines after they report the end."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from cloudtrain.launcher.job import State
 
 __all__ = ["CLEAN_PAGES", "LastWord"]
 
-CLEAN_PAGES = 2  # after the silence: between them everything was read anew. Seconds alone would count a back-off
-LONG_OVER_S = 60.0  # since its end: then nothing is on its way any more
-PATIENCE_S = 90.0  # with a log that can be read no further
+CLEAN_PAGES = 2  # after the silence: all is read again between two pages. Seconds alone would count a back-off
+LONG_OVER_S = 60.0  # after the end; by then the platform has ingested all lines
+PATIENCE_S = 90.0  # with a log that cannot be read
 
 
 @dataclass
 class LastWord:
-    """One reader's patience, from the moment when it knows of the end (`state`).
+    """Detects the end of the log for a reader that knows the job's end (`state`).
 
-    It ends, too, where nothing could be read for PATIENCE_S: how the job ended must not wait for its log for ever.
+    After PATIENCE_S without a readable page the log counts as ended, too: the report of the job's end must not wait
+    forever.
     """
 
     pace: Pace
@@ -28,7 +29,7 @@ class LastWord:
     quiet_since_s: float = field(default_factory=time.monotonic)
 
     def has_come(self, page: LogPage) -> bool:
-        """Take in one more page; return whether it was the last."""
+        """Take a further page; return whether the page was the last."""
         if page.lines or page.left_out:
             self.pages, self.quiet_since_s = 0, time.monotonic()
             return False
@@ -39,10 +40,10 @@ class LastWord:
         return page.is_complete or self.pages >= CLEAN_PAGES
 
     def is_out_of_patience(self) -> bool:
-        """Return whether the log could be read no further for too long."""
+        """Return whether the log has brought no line for longer than PATIENCE_S."""
         return time.monotonic() - self.quiet_since_s > PATIENCE_S
 
     def _late_s(self) -> float:
-        """Return for how long there must be silence: not at all where nothing ran, or all is long over."""
+        """Return the necessary seconds of silence: 0 if the job never ran, or ended long ago."""
         is_old = self.state.ended_s is not None and time.time() - self.state.ended_s > LONG_OVER_S
         return 0.0 if is_old or self.state.started_s is None else self.pace.late_s

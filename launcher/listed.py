@@ -1,8 +1,7 @@
-"""What a list says of each job, quick however many there are: of one that has ended it is made once, and kept.
+"""The lines of a job list, fast for any number of jobs: the line of an ended job is made once, and cached.
 
-A job that has ended says the same for ever, until somebody resumes it. So its line and its JSON lie ready in a narrow
-table, from which triggers in the database drop them as soon as anything writes to the job. Those that may be running
-are few, and are made as they are.
+The description of an ended job stays the same until a resume. Its line and its JSON are cached in a narrow table;
+triggers in the database delete the row on any write to the job. Active jobs are few, and their lines are never cached.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from cloudtrain.launcher.terminal import json_line
 
 __all__ = ["FORM", "Choice", "Line", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 4  # of what is kept: raised when a line's words or the JSON change, so that all are made anew
-UNSENT_S = 86_400.0  # for which a list shows a job that was never sent
-_BATCH = 500  # are kept in one transaction
+FORM = 4  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
+UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
+_BATCH = 500  # rows in a transaction
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which jobs: what is empty or None chooses all. `limit`: the newest so many of them.
+    """A filter of jobs; an empty field, or None, matches all jobs. `limit`: how many of the newest jobs to list.
 
-    `tags` with their values, None for any; `since_s`: submitted from then on, in unix seconds. `hides_unsent`: without
-    jobs that were never sent, from a day after their submit on.
+    `tags` with their values, None for any value; `since_s`: the earliest submit, in unix seconds. `hides_unsent`:
+    without jobs that were never sent, from a day after the submit on.
     """
 
     states: frozenset[str] = frozenset()
@@ -48,12 +47,12 @@ class Choice:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether more than the number is chosen by."""
+        """Whether states, backends, a project, tags or a date limit the choice."""
         return bool(self.states or self.backends or self.project or self.tags or self.since_s)
 
 
 class Line(NamedTuple):
-    """A job in a list; `described` is its JSON, empty where only the words were asked for."""
+    """A job in a list; `described` is the job's JSON, empty if only text was requested."""
 
     seq: int
     job_id: str
@@ -69,7 +68,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """The chosen jobs' lines, the newest first; `active` are those of them that may be running."""
+    """The lines of the chosen jobs, the newest first; `active` has the listed jobs that may be running."""
 
     lines: list[Line]
     active: list[Job]
@@ -82,17 +81,17 @@ def chosen(
     *,
     described: bool = False,
 ) -> Listing:
-    """Return the chosen jobs; with `described` their lines hold the JSON that `status --json` prints.
+    """Return the chosen jobs; with `described` the lines hold the JSON of `status --json`.
 
-    `ask` brings jobs that may be running up to date (asking.ask); without it they are told as last seen.
+    `ask` updates jobs that may be running (asking.ask); without `ask` the list shows their last known state.
     """
     is_any = not choice.states
-    with registry.database.snapshot():  # who ends, or is resumed, meanwhile is listed once all the same
+    with registry.database.snapshot():  # a job that ends or resumes meanwhile is still listed once
         active = [job for job in registry.jobs(active=True) if _fits(job, choice)]
         has_ended = not choice.states or not choice.states <= set(ACTIVE)
         ended, fresh = _ended(registry, choice, described) if has_ended else ([], [])
     _keep(registry, fresh)
-    if is_any and choice.limit is not None:  # nobody is asked who is not listed
+    if is_any and choice.limit is not None:  # ask only about listed jobs
         newest = sorted([*(job.seq for job in active), *(line.seq for line in ended)], reverse=True)[: choice.limit]
         active = [job for job in active if job.seq >= newest[-1]]
     if ask is not None and active:
@@ -106,13 +105,13 @@ def chosen(
 
 
 def attempts_of(registry: Registry, job: Job) -> list[Attempt]:
-    """Return all attempts; of most jobs that is the one which is known already."""
+    """Return all attempts of the job; a job with a single attempt needs no query."""
     return [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
 
 
 @dataclass(frozen=True)
 class _Fresh:
-    """A job that has ended, as it was read, with what the table `listed` is to hold of it."""
+    """An ended job as read, with the row for the table `listed`."""
 
     job: Job
     attempts: list[Attempt]
@@ -120,7 +119,7 @@ class _Fresh:
 
 
 def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Line], list[_Fresh]]:
-    """Return the lines of the chosen jobs that have ended, the newest first, and what had to be made for it."""
+    """Return the lines of the chosen ended jobs, the newest first, and the jobs whose rows were not cached."""
     fresh = _missing(registry, choice)
     where, values = _conditions(choice)
     names = [*Line._fields[:-1], "described" if described else "''"]
@@ -138,7 +137,7 @@ def _ended(registry: Registry, choice: Choice, described: bool) -> tuple[list[Li
 
 
 def _conditions(choice: Choice) -> tuple[str, list[Any]]:
-    """Return the choice as a condition of SQL, with its values."""
+    """Return the choice as an SQL condition, with the values."""
     parts: list[str] = ["form = ?"]
     values: list[Any] = [FORM]
     for column, names in (("state", choice.states), ("backend", choice.backends)):
@@ -161,7 +160,7 @@ def _conditions(choice: Choice) -> tuple[str, list[Any]]:
 
 
 def _fits(job: Job, choice: Choice) -> bool:
-    """Return whether the job, in whatever state, is one of the chosen."""
+    """Return whether the choice includes the job, for any state."""
     tags = job.config.get("tags") or {}
     return (
         (not choice.backends or job.backend in choice.backends)
@@ -177,7 +176,7 @@ def _is_old_unsent(each: _Fresh) -> bool:
 
 
 def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:
-    """Make the lines of ended jobs that are not kept; where the newest few are listed, no more than of those."""
+    """Make the rows of ended jobs that are not cached; with only a `limit`, no more rows than the list can show."""
     missing = registry.database.execute(
         "SELECT seq FROM jobs WHERE seq NOT IN (SELECT seq FROM listed WHERE form = ?) ORDER BY seq DESC", (FORM,)
     )
@@ -195,15 +194,15 @@ def _missing(registry: Registry, choice: Choice) -> list[_Fresh]:
 
 
 def _seen(registry: Registry, seqs: Sequence[int]) -> list[tuple[Job, list[Attempt]]]:
-    """Return those of these jobs that have ended, with all their attempts."""
+    """Return the ended jobs with these numbers, with all attempts."""
     return [(job, attempts_of(registry, job)) for job in registry.numbered(seqs) if not job.active]
 
 
 def _keep(registry: Registry, fresh: Sequence[_Fresh]) -> None:
-    """Keep what was made of the jobs that nobody has changed since.
+    """Cache the new rows of jobs that have not changed since the read.
 
-    Not where that had to be waited for, or cannot be: on a full disk, while another process writes. It is there to save
-    time; the next list makes it anew.
+    Skip rows instead of waiting for a concurrent writer, and on a full disk: the cache only saves time, and the next
+    list makes the rows again.
     """
     with suppress(ConfigError), registry.database.at_once():
         for begin in range(0, len(fresh), _BATCH):
@@ -221,9 +220,9 @@ def _line(row: Sequence[Any]) -> Line:
 
 
 def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ...]:
-    """Return what the table `listed` holds of the job, in its columns' order: a line's, then what it is found by.
+    """Return the job's row in the table `listed`, in the order of the columns: the line, then the search columns.
 
-    A job that cannot be described, by whatever fault of ours, hides no other: its state is told, and `?`.
+    If cloudtrain fails to describe a job, the row has the state and `?`: the remaining jobs must still be listed.
     """
     plan = job.attempt.plan
     try:

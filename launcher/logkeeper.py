@@ -1,4 +1,4 @@
-"""Threads that bring home the logs of jobs that have ended, so that no look at another job waits for one."""
+"""Threads that fetch the logs of ended jobs, so that no poll of a job waits for a log."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ __all__ = ["LogKeeper"]
 
 
 class LogKeeper:
-    """Takes what looks have seen; one thread a backend keeps one log after the other. `close` it."""
+    """Fetches the logs of ended attempts in order of arrival, with a thread for each backend. Call `close` at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._waiting: dict[str, deque[Seen]] = {}  # by backend; there is a thread as long as there is an entry
+        self._waiting: dict[str, deque[Seen]] = {}  # by backend; a backend with an entry has a thread
         self._changed = threading.Condition()
         self._is_left = False
 
     def take(self, seen: Seen) -> None:
-        """Keep the log of the attempt that has ended, if one has."""
+        """Fetch the log of the attempt that has ended, if any."""
         if seen.ended is None:
             return
         backend = seen.job.backend
@@ -40,7 +41,7 @@ class LogKeeper:
         threading.Thread(target=self._run, args=(backend,), name=f"logs of {backend}", daemon=True).start()
 
     def close(self, wait_s: float | None = None) -> None:
-        """Wait until all that was taken is done, for at most so long; what has not begun by then is left."""
+        """Wait at most `wait_s` seconds for all fetches; a fetch that has not begun by then is dropped."""
         end_s = None if wait_s is None else time.monotonic() + wait_s
         with self._changed:
             while self._waiting and (end_s is None or time.monotonic() < end_s):
@@ -55,7 +56,7 @@ class LogKeeper:
                     self._changed.notify_all()
                     return
                 seen = self._waiting[backend].popleft()
-            with suppress(Exception):  # what cannot be kept now is read by the next one who asks for it
+            with suppress(Exception):  # a log that cannot be fetched now is read by the next reader
                 registry = Registry(self._folder)
                 try:
                     watching.keep(registry, seen)

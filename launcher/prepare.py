@@ -1,4 +1,4 @@
-"""From a config to what a submit would send: plan, pack, render, check. Changes nothing outside this machine."""
+"""Prepares a submit from a config: plan, pack, render, check. Changes nothing outside the local machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
 
-DRY_SUFFIX = "00000"  # stands for the id that a submit would draw
+DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything a submit needs that changes nothing yet. `request` is for the id `NAME-00000`."""
+    """A prepared submit, before any change. `request` is for the id `NAME-00000`."""
 
     config: Config
     config_file: Path
@@ -34,7 +34,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return for people what would be sent: the plan, the code, and what to know before."""
+        """Return lines for people: the plan, the code, and warnings."""
         first, *rest = self.plan.lines(self.config.backend)
         return [f"{self.config.backend}: {first}", *rest, f"code: {self.bundle.summary()}", *self.warnings]
 
@@ -48,10 +48,10 @@ def prepare(
     shipped: bundles.Bundle | None = None,
     spent_micro: int = 0,
 ) -> Prepared:
-    """Plan, pack, render and check. Raises ConfigError with all that the backend would refuse.
+    """Plan, pack, render and check. Raises ConfigError with all faults for which the backend would refuse the job.
 
-    A dry run writes no archive; `shipped` is one to take in place of the folder's code of today;
-    `spent_micro` is what earlier attempts have cost at worst, which the budget covers too.
+    A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
+    the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too.
     """
     from cloudtrain.launcher.config import clearvalues
     from cloudtrain.launcher.config.codenotes import notes_of
@@ -70,7 +70,7 @@ def prepare(
     noticed = () if shipped else (*clearvalues.notes_of(config, config_file), *notes_of(config, folder))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
-    if dry and shipped is None and config.resources.spot:  # a submit refuses, and says the same
+    if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
         from cloudtrain.launcher.rehearsal import proofs
 
         prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
@@ -92,18 +92,18 @@ def _require_request(config: Config) -> None:
 
 
 def refused(config: Config, config_file: Path) -> Sequence[Fault]:
-    """Return the faults of the code folder, and those that the backend finds, of a config that has other faults too."""
+    """Return the faults of the code folder and of the backend's checks, for a config that already has faults."""
     try:
         require_a_plan(config, config_file)
     except ConfigError as error:
         return error.faults
-    except BudgetError:  # about money the user is informed when the faults are fixed
+    except BudgetError:  # the user learns about money after the faults are fixed
         pass
     return ()
 
 
 def _warnings(config: Config, request: backends.Request, plan: plans.Plan) -> Iterator[str]:
-    """Yield the keys of the config that this backend ignores, and other facts to know before a submit."""
+    """Yield the config keys that the backend ignores, and further facts to know before a submit."""
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,

@@ -1,4 +1,4 @@
-"""How far a job is, folded from its event lines; what any backend's logs carry, a script's too if it prints them."""
+"""The progress of a job, folded from the event lines of any backend's log; scripts may print event lines, too."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["data_share", "finite", "fold", "shown"]
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
-_MOST_TOLD = 1000  # notices of its own that are remembered
+_MOST_TOLD = 1000  # notifications by the job itself that are remembered
 
 
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
-    """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
+    """Return the progress after further lines of rank 0, each with its write time if known.
 
-    JSON, of which every value is what its name promises (`hearsay`), whatever was printed: a loss that is not finite
-    becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
-    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`money.curve`),
-    `gpus` the GPUs' figures by rank (`gpufigures`).
+    The result is JSON with valid values (`hearsay`), for any input: a loss that is not finite becomes text. `stepped_s`
+    is the time of the last step, `saved_s` of the last save, `resumed_step` the step from which the attempt resumed,
+    `forecast` the step and the end in the first forecast, `curve` the loss over time (`money.curve`), `gpus` the GPUs'
+    figures by rank (`gpufigures`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -42,13 +42,13 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             }
             if kind == "step" and time_s is not None:
                 now["stepped_s"] = time_s
-                if told.get("eta_s") is not None:  # the first is kept, to be held against what came
+                if told.get("eta_s") is not None:  # keep the first forecast, to compare with the result
                     now.setdefault("forecast", [step, time_s + told["eta_s"]])
                 if step is not None and isinstance(told.get("loss"), float | int):
                     points.append((time_s, step, float(told["loss"])))
-        elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or gone on from
+        elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or resumed
             if kind == "restart" and step != now.get("checkpoint_step"):
-                now.pop("saved_s", None)  # an older one, whose age was not told
+                now.pop("saved_s", None)  # an older checkpoint of unknown age
             if kind == "restart":
                 now.setdefault("resumed_step", step)
             now["checkpoint_step"] = step
@@ -58,7 +58,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now["gpus"] = gpufigures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = hearsay.numbers(event["metrics"])
-        elif kind == "notice" and (key := hearsay.text(event.get("key"))):  # what the job has told by itself
+        elif kind == "notice" and (key := hearsay.text(event.get("key"))):  # sent by the job itself
             now["told"] = [*now.get("told", ()), [hearsay.text(event.get("channel")), key]][-_MOST_TOLD:]
         if isinstance(event.get("diagnosis"), dict):
             now["diagnosis"] = hearsay.tree(event["diagnosis"])
@@ -68,7 +68,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
 
 
 def _figures(event: dict[str, Any]) -> dict[str, Any]:
-    """Return what the event tells of a step; None is what makes no sense."""
+    """Return the step's figures in the event; None for an invalid value."""
     found: dict[str, Any] = {key: hearsay.count(event[key]) for key in _COUNTS if key in event}
     found |= {key: hearsay.value(event[key]) for key in _FIGURES if key in event}
     return found | ({"eta_s": hearsay.seconds(event["eta_s"])} if "eta_s" in event else {})
@@ -87,7 +87,7 @@ def shown(progress: dict[str, Any]) -> str:
 
 
 def data_share(progress: dict[str, Any]) -> float | None:
-    """Return the share of a step, 0 to 1, for which it waited for data, at the last step that was told."""
+    """Return the share of a step, 0 to 1, that was spent waiting for data, at the last reported step."""
     step_s, data_s = progress.get("step_s"), progress.get("data_s")
     if not isinstance(step_s, float | int) or not isinstance(data_s, float | int) or step_s <= 0:
         return None
@@ -95,7 +95,7 @@ def data_share(progress: dict[str, Any]) -> float | None:
 
 
 def finite(value: Any, depth: int = 20) -> Any:
-    """Return the value with every number that JSON cannot hold as text: `nan`, `inf`; None below so many brackets."""
+    """Return the value with numbers that JSON cannot hold as text (`nan`, `inf`); None below `depth` levels."""
     if isinstance(value, dict | list) and depth == 0:
         return None
     if isinstance(value, dict):

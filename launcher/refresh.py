@@ -1,6 +1,6 @@
-"""Bringing the registry up to what the backends say, and settling submits that died half-way.
+"""Updates the registry from the backends, and settles interrupted submits.
 
-A poll that fails says nothing about the job: it stays what it was, and is shown as unreachable.
+A failed poll says nothing about the job: the stored state stays, and the job is shown as unreachable.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from cloudtrain.launcher.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "look_again", "refresh"]
 
-MOST_LATE_S = 5.0  # a command waits for the progress in a job's last lines; its state is known
+MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What was read in rank 0's log: how far the job is, with the log's cursor, and the points since the last look."""
+    """The result of reading rank 0's log: the progress with the log's cursor, and the points since the last poll."""
 
     progress: dict[str, Any]
     points: list[series.Point]
 
 
 def refresh(registry: Registry, job: Job) -> Job:
-    """Return the job as its backend describes it now, and store that."""
+    """Return the job as the backend describes it now, and store the state."""
     attempt = job.attempt
     if not job.active:
         return job
     backend = backends.load(job.backend)
     try:
         if attempt.phase == "intent":
-            attempt = registry.attempt(job, attempt.number)  # it may have been sent since
+            attempt = registry.attempt(job, attempt.number)  # the attempt may have been sent since
             job = replace(job, attempt=attempt)
         if attempt.phase == "intent":
             if submitter_lives(attempt):
@@ -56,14 +56,14 @@ def refresh(registry: Registry, job: Job) -> Job:
     if attempt.state.state not in ACTIVE:
         from cloudtrain.launcher.money import teams
 
-        teams.tell(registry.database)  # what cannot be told now is told by the next command
+        teams.tell(registry.database)  # the next command repeats a failed update
     return replace(job, attempt=attempt)
 
 
 def look_again(registry: Registry, job: Job) -> Job:
-    """Return the job as it is now, after its backend was asked for one that counts as not sent: it may be there.
+    """Return the job as it is now; for a job that counts as never sent, first search for the job at the backend.
 
-    Raises what the backend's `find` raises.
+    Raises the errors of the backend's `find`.
     """
     if job.attempt.phase != "never_sent":
         return refresh(registry, job)
@@ -71,7 +71,7 @@ def look_again(registry: Registry, job: Job) -> Job:
 
 
 def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
-    """Adopt what the dead submitter has sent, or close the attempt: never send again."""
+    """Adopt the job of the dead submitter, or close the attempt; never send again."""
     ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
     if ref is not None:
         registry.mark_sent(attempt, ref)
@@ -86,23 +86,23 @@ def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
 def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     attempt = job.attempt
     assert attempt.ref is not None
-    # The state first: lines written before the end are then all there to be read.
+    # Read the state first: all lines written before the end can then be read.
     state = hearsay.state_of(backend.state(attempt.ref))
-    if state.started_s is None and attempt.state.started_s is not None:  # the platform has forgotten what was paid
+    if state.started_s is None and attempt.state.started_s is not None:  # the platform no longer knows the paid time
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
-        state = replace(state, ended_s=time.time())  # what has ended must not go on costing money
+        state = replace(state, ended_s=time.time())  # an ended job must not cost more
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:
         told = _Told(known.progress, [])
-        with contextlib.suppress(UnreachableError):  # a log that cannot be read must not hide how the job is
+        with contextlib.suppress(UnreachableError):  # an unreadable log must not hide the job's state
             told = _follow_events(known, backend, state)
         if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
             return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
         try:
             kept = _store(registry, job, known, state, told)
-        except ConfigError:  # a full disk under the registry must not hide what is known
+        except ConfigError:  # a full disk under the registry must not hide the known state
             return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
         if kept is not None:
             return kept
@@ -110,14 +110,15 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
 
 
 def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _Told) -> Attempt | None:
-    """Store a look at the job, and return the attempt as it is then: each event once, however many look at a time.
+    """Store the result of a poll, and return the attempt as stored; concurrent polls store each event only once.
 
-    Where another one has read on in the log since, its word on the progress stays, for this look begins before it. None
-    where the job is over: nobody will look again, so the rest has to be read from there.
+    If a concurrent poll has read further in the log, the stored progress stays, because this poll began earlier. If the
+    job has ended as well, return None: no later poll will come, so the caller has to read the rest from the stored
+    cursor.
     """
     with registry.database.transaction():
         stored = registry.attempt(job, known.number)
-        if stored.state.state not in ACTIVE:  # another one has seen the end meanwhile
+        if stored.state.state not in ACTIVE:  # a concurrent poll has stored the end
             return stored
         if stored.progress.get("cursor") != known.progress.get("cursor"):
             if state.state not in ACTIVE:
@@ -130,7 +131,7 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _To
 
 
 def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _Told:
-    """Read on in rank 0's log from where the last look ended; after the job's end, to its last word."""
+    """Read rank 0's log from the stored cursor; after the job's end, to the end of the log."""
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)

@@ -1,4 +1,4 @@
-"""Whether a region is one that its cloud is known to have: a wrong name is told before anything is sent."""
+"""Checks the name of a region against the cloud's known regions, before a submit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["doubts"]
 
 
 def doubts(key: str, region: str | None, known: Collection[str], as_of: str) -> Iterator[str]:
-    """Yield that the region under the key is not among the known ones, with those of like names: new ones come."""
+    """Yield a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
     if region is None or region in known:
         return
     from difflib import get_close_matches
